@@ -1,0 +1,68 @@
+"""
+Quantization regression tests for PyTorch models that ship as `.tflite`.
+
+Importing this package, or loading the plugin, imports neither torch nor a converter nor numpy:
+names are fetched when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_edgeq.assertions import (
+        assert_input_dtypes,
+        assert_no_float_ops,
+        assert_op_counts,
+        assert_op_dtypes,
+        assert_output_dtypes,
+        assert_qparams,
+        assert_runtimes_agree,
+        assert_size,
+        assert_within_budget,
+    )
+    from pytest_edgeq.edgeq import Edgeq
+    from pytest_edgeq.numerics.budget import Budget
+    from pytest_edgeq.numerics.comparison import Comparison
+    from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+
+
+__all__ = [
+    "Budget",
+    "Comparison",
+    "Edgeq",
+    "OpDtypeMap",
+    "QuantizedModel",
+    "assert_input_dtypes",
+    "assert_no_float_ops",
+    "assert_op_counts",
+    "assert_op_dtypes",
+    "assert_output_dtypes",
+    "assert_qparams",
+    "assert_runtimes_agree",
+    "assert_size",
+    "assert_within_budget",
+]
+
+_HOMES = {
+    "Budget": "pytest_edgeq.numerics.budget",
+    "Comparison": "pytest_edgeq.numerics.comparison",
+    "Edgeq": "pytest_edgeq.edgeq",
+    "OpDtypeMap": "pytest_edgeq.tflite.op_dtypes",
+    "QuantizedModel": "pytest_edgeq.quantized",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name, "pytest_edgeq.assertions")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,57 @@
+"""The granularity of a weight, not deceived by fields that a file leaves at their default."""
+
+from __future__ import annotations
+
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import Op, Tensor
+
+__all__ = ["granularities"]
+
+_WEIGHT = 1
+"""Position of the weight among the operands of every op below."""
+
+_CHANNEL_AXIS = {
+    "CONV_2D": 0,
+    "DEPTHWISE_CONV_2D": 3,
+    "CONV_3D": 4,
+    "TRANSPOSE_CONV": 0,
+    "CONV_3D_TRANSPOSE": 3,
+    "FULLY_CONNECTED": 0,
+    "EMBEDDING_LOOKUP": 0,
+}
+"""
+The axis of the weight that holds the output channels (rows of an embedding).
+https://ai.google.dev/edge/litert/models/quantization_spec
+"""
+
+
+def granularities(edge: EdgeFile, op: Op, tensor: Tensor) -> tuple[str, ...]:
+    """
+    What a quantized operand may be called.
+
+    One scale for one channel is `per_tensor` and `per_channel`. A tensor with a single scale has
+    `quantized_dimension` 0 whatever its op, so its channels are counted on the op's own axis: axis
+    0 of a depthwise weight has length 1 always.
+
+    Returns:
+        Nothing where the tensor is not quantized. Scales that are not one a channel have a name
+        that no one expects.
+    """
+    own = tensor.granularity
+    if own is None:
+        return ()
+    axis = _CHANNEL_AXIS.get(op.name)
+    if own == "per_tensor":
+        if axis is None or len(op.inputs) <= _WEIGHT or tensor.index == op.inputs[0]:
+            return (own,)
+        shape = edge.graph.tensor(op, op.inputs[_WEIGHT]).shape
+        return (own, "per_channel") if len(shape) > axis and shape[axis] == 1 else (own,)
+    if own == "per_channel":
+        along, n_scales = tensor.quantized_dimension, len(tensor.scales)
+        length = tensor.shape[along] if 0 <= along < len(tensor.shape) else 0
+        if n_scales != length:
+            return (f"{n_scales} scales for {length} channels",)
+        is_weight = len(op.inputs) > _WEIGHT and tensor.index == op.inputs[_WEIGHT]
+        if is_weight and axis is not None and along != axis:
+            return (f"per_channel on axis {along} instead of {axis}",)
+    return (own,)

@@ -1,0 +1,408 @@
+"""Promises about numbers: error budgets, agreement of runtimes, size of the file."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_edgeq.assertions.expect import edge_of, is_float, parse_number, spread, table
+from pytest_edgeq.numerics.budget import Budget, Violation
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.samples import SampleSpec, read_samples
+from pytest_edgeq.tflite.graph import SignatureTensor
+from pytest_edgeq.tflite.runtimes import check_runtime
+from pytest_edgeq.unmatched import UnmatchedError
+
+__all__ = ["assert_runtimes_agree", "assert_size", "assert_within_budget"]
+
+# pytest looks for it among a frame's globals, too: no frame of this module is shown.
+__tracebackhide__ = True
+
+_STAGE_MEANS = {
+    "conversion": "float .tflite against torch: the converter changed what the model computes",
+    "quantization": "what integers cost before any kernel ran: ranges, granularity, number of bits",
+    "lowering": "the file against the simulated graph: the converter or the kernels differ from it",
+}
+
+
+def assert_within_budget(
+    comparison: Comparison,
+    budget: Budget | Mapping[str, Budget | None] | None = None,
+    *,
+    total: Budget | Mapping[str, Budget | None] | None = None,
+    quantization: Budget | Mapping[str, Budget | None] | None = None,
+    lowering: Budget | Mapping[str, Budget | None] | None = None,
+    conversion: Budget | Mapping[str, Budget | None] | None = None,
+) -> None:
+    """
+    Assert that errors stay within their bounds.
+
+    Anything non-finite fails by itself, in whatever stage and output. So does an output with a
+    budget that is zero on both sides.
+
+    Args:
+        comparison: From `edgeq.compare`.
+        budget: For the stage `total`.
+        total: The same by name.
+        quantization: For that stage.
+        lowering: For that stage.
+        conversion: For that stage. A budget is a `Budget` for every output, or a dict by output
+            name (None: any error that is finite).
+
+    Raises:
+        AssertionError: A bound is violated, an output's name does not match, or the comparison
+            lacks the stage or an output the metric.
+        TypeError: Not a comparison, or not a budget.
+        ValueError: No budget given, or `total` given twice.
+    """
+    if not isinstance(comparison, Comparison):
+        raise TypeError(
+            f"expected the result of edgeq.compare(model, inputs), got {type(comparison).__name__}"
+        )
+    if budget is not None and total is not None:
+        raise ValueError("the budget of the stage 'total' is given twice: by position and by name")
+    given = {
+        "conversion": conversion,
+        "quantization": quantization,
+        "lowering": lowering,
+        "total": budget if budget is not None else total,
+    }
+    asked = {stage: wanted for stage, wanted in given.items() if wanted is not None}
+    if not asked:
+        raise ValueError(
+            "assert_within_budget was given no budget: assert_within_budget(comparison, "
+            "Budget(sqnr_db=30)), or total=, quantization=, lowering=, conversion="
+        )
+    judged = [
+        judgement
+        for stage, wanted in asked.items()
+        for judgement in _judge(comparison, stage, wanted)
+    ]
+    violations = [
+        *_nonfinite(comparison),
+        *(v for judgement in judged for v in judgement.violations if v.metric != "nonfinite"),
+    ]
+    if violations:
+        raise AssertionError(_budget_text(comparison, judged, violations))
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    """One budget held against one stage, or one output of it."""
+
+    stage: str
+    output: str | None
+    budget: Budget
+    outputs: tuple[str, ...]
+    needed: Budget | None
+    violations: list[Violation]
+
+
+def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
+    errors: StageErrors | None = getattr(comparison, stage)
+    if errors is None:
+        raise UnmatchedError(
+            f"the {comparison.flow} flow of {comparison.name} has no stage {stage!r}, so its "
+            f"budget would judge nothing; it has {', '.join(comparison.stages)}"
+        )
+    if isinstance(wanted, Budget):
+        return [_Judgement(stage, None, wanted, tuple(errors.outputs), *_hold(wanted, errors, stage))]
+    if not isinstance(wanted, Mapping):
+        raise TypeError(f"{stage}: expected a Budget or a dict of Budgets, got {wanted!r}")
+    if not any(value is not None for value in wanted.values()):
+        raise ValueError(f"{stage}: {dict(wanted)!r} bounds no output")
+    judged = []
+    names = list(errors.outputs)
+    for name, value in zip(names, spread(wanted, names, "output"), strict=True):
+        if value is None:
+            continue
+        if not isinstance(value, Budget):
+            raise TypeError(f"{stage}, output {name!r}: expected a Budget, got {value!r}")
+        held = _hold(value, errors.outputs[name], stage)
+        judged.append(_Judgement(stage, name, value, (name,), *held))
+    return judged
+
+
+def _nonfinite(comparison: Comparison) -> list[Violation]:
+    """What no budget forgives, in every stage, whether it was asked for or not."""
+    forgiving = Budget(max_abs_error=0)
+    return [
+        violation
+        for stage, errors in comparison.stages.items()
+        for output in errors.outputs.values()
+        if output.nonfinite
+        for violation in forgiving.violations(output, stage)
+    ]
+
+
+def _hold(budget: Budget, errors: Any, stage: str) -> tuple[Budget | None, list[Violation]]:
+    try:
+        return budget.needed(errors), budget.violations(errors, stage)
+    except ValueError as error:
+        raise UnmatchedError(str(error)) from None
+
+
+def _budget_text(
+    comparison: Comparison, judged: list[_Judgement], violations: list[Violation]
+) -> str:
+    looked_at = {f"{j.stage}, output {name!r}" for j in judged for name in j.outputs}
+    wrong = {violation.where for violation in violations}
+    lines = [f"{violations[0]} [{len(wrong)} of {len(looked_at | wrong)} outputs]"]
+    lines += [f"  {violation}" for violation in violations[1:6]]
+    if len(violations) > 6:
+        lines.append(f"  … and {len(violations) - 6} more")
+    lines += ["", str(comparison), ""]
+    worst = [f"{sample.index} ({sample.sqnr_db:.3g} dB)" for sample in comparison.worst_samples]
+    if worst:
+        lines.append(
+            f"worst samples: {', '.join(worst)}; comparison.worst_samples keeps their inputs"
+        )
+    lines.append(f"why: {_stage_to_blame(comparison)}")
+    for judgement in judged:
+        if not judgement.violations:
+            continue
+        where = (
+            judgement.stage
+            if judgement.output is None
+            else (f"{judgement.stage}, output {judgement.output!r}")
+        )
+        lines.append(
+            f"to accept ({where}): this measurement needs {judgement.needed!r}"
+            if judgement.needed is not None
+            else f"{where}: no budget accepts this measurement; the output is broken"
+        )
+    return "\n".join(lines)
+
+
+def _stage_to_blame(comparison: Comparison) -> str:
+    """Which stage loses most, told by its noise: the lowest SQNR before the total."""
+    if comparison.total.nonfinite:
+        outputs = comparison.total.outputs.values()
+        if any(output.nonfinite_reference for output in outputs):
+            return "the reference itself gives NaN or infinities: look at the model and the samples"
+        first = next(name for name, stage in comparison.stages.items() if stage.nonfinite)
+        return f"the reference is finite; {first} is the first stage to give NaN or infinities"
+    stages = {name: stage.sqnr_db for name, stage in comparison.stages.items() if name != "total"}
+    ranked = sorted((sqnr_db, name) for name, sqnr_db in stages.items() if not math.isnan(sqnr_db))
+    if not ranked:
+        return "the file is held against its reference as a whole; it has no stages in between"
+    sqnr_db, name = ranked[0]
+    others = ", ".join(f"{other} {value:.3g} dB" for value, other in ranked[1:])
+    return (
+        f"{name} loses most ({sqnr_db:.3g} dB SQNR{f'; {others}' if others else ''}): "
+        + (_STAGE_MEANS[name])
+    )
+
+
+def assert_runtimes_agree(
+    model: Any,
+    inputs: Iterable[Any],
+    max_lsb_error: float,
+    runtimes: Sequence[str] = ("xnnpack", "builtin", "reference"),
+) -> None:
+    """
+    Assert that the kernels of several runtimes give the same codes, up to a few steps.
+
+    Kernels round differently and the difference grows with depth, so there is no default: measure
+    yours. Outputs that are integers without a scale (a class, an index) must be equal.
+
+    Args:
+        model: QuantizedModel, path or bytes.
+        inputs: Samples, read once.
+        max_lsb_error: Greatest difference of two codes of one output, in LSB.
+        runtimes: Two or more; each is held against the first.
+
+    Raises:
+        AssertionError: Codes differ by more, or an output is float and has no LSB.
+        ValueError, TypeError: An unknown runtime, fewer than two, no or bad samples, a bound that
+            is negative or not finite.
+        RuntimeError: A runtime cannot load the file.
+    """
+    bound = parse_number("max_lsb_error", max_lsb_error)
+    if not 0 <= bound < math.inf:
+        raise ValueError(f"max_lsb_error: expected 0 or more, and finite, got {max_lsb_error!r}")
+    names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
+    for runtime in names:
+        check_runtime(runtime)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ValueError(f"runtimes: expected two or more different ones, got {runtimes!r}")
+    edge = edge_of(model)
+    for border in edge.signature.outputs:
+        if not border.tensor.dtype.startswith(("int", "uint", "bool")):
+            raise UnmatchedError(
+                f"output {border.name!r} is {border.tensor.dtype} and has no LSB: compare such a "
+                "model on each runtime with edgeq.compare(model, inputs, runtime=…) and a Budget"
+            )
+    if isinstance(model, QuantizedModel):
+        spec, inputs_of_sample = model.spec, model.input_names
+    else:
+        spec = SampleSpec.of_signature(edge.signature)
+        inputs_of_sample = tuple(border.name for border in edge.signature.inputs)
+    pairs = [
+        _Pair(border, names[0], other) for other in names[1:] for border in edge.signature.outputs
+    ]
+    for index, sample in enumerate(read_samples(inputs, spec, "evaluation")):
+        encoded = edge.encode(inputs_of_sample, sample.arrays())
+        codes = {name: edge.runner(name).run(encoded) for name in names}
+        for position, pair in enumerate(pairs):
+            at = position % len(edge.signature.outputs)
+            pair.update(index, codes[pair.first][at], codes[pair.other][at])
+    empty = [pair for pair in pairs if not pair.n_codes]
+    if not pairs or empty:
+        raise UnmatchedError(
+            f"output {empty[0].border.name!r} had no element in any sample: nothing was compared"
+            if empty
+            else "the model has no outputs: there is nothing to compare"
+        )
+    wrong = [pair for pair in pairs if not pair.worst <= (bound if pair.is_scaled else 0)]
+    if wrong:
+        raise AssertionError(_runtimes_text(wrong, len(pairs), bound))
+
+
+@dataclass(slots=True)
+class _Pair:
+    """One output on two runtimes, over all samples."""
+
+    border: SignatureTensor
+    first: str
+    other: str
+    worst: float = 0.0
+    at: str = ""
+    n_differ: int = 0
+    n_codes: int = 0
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a code is a step of a scale, and not a class or an index."""
+        return self.border.tensor.is_quantized
+
+    def update(self, sample: int, one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> None:
+        """Hold the codes of one sample against each other."""
+        self.n_codes += max(one.size, two.size)
+        if one.shape != two.shape:
+            # Never subtracted: numpy would broadcast one to the other.
+            self.n_differ += max(one.size, two.size)
+            if self.worst < math.inf:
+                self.worst = math.inf
+                self.at = f"sample {sample}: shape {list(one.shape)} and {list(two.shape)}"
+            return
+        # In floats the distance of two codes does not wrap; it may round to 0 where they differ.
+        steps = np.abs(one.astype(np.float64) - two.astype(np.float64))
+        steps = np.where(one != two, np.maximum(steps, 1.0), 0.0)
+        self.n_differ += int(np.count_nonzero(steps))
+        most = float(steps.max(initial=0.0))
+        if most > self.worst:
+            index = np.unravel_index(int(steps.argmax()), steps.shape)
+            where = [int(i) for i in index]
+            self.worst = most
+            self.at = f"sample {sample}, index {where}: {one[index]} and {two[index]}"
+
+
+def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float) -> str:
+    first = wrong[0]
+    expected = f"at most {bound:g} LSB" if first.is_scaled else "equal values"
+    scaled = [pair.worst for pair in wrong if pair.is_scaled]
+    way_out = "a class or an index has no step to forgive: its scores are as good as tied"
+    if math.inf in (pair.worst for pair in wrong):
+        way_out = "no bound accepts other shapes: one of the runtimes is wrong"
+    elif scaled and len(scaled) == len(wrong):
+        way_out = f"to accept: max_lsb_error={max(scaled):g}"
+    return (
+        f"output {first.border.name!r}, {first.first} and {first.other}: expected {expected}, "
+        f"got {first.worst:g} ({len(wrong)} of {n_pairs} pairs)\n"
+        + table(
+            [
+                (
+                    pair.border.name,
+                    f"{pair.first}, {pair.other}",
+                    f"{pair.worst:g}",
+                    f"{pair.n_differ} of {pair.n_codes}",
+                    pair.at,
+                )
+                for pair in wrong
+            ],
+            ("output", "runtimes", "worst", "codes that differ", "worst at"),
+        )
+        + "\nwhy: kernels round differently by 1 LSB an op, and it adds up with depth; far more "
+        "than that is a kernel that computes something else.\n" + way_out
+    )
+
+
+def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | None = None) -> None:
+    """
+    Assert that the file is small enough.
+
+    Args:
+        model: QuantizedModel, path or bytes.
+        max_bytes: Greatest size of the file.
+        max_ratio: Greatest size of the file as a share of the float model: of its float `.tflite`
+            where the flow has one, else of the torch model's parameters and buffers.
+
+    Raises:
+        AssertionError: The file is larger.
+        ValueError, TypeError: No bound, one that is not positive and finite, or a ratio to a float
+            model that is not known.
+    """
+    for name, bound in (("max_bytes", max_bytes), ("max_ratio", max_ratio)):
+        if bound is None:
+            continue
+        if not 0 < parse_number(name, bound) < math.inf:
+            raise ValueError(f"{name}: expected more than 0, and finite, got {bound!r}")
+    if max_bytes is None and max_ratio is None:
+        raise ValueError("assert_size expects nothing: give max_bytes= or max_ratio=")
+    edge = edge_of(model)
+    size = len(edge.graph.buffer)
+    wrong = []
+    if max_bytes is not None and size > max_bytes:
+        wrong.append(f"size: expected at most {max_bytes:,} bytes, got {size:,}")
+    if max_ratio is not None:
+        base, what = _float_size(model)
+        if size > max_ratio * base:
+            wrong.append(
+                f"size: expected at most {max_ratio:g} of {what} ({base:,} bytes), got "
+                f"{size / base:.3g} ({size:,} bytes)"
+            )
+    if not wrong:
+        return
+    # Several tensors may share one buffer.
+    constants = {
+        tensor.buffer: (edge.graph.constant(tensor).size, tensor)
+        for subgraph in edge.graph.subgraphs
+        for tensor in subgraph.tensors
+        if tensor.is_constant
+    }
+    largest = sorted(constants.values(), key=lambda pair: (-pair[0], pair[1].index))
+    in_float = sum(n for n, tensor in largest if is_float(tensor.dtype))
+    raise AssertionError(
+        "\n".join(wrong)
+        + "\n"
+        + table(
+            [(f"{n:,}", t.dtype, "×".join(map(str, t.shape)), t.name[-60:]) for n, t in largest],
+            ("bytes", "dtype", "shape", "constant"),
+        )
+        + f"\nwhy: {in_float:,} bytes of constants are in float, which takes four times the bytes "
+        f"of int8.\nto accept: max_bytes={size}"
+    )
+
+
+def _float_size(model: Any) -> tuple[int, str]:
+    if isinstance(model, QuantizedModel):
+        if model.float_edge is not None:
+            return len(model.float_edge.graph.buffer), "the float .tflite"
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(model.float_model, torch.nn.Module):
+            tensors = [*model.float_model.parameters(), *model.float_model.buffers()]
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            if size:
+                return size, "the torch model's parameters and buffers"
+    raise ValueError(
+        "max_ratio: the size of the float model is not known here; give max_bytes, or a model from "
+        "edgeq.quantize or edgeq.load(tflite, reference=model)"
+    )

@@ -1,0 +1,257 @@
+"""Bounds on errors: what is accepted, what was violated, what a measurement would need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from numbers import Integral, Real
+
+from .results import LOWER_BOUNDED, UPPER_BOUNDED, ElementError, OutputErrors, StageErrors
+
+_DECIBELS = ("sqnr_db", "worst_sample_sqnr_db")
+
+_FEW_DIGITS = 0.9
+"""Similarities from here on are rounded in their distance from 1, so that 0.99987 is not 0.999."""
+
+_LACKS = {
+    "max_lsb_error": "has no LSB",
+    "top1_agreement": "has fewer than 2 elements on its last axis and so no top-1 class",
+}
+_INSTEAD = {
+    "max_lsb_error": "bound max_abs_error instead",
+    "top1_agreement": "bound cosine_similarity instead",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """
+    One bound that one output does not keep.
+
+    Attributes:
+        metric: name of the metric, or ``nonfinite`` or ``degenerate``.
+        where: the stage and the output.
+        actual: what was measured.
+        bound: what was accepted.
+        direction: ``at most`` or ``at least``, said of the bound.
+        output: name of the output.
+        note: where the worst is found, or why this fails.
+    """
+
+    metric: str
+    where: str
+    actual: float
+    bound: float
+    direction: str
+    output: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        """Return one line: what, where, expected, got, and the note."""
+        expected = f"expected {self.direction} {self.bound:.6g}, got {self.actual:.6g}"
+        return f"{self.where}: {self.metric}: {expected}" + (self.note and f" ({self.note})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Budget:
+    """
+    The errors that are accepted. At least one bound must be set; the others are not looked at.
+
+    Non-finite values, and outputs where nothing was tested, are never accepted.
+
+    Args:
+        max_abs_error: greatest max|f−q|.
+        mean_abs_error: greatest mean of |f−q|.
+        rmse: greatest √mean((f−q)²).
+        max_lsb_error: greatest max|f−q| / S, in steps of the output's own scale.
+        sqnr_db: least SQNR over all samples, in dB.
+        worst_sample_sqnr_db: least SQNR of any one sample, in dB.
+        cosine_similarity: least cosine similarity.
+        top1_agreement: least share of rows with the same top-1 class.
+
+    Raises:
+        TypeError: a bound is not a real number.
+        ValueError: no bound is set, or one is not finite or could not fail.
+    """
+
+    max_abs_error: float | None = None
+    mean_abs_error: float | None = None
+    rmse: float | None = None
+    max_lsb_error: float | None = None
+    sqnr_db: float | None = None
+    worst_sample_sqnr_db: float | None = None
+    cosine_similarity: float | None = None
+    top1_agreement: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                object.__setattr__(self, field.name, _checked(field.name, value))
+        if not self.bounds():
+            names = ", ".join(field.name for field in fields(self))
+            raise ValueError(f"Budget() bounds nothing and would pass anything: set one of {names}")
+
+    def __repr__(self) -> str:
+        """Return the call that makes this budget, with the bounds set only, ready to paste."""
+        return f"Budget({', '.join(f'{name}={value!r}' for name, value in self.bounds().items())})"
+
+    def bounds(self) -> dict[str, float]:
+        """Return the bounds that are set, by metric."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def violations(self, errors: OutputErrors | StageErrors, where: str) -> list[Violation]:
+        """
+        Hold errors against this budget, output by output.
+
+        An output with anything non-finite, or where nothing was tested, gets that one violation:
+        its metrics say nothing then.
+
+        Args:
+            errors: what was measured, of a stage or of one output.
+            where: what it is called in the texts, such as ``total``.
+
+        Returns:
+            What is violated, in the order of outputs and bounds; empty where all is kept.
+
+        Raises:
+            ValueError: an output lacks a metric that is bounded.
+        """
+        outputs = _outputs(errors)
+        self._require_metrics(outputs)
+        return [violation for output in outputs for violation in self._violations(output, where)]
+
+    def needed(self, errors: OutputErrors | StageErrors) -> Budget | None:
+        """
+        Return the budget that this measurement would need, with the same bounds set.
+
+        Each is rounded outward to 3 significant digits (similarities near 1 in their distance from
+        1), so that the measurement keeps it. An SQNR of +inf needs no bound in particular: this
+        budget's own stays.
+
+        Args:
+            errors: what was measured, of a stage or of one output.
+
+        Returns:
+            The budget; None where there is no valid one that the measurement would keep.
+
+        Raises:
+            ValueError: an output lacks a metric that is bounded.
+        """
+        outputs = _outputs(errors)
+        self._require_metrics(outputs)
+        if any(output.nonfinite or output.degenerate for output in outputs):
+            return None
+        needed = {}
+        for metric, bound in self.bounds().items():
+            actual = getattr(errors, metric)
+            value = (
+                bound if metric in _DECIBELS and actual == math.inf else _loosened(metric, actual)
+            )
+            if value is None:
+                return None
+            needed[metric] = value
+        return Budget(**needed)
+
+    def _require_metrics(self, outputs: Sequence[OutputErrors]) -> None:
+        for metric in self.bounds():
+            lacking = [output for output in outputs if getattr(output, metric) is None]
+            if lacking:
+                text = ", ".join(
+                    f"output {output.name!r} is {output.dtype} and {_LACKS[metric]}"
+                    for output in lacking
+                )
+                several = ", or give a budget per output" if len(outputs) > 1 else ""
+                raise ValueError(f"{metric}: {text}; {_INSTEAD[metric]}{several}")
+
+    def _violations(self, output: OutputErrors, where: str) -> list[Violation]:
+        place = f"{where}, output {output.name!r}"
+        at = _describe(output.max_abs_index)
+        if output.nonfinite:
+            note = (
+                f"{output.nonfinite_actual} in actual and {output.nonfinite_reference} in the "
+                f"reference, of {output.n_elements} elements; the first at {at}"
+            )
+            count = float(output.nonfinite)
+            return [Violation("nonfinite", place, count, 0.0, "at most", output.name, note)]
+        if output.degenerate:
+            note = (
+                f"reference and actual are zero in all {output.n_elements} elements: "
+                "nothing was tested; give inputs that make this output speak"
+            )
+            return [Violation("degenerate", place, 1.0, 0.0, "at most", output.name, note)]
+        found = []
+        for metric, bound in self.bounds().items():
+            actual = getattr(output, metric)
+            upper = metric in UPPER_BOUNDED
+            # Never turned around: with NaN both comparisons are False, and NaN must fail.
+            if not (actual <= bound if upper else actual >= bound):
+                note = ""
+                if metric in ("max_abs_error", "max_lsb_error"):
+                    note = f"the greatest at {at}"
+                elif metric == "worst_sample_sqnr_db":
+                    note = f"sample {output.worst_sample}"
+                direction = "at most" if upper else "at least"
+                found.append(Violation(metric, place, actual, bound, direction, output.name, note))
+        return found
+
+
+def _describe(element: ElementError | None) -> str:
+    if element is None:
+        return "an unknown element"
+    return (
+        f"sample {element.sample}, index {element.index}: "
+        f"expected {element.reference:.6g}, got {element.actual:.6g}"
+    )
+
+
+def _outputs(errors: OutputErrors | StageErrors) -> list[OutputErrors]:
+    return list(errors.outputs.values()) if isinstance(errors, StageErrors) else [errors]
+
+
+def _checked(name: str, value: object) -> float:
+    """Return a bound as int or float, or say what is wrong with it and what to give instead."""
+    given = f"Budget({name}={value!r})"
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{given}: expected a real number, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ValueError(f"{given}: expected a finite number; leave out what is not bounded")
+    number = int(value) if isinstance(value, Integral) else float(value)
+    if name in UPPER_BOUNDED and number < 0:
+        raise ValueError(
+            f"{given}: an error is never negative; give the greatest accepted, 0 or more"
+        )
+    if name in _DECIBELS and number <= 0:
+        raise ValueError(
+            f"{given}: a bound of 0 dB or below accepts noise as loud as the signal and tests "
+            "nothing; give a bound above 0 dB"
+        )
+    if name in LOWER_BOUNDED and name not in _DECIBELS and not 0 < number <= 1:
+        raise ValueError(f"{given}: expected a share above 0 and at most 1, such as 0.99")
+    return number
+
+
+def _loosened(metric: str, actual: float) -> float | None:
+    """Return a valid bound of 3 significant digits that this value keeps, or None."""
+    if not math.isfinite(actual):
+        return None
+    if metric in UPPER_BOUNDED:
+        bound = _rounded(actual, ROUND_CEILING)
+    elif actual <= 0:
+        return None
+    elif metric not in _DECIBELS and actual >= _FEW_DIGITS:
+        bound = Decimal(1) - _rounded(1.0 - actual, ROUND_CEILING)
+    else:
+        bound = _rounded(actual, ROUND_FLOOR)
+    number = float(bound)
+    if not math.isfinite(number):
+        return None
+    return int(number) if number.is_integer() and number < 1e6 else number
+
+
+def _rounded(value: float, rounding: str) -> Decimal:
+    exact = Decimal(value)
+    return exact and exact.quantize(Decimal((0, (1,), exact.adjusted() - 2)), rounding=rounding)

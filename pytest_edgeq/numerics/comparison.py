@@ -1,0 +1,149 @@
+"""What `edgeq.compare` gives: the errors of every stage, the health, the worst samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .findings import Finding
+from .metrics import json_number
+from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
+
+_STAGES = ("conversion", "quantization", "lowering", "total")
+"""In the order of the pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorstSample:
+    """
+    A sample to look at.
+
+    Attributes:
+        index: its index among the samples.
+        sqnr_db: its least SQNR over the outputs.
+        inputs: a copy of what the model was given.
+    """
+
+    index: int
+    sqnr_db: float
+    inputs: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data with sorted keys, without the inputs."""
+        return {"index": self.index, "sqnr_db": json_number(self.sqnr_db)}
+
+
+class WorstSamples:
+    """
+    Keeps the inputs of the worst few samples, so that memory does not grow with their number.
+
+    NaN is the worst SQNR, then −inf. Of equals the sample with the least index is kept, in whatever
+    order they come.
+
+    Args:
+        limit: how many to keep.
+    """
+
+    def __init__(self, limit: int = 3) -> None:
+        self._limit = limit
+        self._kept: list[WorstSample] = []
+
+    def offer(self, index: int, sqnr_db: float, make_inputs: Callable[[], Any]) -> None:
+        """Keep the sample if it is among the worst; only then are its inputs made (cloned)."""
+        key = _badness(index, sqnr_db)
+        if len(self._kept) < self._limit or key < _badness_of(self._kept[-1]):
+            self._keep([WorstSample(index, sqnr_db, make_inputs())])
+
+    def merge(self, other: WorstSamples) -> None:
+        """Keep the worst of both."""
+        self._keep(other._kept)
+
+    def result(self) -> tuple[WorstSample, ...]:
+        """Return the samples kept, the worst first."""
+        return tuple(self._kept)
+
+    def _keep(self, samples: list[WorstSample]) -> None:
+        self._kept = sorted([*self._kept, *samples], key=_badness_of)[: self._limit]
+
+
+def _badness_of(sample: WorstSample) -> tuple[bool, float, int]:
+    return _badness(sample.index, sample.sqnr_db)
+
+
+def _badness(index: int, sqnr_db: float) -> tuple[bool, float, int]:
+    ordered = not math.isnan(sqnr_db)
+    return ordered, sqnr_db if ordered else 0.0, index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """
+    The edge model held against torch, stage by stage. A stage that the flow lacks is None.
+
+    Attributes:
+        name: the model.
+        flow: how the quantizer took it to the edge.
+        runtime: the kernels that ran it.
+        total: edge against float.
+        quantization: simulated against float (in a recipe flow edge against float_tflite).
+        lowering: edge against simulated.
+        conversion: float_tflite against float.
+        health: what is wrong whatever the budget says.
+        worst_samples: the samples of the least SQNR, the worst first.
+    """
+
+    name: str
+    flow: str
+    runtime: str
+    total: StageErrors
+    quantization: StageErrors | None = None
+    lowering: StageErrors | None = None
+    conversion: StageErrors | None = None
+    health: tuple[Finding, ...] = ()
+    worst_samples: tuple[WorstSample, ...] = ()
+
+    @property
+    def stages(self) -> dict[str, StageErrors]:
+        """The stages that this flow has, in the order of the pipeline."""
+        stages = {name: getattr(self, name) for name in _STAGES}
+        return {name: stage for name, stage in stages.items() if stage is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data with sorted keys, without the inputs of samples."""
+        return {
+            "flow": self.flow,
+            "health": [finding.to_dict() for finding in self.health],
+            "name": self.name,
+            "runtime": self.runtime,
+            "stages": {name: stage.to_dict() for name, stage in sorted(self.stages.items())},
+            "worst_samples": [sample.to_dict() for sample in self.worst_samples],
+        }
+
+    def __str__(self) -> str:
+        """Return a table with a row for each output of each stage, then the health findings."""
+        metrics = (*UPPER_BOUNDED, *LOWER_BOUNDED)
+        rows: list[tuple[str, ...]] = [("stage", "output", *metrics)]
+        for stage, errors in self.stages.items():
+            for output in errors.outputs.values():
+                rows.append((stage, output.name, *(_cell(output, name) for name in metrics)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"{self.name}: flow {self.flow}, runtime {self.runtime}, "
+            f"{self.total.n_samples} sample(s), {self.total.nonfinite} non-finite element(s)"
+        ]
+        for row in rows:
+            texts = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+            numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+            lines.append("  ".join(texts + numbers))
+        lines += [f"health: {finding}" for finding in self.health] or ["health: nothing found"]
+        return "\n".join(lines)
+
+
+def _cell(output: OutputErrors, metric: str) -> str:
+    value = getattr(output, metric)
+    if value is None:
+        return "-"
+    # 0.99987 and 0.99912 are far apart, and both read 0.9999 or 1 in few digits.
+    return f"{value:.6f}" if metric == "cosine_similarity" else f"{value:.4g}"

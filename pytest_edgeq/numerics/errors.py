@@ -1,0 +1,293 @@
+"""
+Accumulators that turn outputs, sample by sample, into errors, and merge without a trace.
+
+Any split of the samples over processes gives the very same figures as one pass.
+Memory does not grow with the number of samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .metrics import (
+    cosine_similarity,
+    differences,
+    lsb_error,
+    sqnr_db,
+    top1_counts,
+    worst_low,
+)
+from .results import ElementError, OutputErrors, StageErrors
+from .sums import Array, ExactSum, dot
+
+__all__ = ["ElementError", "OutputErrors", "OutputSpec", "StageAccumulator", "StageErrors"]
+
+_NAN, _NUMBER, _DEGENERATE = 0, 1, 2
+"""Ranks of a sample's SQNR, the worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """
+    What must be known of an output to measure it.
+
+    Attributes:
+        name: the output's name.
+        scale: the edge output's own scale S (one LSB); None for one without a scale.
+        zero_point: its zero point.
+        qmin: its least code.
+        qmax: its greatest code.
+    """
+
+    name: str
+    scale: float | None = None
+    zero_point: int | None = None
+    qmin: int | None = None
+    qmax: int | None = None
+
+
+@dataclass(slots=True)
+class _OutputAccumulator:
+    """One output of a StageAccumulator; the arrays it gets were checked there."""
+
+    spec: OutputSpec
+    dtypes: frozenset[str] = frozenset()
+    n_samples: int = 0
+    n_elements: int = 0
+    nonfinite_reference: int = 0
+    nonfinite_actual: int = 0
+    signal: ExactSum = field(default_factory=ExactSum)
+    noise: ExactSum = field(default_factory=ExactSum)
+    power: ExactSum = field(default_factory=ExactSum)
+    product: ExactSum = field(default_factory=ExactSum)
+    absolute: ExactSum = field(default_factory=ExactSum)
+    agreeing: int = 0
+    rows: int = 0
+    worst: tuple[int, float, int] | None = None  # rank, dB, sample: the least is the worst
+    largest: tuple[int, float, int] | None = None  # rank, −|f−q|, sample: the least is the worst
+    element: ElementError | None = None
+
+    def update(self, reference: Array, actual: Array, sample: int) -> float:
+        self.n_samples += 1
+        self.n_elements += reference.size
+        self.dtypes |= {actual.dtype.name}
+        bad_reference, bad_actual = ~np.isfinite(reference), ~np.isfinite(actual)
+        n_reference, n_actual = np.count_nonzero(bad_reference), np.count_nonzero(bad_actual)
+        if n_reference or n_actual:
+            self.nonfinite_reference += int(n_reference)
+            self.nonfinite_actual += int(n_actual)
+            first = int(np.argmax((bad_reference | bad_actual).ravel()))
+            self._offer_element((_NAN, 0.0, sample), first, reference, actual)
+            # The rows alone: whether this output has classes at all is told by its shape.
+            self.rows += top1_counts(reference, actual)[1]
+            return self._offer_sample(math.nan, _NAN, sample)
+        with np.errstate(over="ignore", invalid="ignore"):
+            decibels, rank = self._add(reference, actual, sample)
+        return self._offer_sample(decibels, rank, sample)
+
+    def _add(self, reference: Array, actual: Array, sample: int) -> tuple[float, int]:
+        left, right, difference = differences(reference, actual)
+        signal, noise = dot(left, left), dot(difference, difference)
+        self.signal.add(signal)
+        self.noise.add(noise)
+        self.power.add(dot(right, right))
+        self.product.add(dot(left, right))
+        absolute = np.abs(difference)
+        self.absolute.add(float(absolute.sum()))
+        agreeing, rows = top1_counts(reference, actual)
+        self.agreeing += agreeing
+        self.rows += rows
+        if difference.size:
+            at = int(absolute.argmax())
+            key = (_NUMBER, -float(absolute[at]), sample)
+            self._offer_element(key, at, reference, actual)
+        decibels = sqnr_db(signal, noise)
+        if signal == noise == 0:
+            return decibels, _DEGENERATE
+        return decibels, _NAN if math.isnan(decibels) else _NUMBER
+
+    def _offer_sample(self, decibels: float, rank: int, sample: int) -> float:
+        # NaN has no order, so its rank stands for it.
+        key = (rank, decibels if rank == _NUMBER else 0.0, sample)
+        self.worst = key if self.worst is None else min(self.worst, key)
+        # A degenerate sample has no error to look at: it must not crowd out the bad ones.
+        return math.inf if rank == _DEGENERATE else decibels
+
+    def _offer_element(
+        self, key: tuple[int, float, int], at: int, reference: Array, actual: Array
+    ) -> None:
+        if self.largest is None or key < self.largest:
+            index = tuple(int(i) for i in np.unravel_index(at, reference.shape))
+            self.largest = key
+            self.element = ElementError(
+                key[2], index, reference[index].item(), actual[index].item()
+            )
+
+    def merge(self, other: _OutputAccumulator) -> None:
+        self.dtypes |= other.dtypes
+        self.n_samples += other.n_samples
+        self.n_elements += other.n_elements
+        self.nonfinite_reference += other.nonfinite_reference
+        self.nonfinite_actual += other.nonfinite_actual
+        for name in ("signal", "noise", "power", "product", "absolute"):
+            getattr(self, name).merge(getattr(other, name))
+        self.agreeing += other.agreeing
+        self.rows += other.rows
+        if other.worst is not None:
+            self.worst = other.worst if self.worst is None else min(self.worst, other.worst)
+        if other.largest is not None and (self.largest is None or other.largest < self.largest):
+            self.largest, self.element = other.largest, other.element
+
+    def result(self) -> OutputErrors:
+        assert self.worst is not None, "unreachable because StageAccumulator has seen a sample"
+        finite = not (self.nonfinite_reference or self.nonfinite_actual)
+        measured = finite and self.n_elements > 0
+        signal, noise, power = self.signal.value(), self.noise.value(), self.power.value()
+        scale, top1, largest = self.spec.scale, None, math.nan
+        if measured:
+            assert self.largest is not None, "unreachable because there is an element"
+            largest = -self.largest[1]
+        if self.rows:
+            top1 = self.agreeing / self.rows if finite else math.nan
+        rank, decibels, worst_sample = self.worst
+        return OutputErrors(
+            name=self.spec.name,
+            dtype="/".join(sorted(self.dtypes)),
+            scale=scale,
+            n_samples=self.n_samples,
+            n_elements=self.n_elements,
+            nonfinite_reference=self.nonfinite_reference,
+            nonfinite_actual=self.nonfinite_actual,
+            degenerate=finite and signal == noise == 0,
+            max_abs_error=largest,
+            mean_abs_error=self.absolute.value() / self.n_elements if measured else math.nan,
+            rmse=math.sqrt(noise / self.n_elements) if measured else math.nan,
+            max_lsb_error=None if scale is None else self._lsb(largest, scale),
+            sqnr_db=sqnr_db(signal, noise) if finite else math.nan,
+            worst_sample_sqnr_db=decibels if rank == _NUMBER else math.nan,
+            worst_sample=worst_sample,
+            cosine_similarity=(
+                cosine_similarity(self.product.value(), signal, power, noise)
+                if finite
+                else math.nan
+            ),
+            top1_agreement=top1,
+            max_abs_index=self.element,
+        )
+
+    def _lsb(self, largest: float, scale: float) -> float:
+        if math.isnan(largest):
+            return math.nan
+        assert self.element is not None, "unreachable because there is an element"
+        magnitude = max(abs(self.element.reference), abs(self.element.actual))
+        return lsb_error(largest, scale, magnitude)
+
+
+class StageAccumulator:
+    """
+    Collects the errors of one stage, sample by sample.
+
+    Args:
+        outputs: what is measured, in the model's own output order.
+
+    Raises:
+        ValueError: there is no output, or two have the same name.
+    """
+
+    def __init__(self, outputs: Sequence[OutputSpec]) -> None:
+        self.outputs = tuple(outputs)
+        names = [spec.name for spec in self.outputs]
+        if not names:
+            raise ValueError("no outputs: there is nothing to measure")
+        if len(set(names)) < len(names):
+            raise ValueError(f"output names must differ, got {', '.join(map(repr, names))}")
+        self.n_samples = 0
+        self._accumulators = [_OutputAccumulator(spec) for spec in self.outputs]
+
+    def update(
+        self, reference: Sequence[Array], actual: Sequence[Array], *, index: int | None = None
+    ) -> float:
+        """
+        Add one sample. Number of outputs and shapes are checked before anything is added.
+
+        Args:
+            reference: what is expected, one array an output.
+            actual: what is measured, in the same order.
+            index: the sample's index over all processes; by default samples are counted here. Give
+                it where samples are split, so that the worst one is found again.
+
+        Returns:
+            The least SQNR in dB over the outputs, to pick the worst samples by: NaN with anything
+            non-finite, +inf without any error.
+
+        Raises:
+            ValueError: number of outputs, a shape or a kind of dtype does not match.
+        """
+        sample = self.n_samples if index is None else index
+        pairs = self._checked(reference, actual, sample)
+        self.n_samples += 1
+        return worst_low(
+            [
+                accumulator.update(left, right, sample)
+                for accumulator, (left, right) in zip(self._accumulators, pairs, strict=True)
+            ]
+        )
+
+    def _checked(
+        self, reference: Sequence[Array], actual: Sequence[Array], sample: int
+    ) -> list[tuple[Array, Array]]:
+        for side, arrays in (("reference", reference), ("actual", actual)):
+            if len(arrays) != len(self.outputs):
+                names = ", ".join(spec.name for spec in self.outputs)
+                raise ValueError(
+                    f"sample {sample}: expected {len(self.outputs)} output(s) ({names}), "
+                    f"got {len(arrays)} in {side}"
+                )
+        pairs = []
+        for spec, left, right in zip(self.outputs, reference, actual, strict=True):
+            pair = np.asarray(left), np.asarray(right)
+            where = f"output {spec.name!r}, sample {sample}"
+            if pair[0].shape != pair[1].shape:
+                raise ValueError(
+                    f"{where}: expected shape {pair[0].shape}, got {pair[1].shape} "
+                    "(shapes must be equal, nothing is broadcast)"
+                )
+            for array in pair:
+                if array.dtype.kind not in "biuf":
+                    raise ValueError(
+                        f"{where}: expected bool, integer or float, got {array.dtype.name}"
+                    )
+            pairs.append(pair)
+        return pairs
+
+    def merge(self, other: StageAccumulator) -> None:
+        """
+        Add all that another accumulator of the same outputs has seen.
+
+        Raises:
+            ValueError: the outputs differ.
+        """
+        if self.outputs != other.outputs:
+            raise ValueError(
+                "accumulators of different outputs cannot be merged: "
+                f"expected {self.outputs}, got {other.outputs}"
+            )
+        self.n_samples += other.n_samples
+        for mine, theirs in zip(self._accumulators, other._accumulators, strict=True):
+            mine.merge(theirs)
+
+    def result(self) -> StageErrors:
+        """
+        Return what was measured so far.
+
+        Raises:
+            ValueError: there was no sample.
+        """
+        if not self.n_samples:
+            raise ValueError("no sample was measured: the inputs are empty")
+        results = [accumulator.result() for accumulator in self._accumulators]
+        return StageErrors({result.name: result for result in results})

@@ -1,0 +1,161 @@
+"""
+The formulas, each in one place, from sums that were pooled over all samples and elements.
+
+f is the reference, q what is measured against it, S the scale of the output. Where a formula has no
+answer the result is NaN, and every bound is written so that NaN fails it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .sums import Array
+
+_FLOAT32_SLACK = 2.0**-22
+"""Four float32 roundings of half an ulp: the dequantized value and the scale, on both sides."""
+
+
+def sqnr_db(signal: float, noise: float) -> float:
+    """
+    Return the signal-to-quantization-noise ratio in dB, without any epsilon.
+
+    SQNR is the ratio of the power of the reference to that of the error, 10·log10(Σf² / Σ(f−q)²)
+    (Oppenheim & Schafer, Discrete-Time Signal Processing, "Analysis of quantization errors").
+    An epsilon would cap it by the absolute size of the values.
+
+    Args:
+        signal: Σf², not negative.
+        noise: Σ(f−q)², not negative.
+
+    Returns:
+        dB; +inf without noise, −inf for noise without signal, NaN where both are zero (nothing was
+        tested) and where a sum overflowed.
+    """
+    # An infinite sum is an overflow: with finite noise it would read +inf dB and pass.
+    if not (math.isfinite(signal) and math.isfinite(noise)) or signal == noise == 0:
+        return math.nan
+    if noise == 0:
+        return math.inf
+    if signal == 0:
+        return -math.inf
+    ratio = signal / noise
+    if 0 < ratio < math.inf:
+        return 10 * math.log10(ratio)
+    return 10 * (math.log10(signal) - math.log10(noise))
+
+
+def cosine_similarity(product: float, signal: float, actual: float, noise: float) -> float:
+    """
+    Return the cosine of the angle between both sides, each flattened and pooled to one vector.
+
+    cos = Σfq / (√Σf² · √Σq²), the normalized inner product. Equal sides give exactly 1.0 by
+    definition (Σ(f−q)² = 0), because the roots need not cancel; rounding beyond ±1 is cut off.
+
+    Args:
+        product: Σfq.
+        signal: Σf².
+        actual: Σq².
+        noise: Σ(f−q)².
+
+    Returns:
+        −1 to 1; 0.0 where one side only is all zero, NaN where both are.
+    """
+    if signal == actual == 0:
+        return math.nan
+    if signal == 0 or actual == 0:
+        return 0.0
+    if noise == 0:
+        return 1.0
+    cosine = product / (math.sqrt(signal) * math.sqrt(actual))
+    return cosine if math.isnan(cosine) else min(1.0, max(-1.0, cosine))
+
+
+def lsb_error(difference: float, scale: float, magnitude: float) -> float:
+    """
+    Return a difference in LSB, steps of the output's own scale: |f−q| / S.
+
+    Imagine two runtimes whose codes differ by 2: in float32 the dequantized difference reads
+    2.0000001·S, and a bound of 2 would fail by the rounding of the test itself. So a difference
+    that float32 cannot tell from a whole number of steps, at the size of these values, is that
+    number.
+
+    Args:
+        difference: |f−q|, not negative.
+        scale: S.
+        magnitude: the greater of |f| and |q| at that element.
+
+    Returns:
+        LSB; NaN where the scale is zero, negative or not finite.
+    """
+    if not 0 < scale < math.inf:
+        return math.nan
+    steps = difference / scale
+    if not math.isfinite(steps):
+        return steps
+    whole = float(round(steps))
+    return whole if abs(steps - whole) <= _FLOAT32_SLACK * magnitude / scale else steps
+
+
+def top1_counts(reference: Array, actual: Array) -> tuple[int, int]:
+    """
+    Count rows (all leading axes) and those where the top-1 class over the last axis agrees.
+
+    A row agrees when the first maximum of `actual`, which is what argmax takes on the device, is
+    among the maxima of `reference`. So of two classes that tie in the reference either is right.
+    Of a right and a wrong one that tie in `actual`, as int8 codes often do, the first decides: a
+    tie is not right for having the right class somewhere in it.
+
+    Args:
+        reference: finite values.
+        actual: finite values of the same shape.
+
+    Returns:
+        Agreeing rows and all rows; no rows for a 0-d array or a last axis of fewer than 2 elements.
+    """
+    if reference.ndim == 0 or reference.shape[-1] < 2:
+        return 0, 0
+    rows = reference.reshape(-1, reference.shape[-1])
+    chosen = actual.reshape(rows.shape).argmax(axis=1)
+    agree = rows[np.arange(len(rows)), chosen] == rows.max(axis=1)
+    return int(np.count_nonzero(agree)), len(rows)
+
+
+def differences(reference: Array, actual: Array) -> tuple[Array, Array, Array]:
+    """
+    Return both sides and reference − actual as flat float64 arrays.
+
+    float64 holds every bool, float32 and integer up to 2**53, so nothing wraps (uint8 3 − 5 is −2).
+    Between integers beyond that the difference is taken exactly first: 2**60 and 2**60 + 1 differ
+    by 1. The sums of squares are of float64 all the same.
+    """
+    left = np.asarray(reference, dtype=np.float64).ravel()
+    right = np.asarray(actual, dtype=np.float64).ravel()
+    kinds = reference.dtype.kind + actual.dtype.kind
+    if "f" not in kinds and (_beyond_float64(reference) or _beyond_float64(actual)):
+        exact = reference.ravel().astype(object) - actual.ravel().astype(object)
+        return left, right, exact.astype(np.float64)
+    return left, right, left - right
+
+
+def _beyond_float64(array: Array) -> bool:
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or not array.size:
+        return False
+    return int(array.max()) > 2**53 or int(array.min()) < -(2**53)
+
+
+def worst_high(values: Sequence[float]) -> float:
+    """Return the greatest value; NaN, which is worse than any, where there is one."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values)
+
+
+def worst_low(values: Sequence[float]) -> float:
+    """Return the least value; NaN, which is worse than any, where there is one."""
+    return math.nan if any(math.isnan(value) for value in values) else min(values)
+
+
+def json_number(value: float | None) -> float | str | None:
+    """Return the number as JSON can hold it: ``"nan"``, ``"inf"`` and ``"-inf"`` are text there."""
+    return value if value is None or math.isfinite(value) else str(value)

@@ -1,0 +1,212 @@
+"""What was measured: the errors of one output, and of all outputs of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .metrics import json_number, worst_high, worst_low
+
+UPPER_BOUNDED = ("max_abs_error", "mean_abs_error", "rmse", "max_lsb_error")
+"""Metrics where less is better."""
+
+LOWER_BOUNDED = ("sqnr_db", "worst_sample_sqnr_db", "cosine_similarity", "top1_agreement")
+"""Metrics where more is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementError:
+    """
+    One element and what it was on both sides.
+
+    Attributes:
+        sample: index of the sample.
+        index: index of the element in the output.
+        reference: the value expected there.
+        actual: the value measured there.
+    """
+
+    sample: int
+    index: tuple[int, ...]
+    reference: float
+    actual: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data with sorted keys."""
+        return {
+            "actual": json_number(self.actual),
+            "index": list(self.index),
+            "reference": json_number(self.reference),
+            "sample": self.sample,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputErrors:
+    """
+    The errors of one output, pooled in float64 over all elements of all samples.
+
+    With anything non-finite on either side every metric is NaN.
+
+    Attributes:
+        name: the output.
+        dtype: dtype of what was measured, after dequantization.
+        scale: one LSB; None for an output without a scale.
+        n_samples: number of samples.
+        n_elements: number of elements over all samples.
+        nonfinite_reference: number of elements of the reference that are NaN or infinite.
+        nonfinite_actual: the same of what was measured.
+        degenerate: both sides are all zero (or have no elements): nothing was tested.
+        max_abs_error: max|f−q|.
+        mean_abs_error: Σ|f−q| / n.
+        rmse: √(Σ(f−q)² / n).
+        max_lsb_error: max|f−q| / S; None without a scale. 1/√12 of rmse/S is one ideal rounding.
+        sqnr_db: 10·log10(Σf² / Σ(f−q)²).
+        worst_sample_sqnr_db: the least SQNR of one sample; degenerate samples are left out.
+        worst_sample: index of that sample (the first one, where all are degenerate).
+        cosine_similarity: Σfq / (√Σf² · √Σq²).
+        top1_agreement: share of rows where the top-1 class agrees; None without classes.
+        max_abs_index: the element of max_abs_error, or the first non-finite one;
+            None without elements.
+    """
+
+    name: str
+    dtype: str
+    scale: float | None
+    n_samples: int
+    n_elements: int
+    nonfinite_reference: int
+    nonfinite_actual: int
+    degenerate: bool
+    max_abs_error: float
+    mean_abs_error: float
+    rmse: float
+    max_lsb_error: float | None
+    sqnr_db: float
+    worst_sample_sqnr_db: float
+    worst_sample: int
+    cosine_similarity: float
+    top1_agreement: float | None
+    max_abs_index: ElementError | None
+
+    @property
+    def nonfinite(self) -> int:
+        """Number of non-finite elements on both sides together."""
+        return self.nonfinite_reference + self.nonfinite_actual
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data with sorted keys; NaN and infinity as text."""
+        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in (*UPPER_BOUNDED, *LOWER_BOUNDED, "scale"):
+            data[name] = json_number(data[name])
+        data["max_abs_index"] = self.max_abs_index and self.max_abs_index.to_dict()
+        data["nonfinite"] = self.nonfinite
+        return dict(sorted(data.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class StageErrors:
+    """
+    The errors of one stage: every output, and the worst over them of every metric.
+
+    Worst is the greatest error, the least similarity; NaN is worse than any number.
+
+    Attributes:
+        outputs: errors by output name, in the model's own output order.
+
+    Raises:
+        ValueError: there is no output.
+    """
+
+    outputs: Mapping[str, OutputErrors]
+
+    def __post_init__(self) -> None:
+        if not self.outputs:
+            raise ValueError("a stage without outputs: nothing was measured")
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples."""
+        return next(iter(self.outputs.values())).n_samples
+
+    @property
+    def n_elements(self) -> int:
+        """Number of elements over all samples and outputs."""
+        return sum(output.n_elements for output in self.outputs.values())
+
+    @property
+    def nonfinite(self) -> int:
+        """Number of non-finite elements over all outputs, both sides together."""
+        return sum(output.nonfinite for output in self.outputs.values())
+
+    @property
+    def degenerate(self) -> bool:
+        """Whether nothing was tested at one output or more."""
+        return any(output.degenerate for output in self.outputs.values())
+
+    @property
+    def max_abs_error(self) -> float:
+        """Greatest max|f−q|."""
+        return self._worst(lambda output: output.max_abs_error, worst_high)
+
+    @property
+    def mean_abs_error(self) -> float:
+        """Greatest mean of |f−q|."""
+        return self._worst(lambda output: output.mean_abs_error, worst_high)
+
+    @property
+    def rmse(self) -> float:
+        """Greatest root of the mean of (f−q)²."""
+        return self._worst(lambda output: output.rmse, worst_high)
+
+    @property
+    def max_lsb_error(self) -> float | None:
+        """Greatest max|f−q| / S of the outputs that have a scale; None where none has."""
+        return self._worst_of_some(lambda output: output.max_lsb_error, worst_high)
+
+    @property
+    def sqnr_db(self) -> float:
+        """Least SQNR."""
+        return self._worst(lambda output: output.sqnr_db, worst_low)
+
+    @property
+    def worst_sample_sqnr_db(self) -> float:
+        """Least SQNR of one output in one sample."""
+        return self._worst(lambda output: output.worst_sample_sqnr_db, worst_low)
+
+    @property
+    def cosine_similarity(self) -> float:
+        """Least cosine similarity."""
+        return self._worst(lambda output: output.cosine_similarity, worst_low)
+
+    @property
+    def top1_agreement(self) -> float | None:
+        """Least top-1 agreement of the outputs that have classes; None where none has."""
+        return self._worst_of_some(lambda output: output.top1_agreement, worst_low)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data with sorted keys; NaN and infinity as text."""
+        data: dict[str, Any] = {
+            name: json_number(getattr(self, name)) for name in (*UPPER_BOUNDED, *LOWER_BOUNDED)
+        }
+        data["outputs"] = {name: self.outputs[name].to_dict() for name in sorted(self.outputs)}
+        for name in ("degenerate", "n_elements", "n_samples", "nonfinite"):
+            data[name] = getattr(self, name)
+        return dict(sorted(data.items()))
+
+    def _worst(
+        self,
+        metric: Callable[[OutputErrors], float],
+        worst: Callable[[Sequence[float]], float],
+    ) -> float:
+        return worst([metric(output) for output in self.outputs.values()])
+
+    def _worst_of_some(
+        self,
+        metric: Callable[[OutputErrors], float | None],
+        worst: Callable[[Sequence[float]], float],
+    ) -> float | None:
+        measured = [metric(output) for output in self.outputs.values()]
+        values = [value for value in measured if value is not None]
+        return worst(values) if values else None

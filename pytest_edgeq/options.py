@@ -1,0 +1,405 @@
+"""
+Every option of the plugin, each declared once.
+
+One stem gives three spellings: the flag `--edgeq-x-y`, the ini name `edgeq_x_y` and the dest
+`edgeq_x_y`.
+A flag that was not given is None, so that it can be told from one that repeats the default;
+the default stands in the ini.
+The command line beats the marker, the marker beats the ini.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import pytest
+
+from pytest_edgeq.presets import (
+    DEFAULT_PRESET,
+    DEFAULT_RUNTIME,
+    PRESETS,
+    RUNTIMES,
+    unknown_preset,
+)
+from pytest_edgeq.suggest import nearest
+
+UPDATE_CATEGORIES: Final = ("new", "changed", "prune")
+OBSOLETE_LEVELS: Final = ("info", "error")
+CI_VARIABLES: Final = (
+    "CI",
+    "BUILD_NUMBER",
+    "GITHUB_ACTIONS",
+    "GITLAB_CI",
+    "TF_BUILD",
+    "JENKINS_URL",
+    "TEAMCITY_VERSION",
+    "CIRCLECI",
+    "BUILDKITE",
+    "TRAVIS",
+)
+
+_BARE_UPDATE: Final = "new,changed"
+_WRITE_WITH_EQUALS: Final = (
+    "If this is a test path that the flag has taken for its value, write "
+    f"--edgeq-update={_BARE_UPDATE} (with '=') or put the flag after the path."
+)
+_REFUSED_ON_CI: Final = (
+    "{where}: remembered files are never written on CI, and the environment variable {variable} "
+    "is set to {value!r}.\n"
+    "  Run the update on your own machine, read the change and commit it; "
+    "or unset {variable} if this is no CI."
+)
+_MARKER_IS_KEYWORD_ONLY: Final = (
+    "the marker edgeq takes keyword arguments only, got {args}: "
+    'write @pytest.mark.edgeq(quantizers=["{preset}"], runtime="{runtime}")'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where an option's text was written: a name for messages and the folder for its paths."""
+
+    where: str
+    folder: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """
+    One option, on the command line and in the ini file.
+
+    Attributes:
+        stem: The name that all spellings share, such as `snapshot_dir`.
+        default: The ini default.
+        metavar: What `--help` shows for the value.
+        help: One sentence for `--help`.
+        resolve: Makes the value from the text, or raises pytest.UsageError with the valid values.
+        bare: What the flag means without a value; None if it needs one.
+    """
+
+    stem: str
+    default: str | int
+    metavar: str
+    help: str
+    resolve: Callable[[str, Place], Any]
+    bare: str | None = None
+
+    @property
+    def flag(self) -> str:
+        """The spelling on the command line."""
+        return f"--edgeq-{self.stem.replace('_', '-')}"
+
+    @property
+    def name(self) -> str:
+        """The ini name, which is the dest, too."""
+        return f"edgeq_{self.stem}"
+
+
+def _split(text: str) -> list[str]:
+    """Take a comma list apart; blanks around the words do not count."""
+    return [word for word in (part.strip() for part in text.split(",")) if word]
+
+
+def _choice(valid: Sequence[str]) -> Callable[[str, Place], str]:
+    """Make the resolver of an option that is one word of a few."""
+
+    def resolve(text: str, place: Place) -> str:
+        if text not in valid:
+            raise pytest.UsageError(
+                f"{place.where}: {text!r} is none of the valid values: {', '.join(valid)}"
+            )
+        return text
+
+    return resolve
+
+
+def _integer(lowest: int, end: int | None = None) -> Callable[[str, Place], int]:
+    """Make the resolver of an option that is an integer from `lowest`, below `end`."""
+    valid = f"an integer from {lowest}" if end is None else f"an integer from {lowest} to {end - 1}"
+
+    def resolve(text: str, place: Place) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        if value < lowest or (end is not None and value >= end):
+            raise pytest.UsageError(f"{place.where}: expected {valid}, got {text!r}")
+        return value
+
+    return resolve
+
+
+def _quantizer(text: str, place: Place) -> str | None:
+    """Resolve one quantizer's name: a preset, the path of a recipe, or `none` for float."""
+    if text == "none":
+        return None
+    if text.endswith(".json"):
+        path = (place.folder / text).resolve()
+        if not path.is_file():
+            raise pytest.UsageError(f"{place.where}: there is no recipe file at {path}")
+        return str(path)
+    if text not in PRESETS:
+        raise pytest.UsageError(
+            f"{place.where}: {unknown_preset(text)}\n"
+            "  or the path of a recipe that ends in .json, or none for float"
+        )
+    return text
+
+
+def _quantizers(text: str, place: Place) -> tuple[str | None, ...]:
+    words = _split(text)
+    if not words:
+        raise pytest.UsageError(
+            f"{place.where}: names no quantizer, so tests that ask for edgeq_quantizer would be "
+            f"skipped without a word\n  presets: {', '.join(PRESETS)}"
+        )
+    values = tuple(_quantizer(word, place) for word in words)
+    for value in values:
+        if values.count(value) > 1:
+            raise pytest.UsageError(f"{place.where}: {value or 'none'} is named more than once")
+    return values
+
+
+def _update(text: str, place: Place) -> frozenset[str]:
+    words = _split(text)
+    for word in words:
+        if word not in UPDATE_CATEGORIES:
+            raise pytest.UsageError(
+                f"{place.where}: {word!r} is none of the valid values: "
+                f"{', '.join(UPDATE_CATEGORIES)}\n  {_WRITE_WITH_EQUALS}"
+            )
+    if words and (variable := ci_variable()) is not None:
+        raise pytest.UsageError(
+            _REFUSED_ON_CI.format(where=place.where, variable=variable, value=os.environ[variable])
+        )
+    return frozenset(words)
+
+
+def _directory(text: str, place: Place) -> Path | None:
+    # Relative to the root folder wherever it is written, because the paths below it are, too.
+    if not text:
+        return None
+    path = place.folder / text
+    if path.exists() and not path.is_dir():
+        raise pytest.UsageError(f"{place.where}: {path} is a file; a folder is wanted")
+    return path
+
+
+OPTIONS: Final = (
+    Option(
+        "quantizers",
+        DEFAULT_PRESET,
+        "NAMES",
+        "Comma list of quantizers that tests asking for edgeq_quantizer run under: "
+        "presets, .json recipes, none for float.",
+        _quantizers,
+    ),
+    Option(
+        "runtime",
+        DEFAULT_RUNTIME,
+        "NAME",
+        f"The kernels that run the .tflite: {', '.join(RUNTIMES)}.",
+        _choice(RUNTIMES),
+    ),
+    Option("threads", 1, "N", "Threads of the interpreter.", _integer(1)),
+    Option("seed", 0, "N", "Seed of everything random in quantization.", _integer(0, 2**32)),
+    Option(
+        "update",
+        "",
+        "WHAT",
+        "Accept what was measured into the remembered files: comma list of "
+        f"{', '.join(UPDATE_CATEGORIES)}; without a value {_BARE_UPDATE}. "
+        "A value needs '='. Refused on CI.",
+        _update,
+        bare=_BARE_UPDATE,
+    ),
+    Option(
+        "snapshot_dir",
+        "",
+        "DIR",
+        "Folder of the remembered files, relative to rootdir, in place of __edgeq__ beside "
+        "each test.",
+        _directory,
+    ),
+    Option(
+        "obsolete",
+        "info",
+        "LEVEL",
+        f"Remembered files that no test claims any more: {' or '.join(OBSOLETE_LEVELS)} "
+        "(exit status 1).",
+        _choice(OBSOLETE_LEVELS),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """
+    What the options came to; one field an option, by its stem.
+
+    Attributes:
+        quantizers: Presets, absolute paths of recipes, None for float.
+        runtime: The kernels that run the `.tflite`.
+        threads: Threads of the interpreter.
+        seed: Seed of everything random in quantization.
+        update: Categories of remembered files that may be written.
+        snapshot_dir: Folder of the remembered files; None for beside each test.
+        obsolete: `info` or `error`.
+        on_command_line: Stems whose value was given there, which no marker overrides.
+    """
+
+    quantizers: tuple[str | None, ...]
+    runtime: str
+    threads: int
+    seed: int
+    update: frozenset[str]
+    snapshot_dir: Path | None
+    obsolete: Literal["info", "error"]
+    on_command_line: frozenset[str]
+
+    def prevailing(self, stem: str, marked: Any) -> Any:
+        """Pick the value that counts beside a marker's: command line, marker, ini."""
+        if marked is None or stem in self.on_command_line:
+            return getattr(self, stem)
+        return marked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Marks:
+    """What `@pytest.mark.edgeq(…)` says; the fields are its keywords, None is "not said"."""
+
+    quantizers: tuple[object, ...] | None = None
+    runtime: str | None = None
+
+
+MARKER: Final = (
+    "edgeq(*, quantizers=[…], runtime=None): run the test once under each of these quantizers "
+    "(for tests that ask for edgeq_quantizer), on these kernels. The command line wins over it."
+)
+
+
+def ci_variable(environment: Mapping[str, str] = os.environ) -> str | None:
+    """
+    Tell which environment variable says that this is CI.
+
+    Returns:
+        Its name, or None. Empty, `0` and `false` count as not set.
+    """
+    for name in CI_VARIABLES:
+        if environment.get(name, "").strip().lower() not in ("", "0", "false"):
+            return name
+    return None
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register every option, on the command line and in the ini."""
+    group = parser.getgroup("edgeq", "quantization regression tests (pytest-edgeq)")
+    for option in OPTIONS:
+        many: dict[str, Any] = {}
+        if option.bare is not None:
+            many = {"nargs": "?", "const": option.bare}
+        group.addoption(
+            option.flag,
+            dest=option.name,
+            metavar=option.metavar,
+            default=None,
+            help=option.help,
+            **many,
+        )
+        ini_type: Literal["int", "string"] = "int" if isinstance(option.default, int) else "string"
+        parser.addini(option.name, option.help, type=ini_type, default=option.default)
+
+
+def _ini(config: pytest.Config, option: Option) -> str:
+    """Read an ini value as text, whatever pytest made of it."""
+    try:
+        value = config.getini(option.name)
+    except (TypeError, ValueError, pytest.UsageError) as error:
+        # pytest's own text need not name the option ("invalid literal for int()").
+        kind = "an integer" if isinstance(option.default, int) else 'a string, such as "a,b"'
+        raise pytest.UsageError(f"ini option {option.name}: expected {kind}: {error}") from None
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value).strip()
+
+
+def resolve(config: pytest.Config) -> Settings:
+    """
+    Make the settings of a run from its command line and ini file.
+
+    Raises:
+        pytest.UsageError: A value is not valid, or an update was asked for on CI.
+    """
+    values: dict[str, Any] = {}
+    given = set()
+    for option in OPTIONS:
+        text = config.getoption(option.name)
+        if text is None:
+            folder = config.rootpath if config.inipath is None else config.inipath.parent
+            text, place = _ini(config, option), Place(f"ini option {option.name}", folder)
+        else:
+            given.add(option.stem)
+            place = Place(option.flag, config.invocation_params.dir)
+        if option.stem == "snapshot_dir":
+            place = dataclasses.replace(place, folder=config.rootpath)
+        values[option.stem] = option.resolve(text, place)
+    return Settings(**values, on_command_line=frozenset(given))
+
+
+def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path) -> Marks:
+    """
+    Make one of the markers `edgeq` on a test, the closest first; each keyword counts by itself.
+
+    Args:
+        marks: The markers, as `item.iter_markers("edgeq")` gives them.
+        rootdir: What the paths of recipes are relative to.
+
+    Raises:
+        pytest.UsageError: A keyword or a value is not valid.
+    """
+    valid = [field.name for field in dataclasses.fields(Marks)]
+    said: dict[str, Any] = {}
+    for mark in marks:
+        if mark.args:
+            raise pytest.UsageError(
+                _MARKER_IS_KEYWORD_ONLY.format(
+                    args=", ".join(map(repr, mark.args)),
+                    preset=DEFAULT_PRESET,
+                    runtime=DEFAULT_RUNTIME,
+                )
+            )
+        for keyword, value in mark.kwargs.items():
+            if keyword not in valid:
+                raise pytest.UsageError(
+                    f"the marker edgeq has no keyword {keyword!r}{nearest(keyword, valid)}\n"
+                    f"  keywords: {', '.join(valid)}"
+                )
+            if value is not None:
+                said.setdefault(keyword, value)
+    if "quantizers" in said:
+        said["quantizers"] = _marked_quantizers(said["quantizers"], rootdir)
+    if "runtime" in said:
+        _choice(RUNTIMES)(said["runtime"], Place("the marker edgeq(runtime=…)", rootdir))
+    return Marks(**said)
+
+
+def _marked_quantizers(value: object, rootdir: Path) -> tuple[object, ...]:
+    place = Place("the marker edgeq(quantizers=…)", rootdir)
+    if not isinstance(value, (list, tuple)):
+        raise pytest.UsageError(
+            f"{place.where}: expected a list of quantizers, got {value!r}; write [{value!r}]"
+        )
+    if not value:
+        raise pytest.UsageError(
+            f"{place.where}: the list is empty, so the test would be skipped without a word"
+        )
+    if all(isinstance(part, dict) for part in value):
+        raise pytest.UsageError(
+            f"{place.where}: a list of dicts is one recipe; for a list of quantizers write "
+            "quantizers=[recipe]"
+        )
+    return tuple(
+        _quantizer(str(part), place) if isinstance(part, (str, Path)) else part for part in value
+    )

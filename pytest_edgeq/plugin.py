@@ -1,0 +1,240 @@
+"""
+The plugin: hooks and fixtures only.
+
+It is loaded into every pytest run where pytest-edgeq is installed, so it imports neither torch nor
+numpy nor a converter; the class behind the fixture is imported when the fixture is first asked
+for.
+All state is in `config.stash`.
+What a test claimed travels as plain data on its report, because only reports survive the crash of
+an xdist worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_edgeq import options
+from pytest_edgeq.presets import quantizer_ids
+from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.obsolete import RunLog, prune, survey
+from pytest_edgeq.snapshots.producer import version_of
+from pytest_edgeq.snapshots.record import Owner, Phase
+from pytest_edgeq.snapshots.session import SnapshotSession
+from pytest_edgeq.snapshots.summary import Outcome, Severity, summarize
+
+if TYPE_CHECKING:
+    from pytest_edgeq.edgeq import Edgeq
+
+_HEADER_VERSIONS = ("torch", "torchao", "litert-torch", "ai-edge-litert")
+_MARKUP: dict[Severity | None, dict[str, bool]] = {
+    "error": {"red": True},
+    "warning": {"yellow": True},
+    "info": {},
+    None: {},
+}
+
+settings_key = pytest.StashKey[options.Settings]()
+memory_key = pytest.StashKey[SnapshotSession]()
+_outcome_key = pytest.StashKey[Outcome]()
+_running_key = pytest.StashKey["pytest.Item | None"]()
+
+
+# --- options and what the run says first --------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Register the options."""
+    options.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Resolve the options, so that a wrong one stops the run at once; register the marker."""
+    config.addinivalue_line("markers", options.MARKER)
+    settings = config.stash[settings_key] = options.resolve(config)
+    config.stash[memory_key] = SnapshotSession(
+        Layout(config.rootpath, settings.snapshot_dir),
+        update=settings.update,
+        invocation_dir=config.invocation_params.dir,
+    )
+    config.stash[_running_key] = None
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Controller(config), "edgeq-controller")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Tell the effective settings and the versions, which are read without an import."""
+    settings = config.stash[settings_key]
+    words = [f"{name}={getattr(settings, name)}" for name in ("runtime", "threads", "seed")]
+    words += [f"{name}={version_of(name) or 'not installed'}" for name in _HEADER_VERSIONS]
+    if settings.update:
+        words.append(f"update={','.join(sorted(settings.update))}")
+    return f"edgeq: {' '.join(words)}"
+
+
+# --- fixtures -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def edgeq(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
+    """
+    Quantize a model, run it beside torch, and remember what was accepted.
+
+    It may be used in fixtures of any scope; what it measures is booked on the test that is
+    running.
+    """
+    from pytest_edgeq.edgeq import Edgeq
+
+    config = request.config
+    settings = config.stash[settings_key]
+    return Edgeq(
+        runtime=lambda: _runtime(config),
+        threads=settings.threads,
+        seed=settings.seed,
+        directory=tmp_path_factory.mktemp("edgeq"),
+        memory=config.stash[memory_key],
+    )
+
+
+@pytest.fixture(scope="session")
+def edgeq_quantizer(request: pytest.FixtureRequest) -> object:
+    """
+    Give one quantizer at a time: a test that asks for it runs once under each.
+
+    They are those of `--edgeq-quantizers`, else of the marker `edgeq(quantizers=[…])`, else of the
+    ini option `edgeq_quantizers`, else the default preset.
+    """
+    return request.param
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Check the marker; run the test once under each quantizer if it asks for one."""
+    config = metafunc.config
+    marks = _marks(metafunc.definition)
+    if "edgeq_quantizer" in metafunc.fixturenames:
+        quantizers = config.stash[settings_key].prevailing("quantizers", marks.quantizers)
+        metafunc.parametrize(
+            "edgeq_quantizer", quantizers, ids=quantizer_ids(quantizers), indirect=True
+        )
+
+
+def _marks(item: pytest.Item) -> options.Marks:
+    try:
+        return options.resolve_marks(item.iter_markers("edgeq"), item.config.rootpath)
+    except pytest.UsageError as error:
+        message = f"{item.nodeid}: {error}"
+    # As pytest does for its own markers: a message for this file, without a traceback.
+    pytest.fail(message, pytrace=False)
+
+
+def _runtime(config: pytest.Config) -> str:
+    """Tell the kernels that the running test is to use."""
+    item = config.stash[_running_key]
+    marked = None if item is None else _marks(item).runtime
+    runtime: str = config.stash[settings_key].prevailing("runtime", marked)
+    return runtime
+
+
+# --- the running test ---------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Book what is measured meanwhile on this test."""
+    _marks(item)
+    with _running(item, "setup"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Book what is claimed meanwhile on this test."""
+    with _running(item, "call"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Book what is measured meanwhile on this test."""
+    with _running(item, "teardown"):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _running(item: pytest.Item, phase: Phase) -> Iterator[None]:
+    stash = item.config.stash
+    stash[_running_key] = item
+    try:
+        with stash[memory_key].running(_owner(item), phase):
+            yield
+    finally:
+        stash[_running_key] = None
+
+
+def _owner(item: pytest.Item) -> Owner:
+    # Not from the node id: pytest-xdist appends the group to it with --dist=loadgroup.
+    names: list[str] = []
+    for node in item.listchain():
+        names = [] if isinstance(node, pytest.File) else [*names, node.name]
+    return Owner(item.path, "::".join(names))
+
+
+# --- what became of it --------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what the test claimed on the report of its call."""
+    report = yield
+    if call.when == "call":
+        record = item.config.stash[memory_key].record(_owner(item))
+        report.__dict__["edgeq"] = record
+    return report
+
+
+class _Controller:
+    """The hooks of the process that hears of every test: of all but the workers of xdist."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._log = RunLog()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take one report, of this process or of a worker."""
+        self._log.add(
+            report.nodeid,
+            getattr(report, "worker_id", ""),
+            report.when or "",
+            report.outcome,
+            getattr(report, "edgeq", None),
+        )
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Look for remembered files that nobody claims any more; delete them if asked to."""
+        settings = self._config.stash[settings_key]
+        found = survey(self._config.stash[memory_key].layout, self._log)
+        outcome = Outcome(found, obsolete_is_error=settings.obsolete == "error")
+        if "prune" in settings.update:
+            kept = prune(found.obsolete)
+            pruned = [path for path in found.obsolete if path not in kept]
+            outcome = dataclasses.replace(outcome, pruned=pruned, kept=kept)
+        self._config.stash[_outcome_key] = outcome
+        if outcome.fails and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Tell what was written, what differs and what is obsolete, if anything is."""
+        stash = self._config.stash
+        if (outcome := stash.get(_outcome_key, None)) is None:
+            return
+        lines = summarize(stash[memory_key].layout, self._log, outcome)
+        if lines:
+            terminalreporter.section("edgeq")
+        for line in lines:
+            terminalreporter.write_line(line.text, **_MARKUP[line.severity])

@@ -1,0 +1,299 @@
+"""
+Samples: what users calibrate and evaluate with, checked against what the model takes.
+
+A sample is a tensor, a tuple (or list) of tensors, or a dict of tensors by argument name; a pair
+`(tuple, dict)` serves models that take both. numpy arrays stand in for tensors where a model was
+loaded from a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_edgeq.suggest import nearest
+from pytest_edgeq.tflite.graph import Signature
+
+__all__ = ["InputSpec", "Sample", "SampleSpec", "as_array", "read_samples"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """
+    What one input must be.
+
+    Attributes:
+        name: `args_0`, `args_1`, … or the keyword.
+        shape: −1 where any length will do.
+        dtype: numpy's name for it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def check(self, value: Any, where: str) -> None:
+        """
+        Check one tensor of a sample.
+
+        Raises:
+            TypeError: Not a tensor, or of another dtype.
+            ValueError: Of another shape.
+        """
+        if not is_tensor(value):
+            raise TypeError(
+                f"{where}, input {self.name!r}: expected a tensor, got {type(value).__name__}"
+            )
+        shape, dtype = tuple(value.shape), dtype_name(value)
+        if len(shape) != len(self.shape) or any(
+            expected not in (-1, actual) for expected, actual in zip(self.shape, shape, strict=True)
+        ):
+            batched = shape[:1] != self.shape[:1] and shape[1:] == self.shape[1:]
+            missing = shape == self.shape[1:]
+            hint = ""
+            if batched or missing:
+                hint = f"; the file is built for batches of {self.shape[0]}: " + (
+                    "split the batch" if batched else "add the batch dimension"
+                )
+            raise ValueError(
+                f"{where}, input {self.name!r}: expected shape {_shape(self.shape)}, got "
+                f"{_shape(shape)}{hint}"
+            )
+        if dtype != self.dtype:
+            floats = self.dtype.startswith("float") and not dtype.startswith(("float", "bfloat"))
+            hint = (
+                "; integers stand where floats belong: convert them as the model was trained "
+                "(for images, usually x.float() / 255)"
+                if floats
+                else ""
+            )
+            raise TypeError(
+                f"{where}, input {self.name!r}: expected {self.dtype}, got {dtype}{hint}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample, bound: positional and keyword tensors as the model takes them."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Positional ones first, then keyword ones in the model's order."""
+        return (*self.args, *self.kwargs.values())
+
+    def arrays(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """The tensors as numpy arrays, without a copy."""
+        return tuple(as_array(tensor) for tensor in self.tensors)
+
+    def clone(self) -> Sample:
+        """A copy that outlives the data loader's buffers."""
+        return Sample(
+            tuple(_copy(tensor) for tensor in self.args),
+            {name: _copy(tensor) for name, tensor in self.kwargs.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """
+    What a sample must hold.
+
+    Attributes:
+        args: The positional inputs.
+        kwargs: The keyword inputs.
+        parameters: Names of the model's positional parameters, so that a dict can hold them too.
+    """
+
+    args: tuple[InputSpec, ...]
+    kwargs: dict[str, InputSpec]
+    parameters: tuple[str, ...] = ()
+
+    @classmethod
+    def of_inputs(
+        cls,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        parameters: Sequence[str],
+        *,
+        dynamic: bool = False,
+    ) -> SampleSpec:
+        """The spec that sample inputs give; with `dynamic` only ranks and dtypes must agree."""
+
+        def spec(name: str, value: Any) -> InputSpec:
+            shape = tuple(-1 if dynamic else int(length) for length in value.shape)
+            return InputSpec(name, shape, dtype_name(value))
+
+        return cls(
+            tuple(spec(f"args_{i}", value) for i, value in enumerate(args)),
+            {name: spec(name, value) for name, value in kwargs.items()},
+            tuple(parameters[: len(args)]),
+        )
+
+    @classmethod
+    def of_signature(cls, signature: Signature) -> SampleSpec:
+        """The spec that a file's own inputs give: floats where the file takes quantized codes."""
+        return cls(
+            tuple(
+                InputSpec(
+                    border.name,
+                    border.tensor.shape_signature,
+                    "float32" if border.tensor.is_quantized else border.tensor.dtype,
+                )
+                for border in signature.inputs
+            ),
+            {},
+            tuple(border.name for border in signature.inputs),
+        )
+
+    @property
+    def inputs(self) -> tuple[InputSpec, ...]:
+        """Positional ones first, then keyword ones."""
+        return (*self.args, *self.kwargs.values())
+
+    def bind(self, sample: Any, where: str) -> Sample:
+        """
+        Bind a sample to the model's inputs and check it.
+
+        Args:
+            sample: As the module's docstring says.
+            where: For texts, for instance `calibration sample 3`.
+
+        Raises:
+            TypeError: Of another kind, or a tensor of another dtype.
+            ValueError: More, fewer or other inputs, or another shape.
+        """
+        args, kwargs = self._split(sample, where)
+        if len(args) != len(self.args):
+            hint = ""
+            if len(args) == len(self.args) + 1 and not self.kwargs:
+                hint = "; if the last one is a label, leave it out: (x for x, label in loader)"
+            raise ValueError(
+                f"{where}: expected {_count(len(self.args), 'positional input')}, got "
+                f"{len(args)}{hint}"
+            )
+        if set(kwargs) != set(self.kwargs):
+            raise ValueError(
+                f"{where}: expected the inputs {sorted(self.kwargs) or 'by position only'}, got "
+                f"{sorted(kwargs)}"
+                + "".join(nearest(name, self.kwargs) for name in set(kwargs) - set(self.kwargs))
+            )
+        bound = Sample(tuple(args), {name: kwargs[name] for name in self.kwargs})
+        for spec, value in zip(self.inputs, bound.tensors, strict=True):
+            spec.check(value, where)
+        return bound
+
+    def _split(self, sample: Any, where: str) -> tuple[Sequence[Any], dict[str, Any]]:
+        if is_tensor(sample):
+            return (sample,), {}
+        if isinstance(sample, Mapping):
+            named = dict(sample)
+            if self.parameters and set(self.parameters) <= set(named):
+                return [named.pop(name) for name in self.parameters], named
+            return (), named
+        if isinstance(sample, (tuple, list)):
+            if len(sample) == 2 and isinstance(sample[1], Mapping):
+                args = (sample[0],) if is_tensor(sample[0]) else tuple(sample[0])
+                return args, dict(sample[1])
+            return sample, {}
+        raise TypeError(
+            f"{where}: expected a tensor, a tuple of tensors or a dict of tensors, got "
+            f"{type(sample).__name__}"
+        )
+
+
+def read_samples(
+    samples: Iterable[Any], spec: SampleSpec, kind: str, *, finite: bool = False
+) -> Iterator[Sample]:
+    """
+    Read samples once, in order, holding one at a time.
+
+    Args:
+        samples: Any iterable of samples.
+        spec: What each must be.
+        kind: `calibration` or `evaluation`, for texts.
+        finite: Refuse NaN and infinities.
+
+    Raises:
+        TypeError: Not an iterable of samples.
+        ValueError: No sample in it, or a sample that does not fit.
+    """
+    if is_tensor(samples) or isinstance(samples, (Mapping, str, bytes)):
+        raise TypeError(
+            f"{kind}: expected an iterable of samples, got one {type(samples).__name__}; put it "
+            "into a list: [sample]"
+        )
+    try:
+        iterator = iter(samples)
+    except TypeError:
+        raise TypeError(
+            f"{kind}: expected an iterable of samples, got {type(samples).__name__}"
+        ) from None
+    count = 0
+    for sample in iterator:
+        bound = spec.bind(sample, f"{kind} sample {count}")
+        if finite:
+            _check_finite(bound, spec, f"{kind} sample {count}")
+        yield bound
+        count += 1
+    if count == 0:
+        hint = (
+            ". A generator gives its samples once, and this one is used up: make it anew for each "
+            "use, or keep the samples in a list"
+            if iterator is samples
+            else ""
+        )
+        raise ValueError(f"{kind}: there is no sample in the {type(samples).__name__}{hint}")
+
+
+def _check_finite(sample: Sample, spec: SampleSpec, where: str) -> None:
+    for input_spec, array in zip(spec.inputs, sample.arrays(), strict=True):
+        if not np.issubdtype(array.dtype, np.floating):
+            continue
+        bad = array.size - int(np.isfinite(array).sum())
+        if bad:
+            raise ValueError(
+                f"{where}, input {input_spec.name!r}: {bad} of {array.size} values are NaN or "
+                "infinite; ranges taken from them would make every scale meaningless. Clean the "
+                "data, or leave the sample out"
+            )
+
+
+def is_tensor(value: Any) -> bool:
+    """A torch tensor or a numpy array, told without importing torch."""
+    return isinstance(value, np.ndarray) or (
+        type(value).__module__.split(".")[0] == "torch" and hasattr(value, "numpy")
+    )
+
+
+def dtype_name(value: Any) -> str:
+    """`float32` for a torch tensor or a numpy array of that dtype."""
+    return str(value.dtype).removeprefix("torch.")
+
+
+def as_array(tensor: Any) -> np.ndarray[Any, Any]:
+    """A tensor as a numpy array, sharing its memory where it can."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    detached = tensor.detach().cpu()
+    if dtype_name(detached) == "bfloat16":
+        detached = detached.float()
+    array: np.ndarray[Any, Any] = detached.numpy()
+    return array
+
+
+def _copy(tensor: Any) -> Any:
+    return tensor.copy() if isinstance(tensor, np.ndarray) else tensor.detach().clone()
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join("?" if length == -1 else str(length) for length in shape) or "scalar"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" + ("" if n == 1 else "s")

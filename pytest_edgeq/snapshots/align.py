@@ -1,0 +1,182 @@
+"""
+Which op of one op-dtype map is which op of another.
+
+Maps are aligned, not compared by position: one op more at the top is one op more, not a hundred
+changed rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+Pair = tuple[int, int]
+_Gap = tuple[int, int, int, int]
+_Key = Callable[[Row], Hashable]
+
+
+@dataclasses.dataclass(frozen=True)
+class Alignment:
+    """
+    What differs between two lists of ops; all numbers are positions in their list.
+
+    Attributes:
+        changed: Old and new position of ops that are the same op with other fields.
+        moved: Old and new position of ops that stand elsewhere in the order.
+        disappeared: Old positions of ops that are gone.
+        appeared: New positions of ops that are new.
+    """
+
+    changed: list[Pair]
+    moved: list[Pair]
+    disappeared: list[int]
+    appeared: list[int]
+
+    @property
+    def size(self) -> int:
+        """How many ops differ."""
+        pairs = len(self.changed) + len(self.moved)
+        return pairs + len(self.disappeared) + len(self.appeared)
+
+
+def fields(row: Row) -> dict[str, Any]:
+    """Tell what counts of an op: everything but its module, which a rename changes."""
+    return {key: value for key, value in row.items() if key != "module"}
+
+
+def align(old: Sequence[Row], new: Sequence[Row]) -> Alignment:
+    """
+    Find what differs between two lists of ops.
+
+    Two ways are tried, and the one with fewer differences is taken. Imagine two ops that swap
+    their dtypes: by their modules, both changed. Imagine a block put in front of a Sequential: by
+    their modules every op changed, by their rows one block appeared.
+    """
+    by_module = _align(old, new, (_exact, _place, _row, _op))
+    if by_module.size <= 1:
+        return by_module
+    by_row = _align(old, new, (_row, _place, _op))
+    return by_row if by_row.size < by_module.size else by_module
+
+
+def _exact(row: Row) -> Hashable:
+    return json.dumps(row, sort_keys=True)
+
+
+def _row(row: Row) -> Hashable:
+    return json.dumps(fields(row), sort_keys=True)
+
+
+def _place(row: Row) -> Hashable:
+    # An op whose module cannot be told is like no other.
+    return object() if row["module"] is None else (row["op"], row["module"], row["subgraph"])
+
+
+def _op(row: Row) -> Hashable:
+    return str(row["op"])
+
+
+def _align(old: Sequence[Row], new: Sequence[Row], keys: Sequence[_Key]) -> Alignment:
+    pairs: list[Pair] = []
+    gaps: list[_Gap] = [(0, len(old), 0, len(new))]
+    for key in keys:
+        narrower: list[_Gap] = []
+        for gap in gaps:
+            found, rest = _match(
+                [key(row) for row in old[gap[0] : gap[1]]],
+                [key(row) for row in new[gap[2] : gap[3]]],
+                gap,
+            )
+            pairs += found
+            narrower += rest
+        gaps = narrower
+    pairs += [
+        (old_start, new_start)
+        for old_start, old_end, new_start, new_end in gaps
+        if old_end - old_start == new_end - new_start == 1
+        and old[old_start]["module"] is not None
+        and old[old_start]["module"] == new[new_start]["module"]
+    ]
+    changed = sorted(pair for pair in pairs if _row(old[pair[0]]) != _row(new[pair[1]]))
+    return _with_moves(old, new, pairs, changed)
+
+
+def _match(
+    old: Sequence[Hashable], new: Sequence[Hashable], gap: _Gap
+) -> tuple[list[Pair], list[_Gap]]:
+    """Pair equal keys within one gap, as many as keep their order, and tell what is left."""
+    pairs = [(gap[0] + row, gap[2] + column) for row, column in _common(old, new)]
+    gaps: list[_Gap] = []
+    old_at, new_at = gap[0], gap[2]
+    for old_next, new_next in [*pairs, (gap[1], gap[3])]:
+        if old_at < old_next or new_at < new_next:
+            gaps.append((old_at, old_next, new_at, new_next))
+        old_at, new_at = old_next + 1, new_next + 1
+    return pairs, gaps
+
+
+def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[Pair]:
+    """
+    Find a longest common subsequence, as pairs of positions in order.
+
+    difflib.SequenceMatcher takes the longest block first, which in a network of a hundred equal
+    blocks is the wrong one, and takes seconds to do so. This is the bit-parallel algorithm of
+    Hyyrö (2004): a row of the table is one integer, in which a zero at bit i says that the i-th
+    old key made the sequence longer.
+    """
+    head = 0
+    while head < min(len(old), len(new)) and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    row, column = len(old) - tail, len(new) - tail
+    places: dict[Hashable, int] = defaultdict(int)
+    for index in range(head, row):
+        places[old[index]] |= 1 << (index - head)
+    ones = (1 << (row - head)) - 1
+    table = [ones]
+    for key in new[head:column]:
+        last = table[-1]
+        hits = last & places.get(key, 0)
+        table.append(((last + hits) | (last - hits)) & ones)
+    middle: list[Pair] = []
+    while row > head and column > head:
+        if old[row - 1] == new[column - 1]:
+            row, column = row - 1, column - 1
+            middle.append((row, column))
+        elif table[column - head] >> (row - 1 - head) & 1:
+            row -= 1
+        else:
+            column -= 1
+    return [
+        *((index, index) for index in range(head)),
+        *reversed(middle),
+        *((len(old) - index, len(new) - index) for index in range(tail, 0, -1)),
+    ]
+
+
+def _with_moves(
+    old: Sequence[Row], new: Sequence[Row], pairs: Sequence[Pair], changed: list[Pair]
+) -> Alignment:
+    """Tell ops that only stand elsewhere from those that came or went."""
+    matched_old = {pair[0] for pair in pairs}
+    matched_new = {pair[1] for pair in pairs}
+    gone = defaultdict(list)
+    for index, row in enumerate(old):
+        if index not in matched_old:
+            gone[_exact(row)].append(index)
+    moved, appeared = [], []
+    for index, row in enumerate(new):
+        if index in matched_new:
+            continue
+        if twins := gone.get(_exact(row)):
+            moved.append((twins.pop(0), index))
+        else:
+            appeared.append(index)
+    disappeared = sorted(index for indices in gone.values() for index in indices)
+    return Alignment(changed, moved, disappeared, appeared)

@@ -1,0 +1,342 @@
+"""
+What changed between two op-dtype maps, told in words.
+
+Line one is the change that tells most, because it is all that pytest's short summary shows.
+Then the ops that changed, what came and went, and why it matters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pytest_edgeq.snapshots.align import Alignment, Pair, Row, align, fields
+
+_SHOWN_ROWS: Final = 10
+_SHOWN_PLACES: Final = 6
+_BORDERS: Final = frozenset({"QUANTIZE", "DEQUANTIZE"})
+_BORDER_RANK: Final = 10
+_FIELDS: Final = ("op", "scheme", "inputs", "weight", "granularity", "bias", "outputs", "subgraph")
+
+_WHY_FLOAT: Final = (
+    "Why it matters: an op in float costs time, memory and conversions on an integer target, and "
+    "a target without float kernels refuses the model."
+)
+_WHY_IO: Final = (
+    "Why it matters: the code that calls the model fills and reads these buffers by dtype, shape "
+    "and position."
+)
+_WHY: Final = (
+    "Why it matters: the file still converts and runs, but not in the way that was accepted; "
+    "accuracy, size and the kernels on the target may differ."
+)
+
+
+class _Group(NamedTuple):
+    """Ops that changed in the same way; `told` is that way, after the op's name."""
+
+    rank: int
+    told: str
+    pairs: list[Pair]
+
+
+def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """
+    Tell what differs between two op-dtype maps.
+
+    The torch module of an op counts for nothing: renaming an attribute changes no file. dtype,
+    granularity, scheme, op, order, inputs and outputs all count.
+
+    Args:
+        old: The map that was stored.
+        new: The map that was measured.
+
+    Returns:
+        A text whose first line is the most telling change; empty if nothing differs.
+    """
+    borders = [
+        change
+        for part in ("inputs", "outputs")
+        for change in _io_changes(part[:-1], old[part], new[part])
+    ]
+    others = [
+        f"{key} went from {_value(old.get(key))} to {_value(new.get(key))}"
+        for key in sorted({*old, *new} - {"inputs", "outputs", "ops"})
+        if key not in old or key not in new or old[key] != new[key]
+    ]
+    alignment = align(old["ops"], new["ops"])
+    if not (alignment.size or borders or others):
+        return ""
+    groups = _groups(alignment, old["ops"], new["ops"])
+    lines = [
+        _first_line(alignment, groups, [*borders, *others], old["ops"], new["ops"]),
+        *_table(alignment, groups, old["ops"], new["ops"]),
+        *_came_and_went(alignment, old["ops"], new["ops"]),
+    ]
+    if borders:
+        lines += ["inputs and outputs:", *(f"  {change}" for change in borders)]
+    lines += others
+    to_float = any(
+        old["ops"][before]["scheme"] != "float" and new["ops"][after]["scheme"] == "float"
+        for before, after in alignment.changed
+    )
+    return "\n".join([*lines, _WHY_FLOAT if to_float else _WHY_IO if borders else _WHY])
+
+
+def io_text(row: Row) -> str:
+    """Tell one input or output: name, dtype, shape."""
+    return f"{row['name']} {row['dtype']} {row['shape']}"
+
+
+# --- line one -----------------------------------------------------------------------------------
+
+
+def _first_line(
+    alignment: Alignment,
+    groups: Sequence[_Group],
+    others: Sequence[str],
+    old: Sequence[Row],
+    new: Sequence[Row],
+) -> str:
+    came_and_went = [
+        f"{_several(rows, indices)} {verb}"
+        for verb, rows, indices in (
+            ("appeared", new, alignment.appeared),
+            ("disappeared", old, alignment.disappeared),
+            ("moved", new, [after for _, after in alignment.moved]),
+        )
+        if indices
+    ]
+    # What became of QUANTIZE and DEQUANTIZE follows from something else, which goes first.
+    told = [group for group in groups if group.rank < _BORDER_RANK][:2]
+    if not (told or others or came_and_went):
+        told = list(groups[:1])
+    parts = [_group_text(group, old, new) for group in told]
+    if others:
+        more = len(others) - 1
+        parts.append(others[0] + (f" ({more} more such {_plural('change', more)})" if more else ""))
+    parts += came_and_went
+    if more := len(alignment.changed) - sum(len(group.pairs) for group in told):
+        parts.append(f"{more} more {_plural('op', more)} changed")
+    return "; ".join(parts)
+
+
+def _groups(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> list[_Group]:
+    """Put ops that changed in the same way together, the most telling way first."""
+    ways: dict[tuple[int, str], list[Pair]] = defaultdict(list)
+    for pair in alignment.changed:
+        ways[_way(old[pair[0]], new[pair[1]])].append(pair)
+    groups = []
+    for (rank, told), pairs in ways.items():
+        only_borders = all(new[after]["op"] in _BORDERS for _, after in pairs)
+        groups.append(_Group(rank + _BORDER_RANK * only_borders, told, pairs))
+    return sorted(groups, key=lambda group: (group.rank, -len(group.pairs), group.pairs[0]))
+
+
+def _way(old: Row, new: Row) -> tuple[int, str]:
+    """Tell how an op changed: a rank (lower tells more) and the words after the op's name."""
+    if old["op"] != new["op"]:
+        return 0, f" became {new['op']}"
+    if old["scheme"] != new["scheme"]:
+        before, after = _computes_in(old), _computes_in(new)
+        rank = 0 if new["scheme"] == "float" else 1
+        if before == after:
+            return rank, f": scheme went from {old['scheme']} to {new['scheme']}"
+        return rank, f" went from {before} to {after}"
+    for key in ("weight", "granularity"):
+        if old[key] != new[key]:
+            return 2, f": weight went from {_weight(old)} to {_weight(new)}"
+    for key in (*_FIELDS, *sorted(set(old) | set(new))):
+        if key != "module" and old.get(key) != new.get(key):
+            name = key[:-1] if key in ("inputs", "outputs") else key
+            return 3, f": {name} went from {_value(old.get(key))} to {_value(new.get(key))}"
+    raise AssertionError("unreachable, because only ops that differ are told")
+
+
+def _computes_in(row: Row) -> str:
+    """Tell what an op computes in, in the words of a reader: `float32` says more than `float`."""
+    if row["scheme"] not in ("float", "integer"):
+        return str(row["scheme"])
+    dtypes = [*row["outputs"], *row["inputs"]]
+    return str(dtypes[0]) if dtypes else str(row["scheme"])
+
+
+def _weight(row: Row) -> str:
+    return " ".join(str(row[key]) for key in ("weight", "granularity") if row[key]) or "none"
+
+
+def _group_text(group: _Group, old: Sequence[Row], new: Sequence[Row]) -> str:
+    pairs = group.pairs
+    counts = Counter(old[before]["op"] for before, _ in pairs)
+    (op, count), *more = counts.most_common()
+    if more:
+        return f"{_several(old, [before for before, _ in pairs])}{group.told}"
+    if count == 1:
+        after = pairs[0][1]
+        return f"{op} {_at(new[after], after)}{group.told}"
+    places = [_place(new[after], after) for _, after in pairs]
+    shown = ", ".join(places[:2]) + (", …" if count > 2 else "")
+    return f"{count} {op} ({shown}){group.told}"
+
+
+def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
+    """Count ops by name: `2 DEQUANTIZE and 1 QUANTIZE`, `12 ops (4 ADD, 3 MUL, …)`."""
+    if len(indices) == 1 and rows[indices[0]]["module"]:
+        return f"{rows[indices[0]]['op']} at {rows[indices[0]]['module']}"
+    counts = Counter(rows[index]["op"] for index in indices).most_common()
+    told = [f"{count} {op}" for op, count in counts]
+    if len(told) <= 2:
+        return " and ".join(told)
+    return f"{sum(count for _, count in counts)} ops ({told[0]}, {told[1]}, …)"
+
+
+# --- details ------------------------------------------------------------------------------------
+
+
+def _table(
+    alignment: Alignment, groups: Sequence[_Group], old: Sequence[Row], new: Sequence[Row]
+) -> list[str]:
+    """List the ops that changed, in the order in which line one tells them."""
+    if not alignment.changed:
+        return []
+    pairs = [pair for group in groups for pair in group.pairs]
+    cells = [("op", "name", "module", "stored → now")]
+    for before, after in pairs[:_SHOWN_ROWS]:
+        cells.append(
+            (
+                f"#{after}",
+                new[after]["op"],
+                _modules(old[before], new[after]),
+                "; ".join(_field_changes(old[before], new[after])),
+            )
+        )
+    widths = [max(len(row[column]) for row in cells) for column in range(3)]
+    lines = [f"changed ops ({len(pairs)} of {len(new)}):"]
+    for *columns, change in cells:
+        padded = [cell.ljust(width) for cell, width in zip(columns, widths, strict=True)]
+        lines.append("  " + "  ".join([*padded, change]))
+    if (hidden := len(pairs) - _SHOWN_ROWS) > 0:
+        lines.append(f"  … and {hidden} more")
+    return lines
+
+
+def _modules(old: Row, new: Row) -> str:
+    before, after = old["module"] or "-", new["module"] or "-"
+    return after if before == after else f"{before} → {after}"
+
+
+def _field_changes(old: Row, new: Row) -> list[str]:
+    more = sorted({*fields(old), *fields(new)} - set(_FIELDS))
+    return [
+        f"{key} {_value(old.get(key))} → {_value(new.get(key))}"
+        for key in (*_FIELDS, *more)
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _came_and_went(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> list[str]:
+    lines = []
+    for verb, rows, indices in (
+        ("appeared", new, alignment.appeared),
+        ("disappeared (numbers of the stored map)", old, alignment.disappeared),
+    ):
+        if indices:
+            places: dict[str, list[str]] = defaultdict(list)
+            for index in indices:
+                module = rows[index]["module"]
+                places[rows[index]["op"]].append(f"#{index}" + (f" {module}" if module else ""))
+            told = sorted(places.items(), key=lambda item: -len(item[1]))
+            lines.append(f"{verb}:")
+            lines += [f"  {len(at)} {op}: {_some(at)}" for op, at in told]
+    if alignment.moved:
+        lines.append("moved:")
+        lines += [
+            f"  {new[after]['op']} {_at(new[after], after)}: #{before} → #{after}"
+            for before, after in alignment.moved[:_SHOWN_ROWS]
+        ]
+        if (hidden := len(alignment.moved) - _SHOWN_ROWS) > 0:
+            lines.append(f"  … and {hidden} more")
+    return lines
+
+
+def _some(places: Sequence[str]) -> str:
+    shown = ", ".join(places[:_SHOWN_PLACES])
+    hidden = len(places) - _SHOWN_PLACES
+    return f"{shown} and {hidden} more" if hidden > 0 else shown
+
+
+# --- inputs and outputs -------------------------------------------------------------------------
+
+
+def _io_changes(side: str, old: Sequence[Row], new: Sequence[Row]) -> list[str]:
+    """Tell what changed among the inputs or the outputs of a model."""
+    before, after = [_io_key(row) for row in old], [_io_key(row) for row in new]
+    if before == after or (
+        # Neither name is left, and as many are there: they were renamed, not replaced.
+        len(before) == len(after) and not set(before) & set(after)
+    ):
+        pairs = list(zip(old, new, strict=True))
+        return [change for pair in pairs for change in _io_change(side, *pair)]
+    changes = []
+    by_key = {_io_key(row): row for row in new}
+    for row in old:
+        if (twin := by_key.get(_io_key(row))) is None:
+            changes.append(f"{side} {row['name']!r} ({row['dtype']}) disappeared")
+        else:
+            changes += _io_change(side, row, twin)
+    changes += [
+        f"{side} {row['name']!r} ({row['dtype']}) appeared"
+        for row in new
+        if _io_key(row) not in before
+    ]
+    common = [key for key in before if key in after]
+    if common != [key for key in after if key in before]:
+        names = [", ".join(str(row["name"]) for row in rows) for rows in (old, new)]
+        changes.append(f"the order of the {side}s went from {names[0]} to {names[1]}")
+    if not changes:
+        changes.append(f"the number of {side}s went from {len(old)} to {len(new)}")
+    return changes
+
+
+def _io_key(row: Row) -> Hashable:
+    return row.get("signature"), row["name"]
+
+
+def _io_change(side: str, old: Row, new: Row) -> list[str]:
+    changes = []
+    if old["name"] != new["name"]:
+        changes.append(f"{side} {old['name']!r} is now named {new['name']!r}")
+    # The dtype comes first: it is what the caller's code breaks on.
+    for key in ("dtype", *sorted({*old, *new} - {"dtype", "name"})):
+        if old.get(key) != new.get(key):
+            what = "" if key == "dtype" else f": {key}"
+            changes.append(
+                f"{side} {new['name']!r}{what} went from {old.get(key)} to {new.get(key)}"
+            )
+    return changes
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def _at(row: Row, index: int) -> str:
+    return f"at {row['module']}" if row["module"] else f"#{index}"
+
+
+def _place(row: Row, index: int) -> str:
+    return str(row["module"] or f"#{index}")
+
+
+def _value(value: object) -> str:
+    """Show a field's value: dtypes without brackets and quotes."""
+    if isinstance(value, list):
+        words = [str(part) for part in value]
+        if len(words) > 2 and len(set(words)) == 1:
+            return f"{len(words)} × {words[0]}"
+        return ", ".join(words) or "none"
+    return "none" if value is None else str(value)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"

@@ -1,0 +1,92 @@
+"""
+The kinds of data that are remembered, and what each needs to be stored and told.
+
+A new kind is one more entry of KINDS: its title, a check of its shape, a summary for the first
+time that it is seen, and the text of a change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from pytest_edgeq.snapshots.compare import describe_change, io_text
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """
+    One kind of remembered data.
+
+    Attributes:
+        title: What messages call it.
+        problem: Says what is wrong with data of this kind as it was read; empty if nothing is.
+        describe_new: What would be stored, in a few lines.
+        describe_change: What differs between stored and measured; empty if nothing does.
+    """
+
+    title: str
+    problem: Callable[[Mapping[str, Any]], str]
+    describe_new: Callable[[Mapping[str, Any]], str]
+    describe_change: Callable[[dict[str, Any], dict[str, Any]], str]
+
+
+_IO_KEYS = ("name", "dtype", "shape")
+_OP_KEYS = (
+    "subgraph",
+    "op",
+    "module",
+    "inputs",
+    "weight",
+    "bias",
+    "outputs",
+    "granularity",
+    "scheme",
+)
+
+
+def _op_dtype_map_problem(data: Mapping[str, Any]) -> str:
+    for part, keys in (("inputs", _IO_KEYS), ("outputs", _IO_KEYS), ("ops", _OP_KEYS)):
+        rows = data.get(part)
+        if not isinstance(rows, list):
+            return f"data.{part} is not a list" if part in data else f"data.{part} is missing"
+        for index, row in enumerate(rows):
+            if not isinstance(row, dict):
+                return f"data.{part}[{index}] is not an object"
+            if missing := [key for key in keys if key not in row]:
+                return f"data.{part}[{index}] lacks {', '.join(missing)}"
+            for key in ("inputs", "outputs", "shape"):
+                if key in keys and not isinstance(row[key], list):
+                    return f"data.{part}[{index}].{key} is not a list"
+    return ""
+
+
+def _counted(words: list[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
+
+
+def _describe_new_map(data: Mapping[str, Any]) -> str:
+    ops = data["ops"]
+    lines = [
+        f"  ops ({len(ops)}): {_counted([row['op'] for row in ops]) or 'none'}",
+        f"  schemes: {_counted([row['scheme'] for row in ops]) or 'none'}",
+    ]
+    for part in ("inputs", "outputs"):
+        rows = [io_text(row) for row in data[part]]
+        lines.append(f"  {part}: {', '.join(rows) or 'none'}")
+    return "\n".join(lines)
+
+
+KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        "op_dtype_map": Kind(
+            title="op-dtype map",
+            problem=_op_dtype_map_problem,
+            describe_new=_describe_new_map,
+            describe_change=describe_change,
+        )
+    }
+)

@@ -1,0 +1,90 @@
+"""
+What is recorded while tests run: who owns a remembered file, and what each test claimed.
+
+A record is plain data, because it travels from the workers of pytest-xdist to the controller on
+the test's report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+Phase = Literal["setup", "call", "teardown"]
+Category = Literal["unchanged", "new", "changed", "unreadable"]
+"""
+What a claim found: the same data; no file; other data; a file that cannot be read.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """
+    The test that a remembered file belongs to.
+
+    Attributes:
+        module: The test module's own path, absolute.
+        test: The rest of the node id, such as `TestX::test_y[param]`.
+    """
+
+    module: Path
+    test: str
+
+    def __str__(self) -> str:
+        """Show it as pytest does, without the folders."""
+        return f"{self.module.name}::{self.test}"
+
+
+class ClaimRecord(TypedDict):
+    """One claim as it travels; `path` is relative to rootdir where it can be."""
+
+    path: str
+    category: Category
+    written: bool
+    note: str
+
+
+class OwnerRecord(TypedDict):
+    """An owner as it travels; `module` is relative to rootdir where it can be."""
+
+    module: str
+    test: str
+
+
+class TestRecord(TypedDict):
+    """What one run of one test claimed: the attribute `edgeq` of its call report."""
+
+    owner: OwnerRecord
+    claims: list[ClaimRecord]
+
+
+@dataclasses.dataclass
+class Claim:
+    """
+    One remembered thing that the running test asked for.
+
+    Attributes:
+        kind: What sort of data it is.
+        data: The measured data.
+        category: What was found.
+        written: Whether the file was written.
+        before: The file's bytes before it was written; None if there was no file.
+        note: Something to tell the user that is no failure; may be empty.
+    """
+
+    kind: str
+    data: dict[str, Any]
+    category: Category
+    written: bool = False
+    before: bytes | None = None
+    note: str = ""
+
+
+@dataclasses.dataclass
+class RunningTest:
+    """The test that pytest is at, its phase, and its claims by the path of their file."""
+
+    owner: Owner
+    phase: Phase
+    claims: dict[Path, Claim] = dataclasses.field(default_factory=dict)

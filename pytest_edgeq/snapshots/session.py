@@ -1,0 +1,241 @@
+"""
+The memory of one pytest run.
+
+What the running test claims is looked up, compared and, where the user asked for it, written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from pytest_edgeq.snapshots import store
+from pytest_edgeq.snapshots.kinds import KINDS, Kind
+from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.producer import producer, version_changes
+from pytest_edgeq.snapshots.record import Category, Claim, Owner, Phase, RunningTest, TestRecord
+
+Describe = Callable[[dict[str, Any], dict[str, Any]], str]
+
+_PHASES: dict[Phase, str] = {
+    "setup": "while a fixture was set up for",
+    "teardown": "while a fixture was torn down after",
+}
+_NEW_TEXT = """\
+{title} "{name}" is not remembered yet
+{summary}
+Why it matters: until it is stored, no change of it can be told.
+File: {path}
+If this is what you want, store it: {command}"""
+_CHANGED_TEXT = """\
+{change}
+{since}File: {path}
+If the change is meant, accept it: {command}"""
+_TWICE = (
+    'this test claims two different values as {title} "{name}", so neither was stored; '
+    "give each claim a name of its own (name=…)\n"
+    "the second differs from the first by: {change}"
+)
+
+
+class SnapshotSession:
+    """
+    The remembered files of one run.
+
+    Args:
+        layout: Where they live.
+        update: Which categories may be written: of `new`, `changed`.
+        invocation_dir: What paths in commands for the user are relative to.
+    """
+
+    def __init__(
+        self, layout: Layout, *, update: Collection[str] = (), invocation_dir: Path | None = None
+    ) -> None:
+        self.layout = layout
+        self.update = frozenset(update)
+        self._invocation_dir = layout.rootdir if invocation_dir is None else invocation_dir
+        self._test: RunningTest | None = None
+
+    @contextlib.contextmanager
+    def running(self, owner: Owner, phase: Phase) -> Iterator[None]:
+        """Book what is claimed meanwhile on this test; its set-up starts a new record."""
+        if phase == "setup" or self._test is None or self._test.owner != owner:
+            self._test = RunningTest(owner, phase)
+        test = self._test
+        test.phase = phase
+        try:
+            yield
+        finally:
+            if phase == "teardown":
+                self._test = None
+
+    def record(self, owner: Owner) -> TestRecord:
+        """Tell what a test has claimed so far, as plain data."""
+        claims = self._test.claims if self._test is not None and self._test.owner == owner else {}
+        return {
+            "owner": self.layout.pack(owner),
+            "claims": [
+                {
+                    "path": self.layout.shown(path),
+                    "category": claim.category,
+                    "written": claim.written,
+                    "note": claim.note,
+                }
+                for path, claim in claims.items()
+            ],
+        }
+
+    def check(
+        self,
+        kind: str,
+        name: str,
+        data: dict[str, Any],
+        describe_change: Describe | None = None,
+    ) -> None:
+        """
+        Hold a measurement against the file that remembers it.
+
+        Args:
+            kind: What sort of data it is, of `snapshots.kinds.KINDS`.
+            name: The claim's name, its own within the test for each thing that is remembered.
+            data: The measurement, JSON-able.
+            describe_change: What differs between stored and measured, empty if nothing does;
+                None for the kind's own.
+
+        Raises:
+            AssertionError: Nothing is remembered yet, or something else.
+            ValueError: The file cannot be read, or this test claims two values under one name.
+            RuntimeError: No test body is running, so that the file would have no owner.
+        """
+        __tracebackhide__ = True
+        test = self._body(kind, name)
+        if not name:
+            raise ValueError("a claim needs a name: what it is remembered as, within its test")
+        known = KINDS[kind]
+        describe = known.describe_change if describe_change is None else describe_change
+        data = store.plain(data)
+        path = self.layout.path(test.owner, name)
+        earlier = test.claims.get(path)
+        if earlier is not None and self.update & {"new", "changed"}:
+            self._refuse_second(path, earlier, kind, name, data, describe)
+            if earlier.written:
+                return
+        claim = test.claims[path] = Claim(kind, data, "unreadable")
+        try:
+            stored = self._read(path, kind, known, name, test.owner, claim)
+        except FileNotFoundError:
+            stored = None
+        change = "" if stored is None else describe(stored.data, data)
+        claim.category = "new" if stored is None else "changed" if change else "unchanged"
+        if claim.note and "changed" in self.update:
+            claim.category = "changed"
+        if claim.category == "unchanged":
+            return
+        if claim.category in self.update:
+            self._write(path, claim, test.owner, name)
+            return
+        shown, command = self.layout.shown(path), self._command(test.owner, claim.category)
+        if stored is None:
+            summary = known.describe_new(data)
+            text = _NEW_TEXT.format(
+                title=known.title, name=name, summary=summary, path=shown, command=command
+            )
+        else:
+            since = version_changes(stored.producer, producer())
+            text = _CHANGED_TEXT.format(
+                change=change,
+                since=f"Since it was stored: {', '.join(since)}\n" if since else "",
+                path=shown,
+                command=command,
+            )
+        raise AssertionError(text)
+
+    def _body(self, kind: str, name: str) -> RunningTest:
+        """Tell the test whose body is running."""
+        __tracebackhide__ = True
+        if self._test is not None and self._test.phase == "call":
+            return self._test
+        when = (
+            "while no test was running"
+            if self._test is None
+            else f"{_PHASES[self._test.phase]} {self._test.owner}"
+        )
+        raise RuntimeError(
+            f"the {KINDS[kind].title} {name!r} was checked {when}: check it in the body of a test, "
+            "because a remembered file belongs to one test, and here it cannot be told which"
+        )
+
+    def _refuse_second(
+        self,
+        path: Path,
+        earlier: Claim,
+        kind: str,
+        name: str,
+        data: dict[str, Any],
+        describe: Describe,
+    ) -> None:
+        """Raise if the test has claimed another value by this name, and take that one back."""
+        __tracebackhide__ = True
+        same_kind = earlier.kind == kind
+        change = describe(earlier.data, data) if same_kind else f"its kind, {kind}"
+        if not change:
+            return
+        if earlier.written:
+            store.restore(path, earlier.before)
+            earlier.written = False
+        first = change.splitlines()[0]
+        raise ValueError(_TWICE.format(title=KINDS[earlier.kind].title, name=name, change=first))
+
+    def _read(
+        self, path: Path, kind: str, known: Kind, name: str, owner: Owner, claim: Claim
+    ) -> store.Document:
+        """Read the file of a claim, and hold it to be one."""
+        __tracebackhide__ = True
+        shown = self.layout.shown(path)
+        stored = store.read(path, shown)
+        if stored.kind != kind:
+            raise ValueError(
+                f"{shown} holds a {stored.kind!r}, but a {kind!r} is claimed as {name!r}: two "
+                "claims of one test share a name; give each its own (name=…)"
+            )
+        if problem := known.problem(stored.data):
+            raise ValueError(
+                f"{shown} is no whole {known.title}: {problem}. Restore it from version control, "
+                f"or delete it and store it anew with {self._command(owner, 'new')}"
+            )
+        module = self.layout.module_in_file(owner.module)
+        if (stored.module, stored.test) != (module, owner.test):
+            if (stored.module, stored.test.lower()) == (module, owner.test.lower()):
+                raise ValueError(
+                    f"{shown} belongs to the test {stored.test}, whose name differs from "
+                    f"{owner.test} in upper and lower case only: rename one of the two, because "
+                    "they share a file on Windows and macOS"
+                )
+            claim.note = (
+                f"{shown} names {stored.module}::{stored.test} as its owner, but {owner} uses it; "
+                "--edgeq-update=changed writes that down"
+            )
+        return stored
+
+    def _write(self, path: Path, claim: Claim, owner: Owner, name: str) -> None:
+        document = store.Document(
+            kind=claim.kind,
+            module=self.layout.module_in_file(owner.module),
+            test=owner.test,
+            name=name,
+            producer=producer(),
+            data=claim.data,
+        )
+        content = store.render(document).encode("utf-8")
+        before = path.read_bytes() if path.exists() else None
+        store.write(path, content)
+        claim.written, claim.before, claim.note = True, before, ""
+
+    def _command(self, owner: Owner, category: Category) -> str:
+        """Make the command that accepts a claim, ready to paste where pytest was started."""
+        test = f"{os.path.relpath(owner.module, self._invocation_dir)}::{owner.test}"
+        return f"pytest {shlex.quote(test)} --edgeq-update={category}"

@@ -1,0 +1,211 @@
+"""
+Remembered files on disk: how one is written, and what reading one may find.
+
+Every reading error is a ValueError that says what was seen and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+
+from pytest_edgeq.snapshots.layout import FOLDER
+
+SCHEMA = 1
+READABLE_SCHEMAS = (1,)
+
+_KEYS = ("kind", "owner", "name", "data")
+_START_OVER = "Restore it from version control, or delete it and store it anew with"
+_NEW = "--edgeq-update=new"
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """
+    One remembered file.
+
+    Attributes:
+        kind: What sort of data it holds, such as `op_dtype_map`.
+        module: The owner's module as the file names it.
+        test: The owner's test, the rest of the node id.
+        name: The claim's name.
+        producer: The versions that made it.
+        data: What was measured: plain JSON.
+    """
+
+    kind: str
+    module: str
+    test: str
+    name: str
+    producer: dict[str, str | None]
+    data: dict[str, Any]
+
+
+def plain(data: dict[str, Any]) -> dict[str, Any]:
+    """
+    Make data what it would be after a round through a file.
+
+    Raises:
+        TypeError: It holds something that JSON does not have.
+        ValueError: It holds NaN or an infinity.
+    """
+    made: dict[str, Any] = json.loads(json.dumps(data, allow_nan=False))
+    return made
+
+
+def render(document: Document) -> str:
+    """Make the text of a file: sorted keys, and one line for each entry of a list of objects."""
+    content = {
+        "edgeq_schema": SCHEMA,
+        "kind": document.kind,
+        "owner": {"module": document.module, "test": document.test},
+        "name": document.name,
+        "producer": document.producer,
+        "data": document.data,
+    }
+    return _render(content, "") + "\n"
+
+
+def _render(value: Any, indent: str) -> str:
+    inner = indent + "  "
+    if isinstance(value, dict) and value:
+        lines = [f"{_line(key)}: {_render(value[key], inner)}" for key in sorted(value)]
+        return "{\n" + ",\n".join(inner + line for line in lines) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        return "[\n" + ",\n".join(inner + _line(part) for part in value) + f"\n{indent}]"
+    return _line(value)
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file at once or not at all: beside its place first, then put there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not tempfile: its files are the user's own, but what is committed is for all to read.
+    temporary = path.parent / f".edgeq-{uuid.uuid4().hex}.tmp"
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def restore(path: Path, before: bytes | None) -> None:
+    """Put back what was there before a write."""
+    if before is None:
+        delete(path)
+    else:
+        write(path, before)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, and its folder with it when that was the last."""
+    path.unlink(missing_ok=True)
+    folder = path.parent
+    with contextlib.suppress(OSError):  # not empty
+        folder.rmdir()
+        if folder.parent.name == FOLDER:
+            folder.parent.rmdir()
+
+
+def read(path: Path, shown: str) -> Document:
+    """
+    Read a file.
+
+    Args:
+        path: Where it is.
+        shown: How messages name it.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is no remembered file that this version reads.
+    """
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise ValueError(_broken(path, shown, error)) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{shown} is not UTF-8 text (byte {error.start}). {_START_OVER} {_NEW}"
+        ) from None
+    except RecursionError:
+        raise ValueError(f"{shown} is nested too deeply. {_START_OVER} {_NEW}") from None
+    return _document(content, shown)
+
+
+def _broken(path: Path, shown: str, error: json.JSONDecodeError) -> str:
+    lines = path.read_text("utf-8-sig").splitlines()
+    for number, line in enumerate(lines, start=1):
+        if re.match(r"(<{7}|={7}|>{7})( |$)", line):
+            return (
+                f"{shown} holds the marks of an unfinished merge (line {number}: {line[:40]!r}). "
+                "Take either side whole, then run the test with --edgeq-update=changed"
+            )
+    if not any(lines):
+        return f"{shown} is empty. {_START_OVER} {_NEW}"
+    return (
+        f"{shown} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}. "
+        f"{_START_OVER} {_NEW}"
+    )
+
+
+def _document(content: object, shown: str) -> Document:
+    if not isinstance(content, dict):
+        raise ValueError(  # noqa: TRY004 - what is wrong is the file, not an argument's type
+            f"{shown} is no remembered file: it holds a JSON {_json_type(content)}, not an object. "
+            f"{_START_OVER} {_NEW}"
+        )
+    if "edgeq_schema" not in content:
+        raise ValueError(
+            f"{shown} is no remembered file: it has no key 'edgeq_schema'. {_START_OVER} {_NEW}"
+        )
+    schema = content["edgeq_schema"]
+    if isinstance(schema, bool) or schema not in READABLE_SCHEMAS:
+        readable = " and ".join(map(str, READABLE_SCHEMAS))
+        raise ValueError(
+            f"{shown} has edgeq_schema {schema!r}; this version of pytest-edgeq reads {readable}. "
+            "Upgrade pytest-edgeq to a version that reads it (pip install -U pytest-edgeq)"
+        )
+    missing = [key for key in _KEYS if key not in content]
+    owner = content.get("owner")
+    if isinstance(owner, dict):
+        missing += [f"owner.{key}" for key in ("module", "test") if key not in owner]
+    if missing:
+        raise ValueError(
+            f"{shown} lacks the {'key' if len(missing) == 1 else 'keys'} {', '.join(missing)}. "
+            f"{_START_OVER} {_NEW}"
+        )
+    producer = content.get("producer", {})
+    for key, value, wanted in (
+        ("kind", content["kind"], str),
+        ("owner", owner, dict),
+        ("name", content["name"], str),
+        ("data", content["data"], dict),
+        ("producer", producer, dict),
+    ):
+        if not isinstance(value, wanted):
+            raise ValueError(  # noqa: TRY004 - what is wrong is the file
+                f"{shown} has a JSON {_json_type(value)} under {key!r}. {_START_OVER} {_NEW}"
+            )
+    assert isinstance(owner, dict)
+    return Document(
+        kind=content["kind"],
+        module=str(owner["module"]),
+        test=str(owner["test"]),
+        name=content["name"],
+        producer=producer,
+        data=content["data"],
+    )
+
+
+def _json_type(value: object) -> str:
+    names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")

@@ -1,0 +1,133 @@
+"""What the run says about remembered files at its end: nothing if there is nothing to say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.obsolete import RunLog, Survey
+
+Severity = Literal["error", "warning", "info"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of the summary; a severity colours it."""
+
+    text: str
+    severity: Severity | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """
+    What became of the remembered files that nobody claimed.
+
+    Attributes:
+        survey: What was found.
+        pruned: Obsolete files that were deleted.
+        kept: Obsolete files that could not be deleted, with the reason.
+        obsolete_is_error: Whether an obsolete file fails the run.
+    """
+
+    survey: Survey
+    pruned: Sequence[Path] = ()
+    kept: dict[Path, str] = dataclasses.field(default_factory=dict)
+    obsolete_is_error: bool = False
+
+    @property
+    def left(self) -> list[Path]:
+        """Tell the obsolete files that are still there."""
+        return [path for path in self.survey.obsolete if path not in self.pruned]
+
+    @property
+    def fails(self) -> bool:
+        """Tell whether the run must not pass."""
+        return self.obsolete_is_error and bool(self.left)
+
+
+def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
+    """Make the lines of the section; no lines, no section."""
+    lines: list[Line] = []
+    for category, verb in (("new", "stored"), ("changed", "rewritten")):
+        written = _paths(
+            claim["path"]
+            for claim in log.claims()
+            if claim["written"] and claim["category"] == category
+        )
+        if written:
+            lines += _listing(f"{_files(written)} {_was(written)} {verb}:", "info", written)
+    if outcome.pruned:
+        pruned = [layout.shown(path) for path in outcome.pruned]
+        lines += _listing(f"{_files(pruned)} {_was(pruned)} deleted:", "info", pruned)
+    refused = [
+        claim
+        for claim in log.claims(of_failed=True)
+        if not claim["written"] and claim["category"] in ("new", "changed")
+    ]
+    found = {
+        category: _paths(claim["path"] for claim in refused if claim["category"] == category)
+        for category in ("new", "changed")
+    }
+    if refused:
+        told = [
+            text
+            for text, paths in (
+                (f"{_checks(found['new'])} nothing remembered yet", found["new"]),
+                (f"{_checks(found['changed'])} changed", found["changed"]),
+            )
+            if paths
+        ]
+        accept = ",".join(category for category, paths in found.items() if paths)
+        lines.append(
+            Line(
+                f"Error: {' and '.join(told)}; read the failures above, then accept what is meant "
+                f"with --edgeq-update={accept}",
+                "error",
+            )
+        )
+    if left := [layout.shown(path) for path in outcome.left]:
+        severity: Severity = "error" if outcome.obsolete_is_error else "info"
+        owner = "its test passed" if len(left) == 1 else "their tests passed"
+        claiming = "it" if len(left) == 1 else "them"
+        lines += _listing(
+            f"{severity.capitalize()}: {_files(left)} {_is(left)} obsolete ({owner} without "
+            f"checking {claiming}); delete with --edgeq-update=prune:",
+            severity,
+            left,
+        )
+    lines += [
+        Line(f"Error: {layout.shown(path)} could not be deleted: {reason}", "error")
+        for path, reason in outcome.kept.items()
+    ]
+    lines += [Line(f"Warning: {text}", "warning") for text in outcome.survey.unreadable.values()]
+    notes = _paths(claim["note"] for claim in log.claims() if claim["note"])
+    lines += [Line(f"Info: {note}", "info") for note in notes]
+    return lines
+
+
+def _paths(paths: Iterable[str]) -> list[str]:
+    return sorted(set(paths))
+
+
+def _listing(head: str, severity: Severity, paths: Sequence[str]) -> list[Line]:
+    return [Line(head, severity), *(Line(f"  {path}") for path in paths)]
+
+
+def _files(paths: Sequence[str]) -> str:
+    return f"{len(paths)} remembered {'file' if len(paths) == 1 else 'files'}"
+
+
+def _checks(paths: Sequence[str]) -> str:
+    return "1 check has" if len(paths) == 1 else f"{len(paths)} checks have"
+
+
+def _is(paths: Sequence[str]) -> str:
+    return "is" if len(paths) == 1 else "are"
+
+
+def _was(paths: Sequence[str]) -> str:
+    return "was" if len(paths) == 1 else "were"

@@ -1,0 +1,309 @@
+"""
+From the names in a converted file back to the modules of the torch model.
+
+litert-torch names a tensor after the stack of modules that its op was called in:
+`pkg.Net/torch.nn.modules.container.Sequential_layer1/pkg.Block_0/…Conv2d_conv;`, one
+`<class>_<last part of the attribute path>` a module, `;` behind each stack and a counter behind
+the last `;` (litert_torch/backend/debuginfo/_build.py, 0.10). Three things make them hard to read:
+
+- Class and attribute names hold underscores, and a container whose children are called one by one
+  is not in the stack. So a stack is read in every way that the live model allows, and counts only
+  if one way is left.
+- An op that several torch ops were merged into has all their stacks, in an order that depends on
+  the converter's rewrite: the activation stands before a convolution and behind a linear layer, a
+  bias folded into the next layer leaves its own layer's name there. The order is not looked at,
+  but for elementwise functions, which stand before what they were moved across.
+- The result of the graph is named after the output, not after a module.
+
+Where several modules are left that may have called the op, it is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
+from pytest_edgeq.tflite.roles import StoredTensor, roles_of
+
+__all__ = ["ModuleNode", "ModuleTree"]
+
+# The kind of module that an op with weights stands for.
+_KIND_OF_OP = {
+    "CONV_2D": "conv",
+    "DEPTHWISE_CONV_2D": "conv",
+    "CONV_3D": "conv",
+    "TRANSPOSE_CONV": "conv_transpose",
+    "CONV_3D_TRANSPOSE": "conv_transpose",
+    "FULLY_CONNECTED": "linear",
+    "EMBEDDING_LOOKUP": "embedding",
+    "GATHER": "embedding",
+    "PRELU": "prelu",
+}
+
+# Elementwise functions of one operand: their own stack comes first.
+_ELEMENTWISE = {
+    *("ABS", "CEIL", "COS", "ELU", "EXP", "FLOOR", "GELU", "HARD_SWISH", "LEAKY_RELU", "LOG"),
+    *("LOGISTIC", "NEG", "RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1", "ROUND", "RSQRT"),
+    *("SIGN", "SIN", "SQRT", "SQUARE", "TANH"),
+}
+_CLAMPS = {"RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1", "MAXIMUM", "MINIMUM"}
+_CLAMP_CLASSES = {f"torch.nn.modules.activation.{name}" for name in ("ReLU", "ReLU6", "Hardtanh")}
+_BORDERS = {"QUANTIZE", "DEQUANTIZE"}
+
+# torch's own layers that never multiply with a matrix, whatever is folded into them.
+_WITHOUT_MATRIX = tuple(
+    f"torch.nn.modules.{name}." for name in ("activation", "batchnorm", "dropout", "padding")
+)
+_WITH_MATRIX_ALL_THE_SAME = ("torch.nn.modules.activation.MultiheadAttention",)
+
+# torch's own matrix layers never call these; between two computed operands, nor those.
+_MATRIX_CLASSES = ("torch.nn.modules.conv.", "torch.nn.modules.linear.Linear")
+_NOT_OF_MATRIX = _ELEMENTWISE | {"SOFTMAX", "LOG_SOFTMAX", "MAX_POOL_2D", "MEAN", "POW", "DIV"}
+_NOT_OF_MATRIX_COMPUTED = {"ADD", "SUB", "MUL", "SQUARED_DIFFERENCE"}
+
+# Its forward calls each child and nothing else.
+_SEQUENTIAL = "torch.nn.modules.container.Sequential"
+
+
+@dataclass(slots=True, eq=False)
+class ModuleNode:
+    """
+    One module of the live model.
+
+    Attributes:
+        path: As in `named_modules()`; `""` for the model itself.
+        attribute: The last part of the path.
+        class_name: Full name of its class.
+        kind: `conv`, `conv_transpose`, `linear`, `embedding`, `prelu`, `list` (a container that
+            cannot be called), or None.
+        children: Its direct submodules.
+    """
+
+    path: str
+    attribute: str
+    class_name: str
+    kind: str | None
+    children: list[ModuleNode] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """As the converter writes it."""
+        return f"{self.class_name}_{self.attribute}" if self.attribute else self.class_name
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """
+    What a name tells.
+
+    Attributes:
+        nodes: The modules of its stacks, in the order written.
+        open: A stack of it cannot be told.
+    """
+
+    nodes: tuple[ModuleNode, ...] = ()
+    open: bool = False
+
+    def paths(self) -> set[str]:
+        return {node.path for node in self.nodes}
+
+
+class ModuleTree:
+    """
+    Resolves names of a `.tflite` file against a torch model's modules.
+
+    Args:
+        root: The model's own node, with all its submodules below it.
+    """
+
+    def __init__(self, root: ModuleNode) -> None:
+        self._root = root
+        self._found: dict[tuple[int, str], list[tuple[ModuleNode, tuple[ModuleNode, ...]]]] = {}
+        self._graph: OpGraph | None = None
+        self._names = _Names(self, ())
+
+    def path_of(self, graph: OpGraph, op: Op) -> str | None:
+        """
+        The torch module path of an op: `""` is the model itself, None where it cannot be told.
+
+        A module that is reached under several attributes has its first path, as in
+        `named_modules()`.
+        """
+        if graph is not self._graph:
+            names = (tensor.name for subgraph in graph.subgraphs for tensor in subgraph.tensors)
+            self._graph, self._names = graph, _Names(self, names)
+        return self._names.path_of(graph, op)
+
+    def readings(self, labels: Sequence[str]) -> list[tuple[tuple[ModuleNode, ...], set[str]]]:
+        """
+        Every way to read a stack.
+
+        Returns:
+            For each the modules called, and the paths of modules that were left out of the stack.
+        """
+        if labels[0] != self._root.label:
+            return []
+        ways: list[tuple[tuple[ModuleNode, ...], set[str]]] = [((self._root,), set())]
+        for label in labels[1:]:
+            ways = [
+                ((*called, node), left_out | {skipped.path for skipped in between})
+                for called, left_out in ways
+                for node, between in self._below(called[-1], label)
+            ]
+        return ways
+
+    def _below(
+        self, caller: ModuleNode, label: str
+    ) -> list[tuple[ModuleNode, tuple[ModuleNode, ...]]]:
+        """The submodules of this label that `caller` may have called, and what lies between."""
+        key = (id(caller), label)
+        if key not in self._found:
+            self._found[key] = list(
+                _search(caller, label, (), direct=caller.class_name == _SEQUENTIAL)
+            )
+        return self._found[key]
+
+
+def _search(
+    node: ModuleNode, label: str, between: tuple[ModuleNode, ...], *, direct: bool
+) -> Iterable[tuple[ModuleNode, tuple[ModuleNode, ...]]]:
+    for child in node.children:
+        if child.label == label:
+            yield child, between
+        if not direct:
+            # A list cannot be called, so it is never missing from a stack.
+            left_out = between if child.kind == "list" else (*between, child)
+            yield from _search(child, label, left_out, direct=False)
+
+
+class _Names:
+    """The names of one file, read against the live model."""
+
+    def __init__(self, tree: ModuleTree, names: Iterable[str]) -> None:
+        self._tree = tree
+        self._known: dict[str, ModuleNode | None] = {}
+        self._called: set[str] = set()
+        self._uses: dict[tuple[int, int], int] | None = None
+        stacks = {stack for name in names for stack in _stacks(name)}
+        ways = {stack: tree.readings(stack.split("/")) for stack in stacks}
+        for readings in ways.values():
+            if len({called[-1].path for called, _ in readings}) == 1:
+                # A Sequential that was called as a whole has called its children itself.
+                self._called |= {
+                    node.path for node in readings[0][0] if node.class_name == _SEQUENTIAL
+                }
+        for stack, readings in ways.items():
+            left = {
+                called[-1].path: called[-1]
+                for called, left_out in readings
+                if not left_out & self._called
+            }
+            self._known[stack] = next(iter(left.values())) if len(left) == 1 else None
+
+    def path_of(self, graph: OpGraph, op: Op) -> str | None:
+        subgraph = graph.subgraphs[op.subgraph]
+        told = self._read(
+            subgraph.tensors[i].name
+            for i in op.outputs
+            # The result's own name is the signature's.
+            if i >= 0 and _stacks(subgraph.tensors[i].name)
+        )
+        kind = _KIND_OF_OP.get(op.name)
+        if kind is None:
+            return self._without_weights(subgraph, op, told)
+        roles = roles_of(graph, op)
+        for operands, alone in ((roles.weights, False), (roles.biases, True)):
+            stored = self._read_stored(graph, op, operands)
+            if not stored.nodes and not stored.open:
+                continue
+            # A constant has the names of the layer that it belongs to and of what was folded in.
+            of_kind = {node.path for node in stored.nodes if node.kind == kind}
+            if len(of_kind) == 1 and not stored.open:
+                (path,) = of_kind
+                others = {n.path for n in stored.nodes if n.kind != kind and _has_matrix(n)}
+                if not (alone and others) and (not told.nodes or path in told.paths()):
+                    return path
+            break
+        return _only(told, [node for node in told.nodes if _has_matrix(node)])
+
+    def _without_weights(self, subgraph: Subgraph, op: Op, told: _Reading) -> str | None:
+        computed = all(i >= 0 and not subgraph.tensors[i].is_constant for i in op.inputs)
+        left = [node for node in told.nodes if _may_call(node, op.name, computed=computed)]
+        if left and not told.open and op.fused_activation is None and op.name in _ELEMENTWISE:
+            return left[0].path
+        nodes = told.nodes
+        if op.fused_activation is not None and len(nodes) == 3 and nodes[0].path == nodes[2].path:
+            # The activation's caller, where its lowering was first met, and the op's own caller:
+            # `layer1.0;;(the model's first relu);;layer1.0`.
+            return None if told.open else nodes[0].path
+        return _only(told, left)
+
+    def _read(self, names: Iterable[str]) -> _Reading:
+        nodes: list[ModuleNode] = []
+        is_open = False
+        for name in names:
+            for stack in _stacks(name):
+                if stack not in self._known:
+                    is_open = True
+                    continue
+                node = self._known[stack]
+                is_open = is_open or node is None
+                nodes += [] if node is None else [node]
+        return _Reading(tuple(nodes), is_open)
+
+    def _read_stored(
+        self, graph: OpGraph, op: Op, operands: Iterable[StoredTensor]
+    ) -> _Reading:
+        """
+        Read the names of constants that this op alone uses.
+
+        A constant that two layers share has the name of one of them. PT2E's weights are named
+        after the export's wrapper, which tells nothing and forbids nothing.
+        """
+        uses = self._uses_of(graph)
+        names = [
+            stored.tensor.name
+            for stored in operands
+            if uses.get((op.subgraph, stored.tensor.index), 0) < 2
+        ]
+        return self._read(
+            name for name in names if any(self._knows_root(stack) for stack in _stacks(name))
+        )
+
+    def _knows_root(self, stack: str) -> bool:
+        return bool(self._tree.readings(stack.split("/")[:1]))
+
+    def _uses_of(self, graph: OpGraph) -> dict[tuple[int, int], int]:
+        if self._uses is None:
+            self._uses = {}
+            for user in graph.ops:
+                for index in set(user.inputs):
+                    key = (user.subgraph, index)
+                    self._uses[key] = self._uses.get(key, 0) + 1
+        return self._uses
+
+
+def _stacks(name: str) -> list[str]:
+    # Behind the last `;` stand a counter and what ai-edge-quantizer appends.
+    return [stack for stack in name.split(";")[:-1] if stack and not stack.isdigit()]
+
+
+def _only(told: _Reading, left: Sequence[ModuleNode]) -> str | None:
+    paths = {node.path for node in left}
+    return next(iter(paths)) if len(paths) == 1 and not told.open else None
+
+
+def _has_matrix(node: ModuleNode) -> bool:
+    return (
+        not node.class_name.startswith(_WITHOUT_MATRIX)
+        or node.class_name in _WITH_MATRIX_ALL_THE_SAME
+    )
+
+
+def _may_call(node: ModuleNode, op: str, *, computed: bool) -> bool:
+    if node.class_name in _CLAMP_CLASSES:
+        return op in _CLAMPS or op in _BORDERS
+    if node.class_name.startswith(_MATRIX_CLASSES):
+        return op not in _NOT_OF_MATRIX and not (computed and op in _NOT_OF_MATRIX_COMPUTED)
+    return True

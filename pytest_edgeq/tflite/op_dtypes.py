@@ -1,0 +1,206 @@
+"""The op-dtype map: what each op of a `.tflite` file computes in."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+from pytest_edgeq.tflite.modules import ModuleTree
+from pytest_edgeq.tflite.roles import Roles, roles_of
+
+__all__ = ["BORDER_OPS", "SCHEMES", "OpDtypeMap", "OpDtypes"]
+
+SCHEMES = ("int8", "uint8", "int16x8", "dynamic", "weight_only", "float16", "float", "integer")
+"""What an op computes in; see `OpDtypes.scheme`."""
+
+BORDER_OPS = ("QUANTIZE", "DEQUANTIZE")
+"""Ops that stand between two dtypes and belong to neither side."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpDtypes:
+    """
+    One op of the map.
+
+    Attributes:
+        index: Position in its subgraph, in execution order.
+        subgraph: Index of the subgraph.
+        op: The operator's name in the schema, for instance `CONV_2D`.
+        module: Path of the torch module (`""` is the model itself), None where it cannot be told.
+        inputs: dtypes of the data operands; shapes, axes and other arguments are left out.
+        weight: dtype of the weight as stored in the file; several kinds are joined with `+`.
+        bias: dtype of the bias as stored in the file.
+        outputs: dtypes of the results.
+        granularity: `per_tensor`, `per_channel` or `blockwise_<size>` of a quantized weight.
+        scheme: `int8` (integer activations; `uint8` in older files), `int16x8`, `dynamic` (float
+            activations, integer weights), `weight_only` (integer weights behind a DEQUANTIZE),
+            `float16` (float16 weights or activations), `float`, or `integer` (no quantization,
+            such as indices).
+    """
+
+    index: int
+    subgraph: int
+    op: str
+    module: str | None
+    inputs: tuple[str, ...]
+    weight: str | None
+    bias: str | None
+    outputs: tuple[str, ...]
+    granularity: str | None
+    scheme: str
+
+    @property
+    def where(self) -> str:
+        """Short name for texts: `CONV_2D at layer1.0.conv`, or with its position if unnamed."""
+        place = f"op {self.index}" if self.subgraph == 0 else f"op {self.subgraph}:{self.index}"
+        if self.module is None:
+            return f"{self.op} ({place})"
+        return f"{self.op} at {self.module or 'the model itself'} ({place})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain and JSON-able, keys sorted."""
+        return {
+            "bias": self.bias,
+            "granularity": self.granularity,
+            "inputs": list(self.inputs),
+            "module": self.module,
+            "op": self.op,
+            "outputs": list(self.outputs),
+            "scheme": self.scheme,
+            "subgraph": self.subgraph,
+            "weight": self.weight,
+        }
+
+
+class OpDtypeMap:
+    """
+    One entry an op, in execution order, and the dtypes of the file's inputs and outputs.
+
+    dtypes are those of the flatbuffer (numpy has no int4).
+
+    Args:
+        graph: The file's graph.
+        modules: The torch model's modules, to name the ops after; None leaves every module None.
+    """
+
+    def __init__(self, graph: OpGraph, modules: ModuleTree | None = None) -> None:
+        self._graph = graph
+        self._entries = tuple(_entry(graph, op, modules) for op in graph.ops)
+
+    def __iter__(self) -> Iterator[OpDtypes]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpDtypeMap) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment] # compares by value
+
+    def __repr__(self) -> str:
+        schemes = Counter(entry.scheme for entry in self._entries)
+        told = ", ".join(f"{count} {scheme}" for scheme, count in sorted(schemes.items()))
+        return f"<OpDtypeMap of {len(self)} ops: {told}>"
+
+    def ops(self, op: str | None = None, module: str | None = None) -> tuple[OpDtypes, ...]:
+        """
+        Select entries.
+
+        Args:
+            op: The operator's name, exactly.
+            module: A glob (`fnmatch`) on the torch module path; an op whose module cannot be told
+                matches none.
+        """
+        return tuple(
+            entry
+            for entry in self._entries
+            if (op is None or entry.op == op)
+            and (
+                module is None
+                or (entry.module is not None and fnmatch.fnmatchcase(entry.module, module))
+            )
+        )
+
+    def counts(self) -> dict[str, int]:
+        """How many of each op."""
+        return dict(sorted(Counter(entry.op for entry in self._entries).items()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain, sorted and JSON-able: `inputs`, `outputs` and `ops` in execution order."""
+        return {
+            "inputs": [border for s in self._graph.signatures for border in _borders(s, "inputs")],
+            "ops": [entry.to_dict() for entry in self._entries],
+            "outputs": [
+                border for s in self._graph.signatures for border in _borders(s, "outputs")
+            ],
+        }
+
+
+def _borders(signature: Any, side: str) -> list[dict[str, Any]]:
+    # A file with several signatures tells them apart by key.
+    return [
+        {
+            "dtype": border.tensor.dtype,
+            "name": border.name,
+            "shape": list(border.tensor.shape_signature),
+            "signature": signature.key,
+        }
+        for border in getattr(signature, side)
+    ]
+
+
+def _entry(graph: OpGraph, op: Op, modules: ModuleTree | None) -> OpDtypes:
+    roles = roles_of(graph, op)
+    return OpDtypes(
+        index=op.index,
+        subgraph=op.subgraph,
+        op=op.name,
+        module=None if modules is None else modules.path_of(graph, op),
+        inputs=tuple(tensor.dtype for tensor in roles.inputs),
+        weight=_joined(stored.tensor.dtype for stored in roles.weights),
+        bias=_joined(stored.tensor.dtype for stored in roles.biases),
+        outputs=tuple(tensor.dtype for tensor in roles.outputs),
+        granularity=_joined(
+            stored.tensor.granularity
+            for stored in roles.weights
+            if stored.tensor.granularity is not None
+        ),
+        scheme=_scheme(graph, op, roles),
+    )
+
+
+def _joined(kinds: Any) -> str | None:
+    return "+".join(sorted(set(kinds))) or None
+
+
+def _scheme(graph: OpGraph, op: Op, roles: Roles) -> str:
+    activations = [*roles.inputs, *roles.outputs]
+    quantized = sorted({_activation(t) for t in activations if t.is_quantized})
+    if op.name in BORDER_OPS and roles.inputs[0].is_constant:
+        return "float16" if roles.inputs[0].dtype == "float16" else "weight_only"
+    if any(t.dtype.startswith(("float", "bfloat")) for t in activations):
+        if op.name in BORDER_OPS and quantized:
+            return quantized[0]
+        return _float_scheme(activations, roles)
+    # Between two of them (a requantize) the first by name: int16x8 before int8 before uint8.
+    return quantized[0] if quantized else "integer"
+
+
+def _activation(tensor: Tensor) -> str:
+    return "int16x8" if tensor.dtype == "int16" else tensor.dtype
+
+
+def _float_scheme(activations: list[Tensor], roles: Roles) -> str:
+    for stored in roles.weights:
+        if stored.tensor.dtype == "float16":
+            return "float16"
+        if stored.tensor.is_quantized:
+            return "weight_only" if stored.dequantized else "dynamic"
+    if {t.dtype for t in activations if "float" in t.dtype} == {"float16"}:
+        return "float16"
+    return "float"

@@ -1,0 +1,432 @@
+"""Bad input: a clear error that says what was seen and what to do, and no file left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import (
+    ConvBnRelu,
+    EmbeddingMean,
+    NeverExported,
+    NonStrictOnly,
+    ResidualNet,
+    SoftmaxHead,
+    TwoInputs,
+    samples,
+    seeded,
+)
+from pytest_edgeq import Edgeq
+
+STATIC = ("pt2e_static_int8", "recipe_static_wi8_ai8")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(tmp_path: Path) -> Any:
+    """No half-written file, whatever the error."""
+    yield
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("thing", "told"),
+    [
+        (lambda x: x, "expected a torch.nn.Module, got a function"),
+        (ResidualNet, "expected a torch.nn.Module, got the class .*instantiate it"),
+        (None, "expected a torch.nn.Module, got a NoneType"),
+    ],
+)
+def test_not_a_module(maker: Edgeq, thing: Any, told: str) -> None:
+    """A function, a class, nothing."""
+    with pytest.raises(TypeError, match=told):
+        maker.quantize(thing, (torch.ones(1),))
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32", None])
+def test_a_module_in_train_mode(maker: Edgeq, preset: str | None) -> None:
+    """The model itself, for every flow; its flag is left as it was."""
+    model = seeded(ResidualNet).train()
+    with pytest.raises(ValueError, match=r"the model is in train mode.*model\.eval\(\)"):
+        maker.quantize(model, ResidualNet.sample_inputs(), quantizer=preset)
+
+    assert model.training
+
+
+def test_a_submodule_in_train_mode(maker: Edgeq) -> None:
+    """One batch norm that was switched back is enough, and is named."""
+    model = seeded(ConvBnRelu)
+    name = next(n for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d))
+    model.get_submodule(name).train()
+    with pytest.raises(ValueError, match=f"submodule '{name}' is in train mode"):
+        maker.quantize(model, ConvBnRelu.sample_inputs())
+
+
+@pytest.mark.parametrize("nothing", [None, (), []])
+def test_no_sample_inputs(maker: Edgeq, nothing: Any) -> None:
+    """There is nothing to trace the model with."""
+    with pytest.raises(ValueError, match=r"no sample inputs: the model is traced with them"):
+        maker.quantize(seeded(ResidualNet), nothing)
+
+
+def test_sample_inputs_that_are_no_tensors(maker: Edgeq) -> None:
+    """A number among the tensors is named by its place; a dict belongs elsewhere."""
+    with pytest.raises(TypeError, match=r"sample_inputs\[1\]: expected a torch.Tensor, got float"):
+        maker.quantize(seeded(TwoInputs), (TwoInputs.sample_inputs()[0], 1.0))
+    with pytest.raises(TypeError, match=r"pass a dict as sample_kwargs"):
+        maker.quantize(seeded(TwoInputs), {"image": torch.ones(1)})
+
+
+@pytest.mark.parametrize("preset", STATIC)
+def test_calibration_is_missing(maker: Edgeq, preset: str) -> None:
+    """A static flow without data names the quantizer and the way out."""
+    with pytest.raises(ValueError, match=f"{preset} needs calibration data and got none.*Pass"):
+        maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=preset)
+
+
+@pytest.mark.parametrize("preset", STATIC)
+def test_calibration_is_empty(maker: Edgeq, preset: str) -> None:
+    """An empty list is not calibration."""
+    with pytest.raises(ValueError, match=r"calibration: there is no sample in the list"):
+        maker.quantize(
+            seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=preset, calibration=[]
+        )
+
+
+@pytest.mark.parametrize("preset", STATIC)
+def test_a_generator_used_twice(maker: Edgeq, preset: str) -> None:
+    """The second model gets nothing from it, and is told why."""
+    once = samples(ResidualNet, 2)
+    model = seeded(ResidualNet)
+    maker.quantize(model, ResidualNet.sample_inputs(), quantizer=preset, calibration=once)
+    with pytest.raises(ValueError, match=r"generator gives its samples once, and this one is used"):
+        maker.quantize(model, ResidualNet.sample_inputs(), quantizer=preset, calibration=once)
+
+
+image, vector = TwoInputs.sample_inputs(1)
+BAD_SAMPLES = {
+    "one of two": (image, ValueError, "sample 1: expected 2 positional inputs, got 1"),
+    "with a label": (
+        (image, vector, torch.tensor([3])),
+        ValueError,
+        "expected 2 positional inputs, got 3.*label",
+    ),
+    "a batch": (
+        (image.repeat(4, 1, 1, 1), vector),
+        ValueError,
+        "input 'args_0': expected shape 1×3×8×8, got 4×3×8×8.*split the batch",
+    ),
+    "no batch dimension": (
+        (image[0], vector),
+        ValueError,
+        "expected shape 1×3×8×8, got 3×8×8.*add the batch dimension",
+    ),
+    "another size": ((image[..., :4], vector), ValueError, "got 1×3×8×4"),
+    "integers": (
+        ((image * 10).to(torch.uint8), vector),
+        TypeError,
+        "expected float32, got uint8.*integers stand where floats belong",
+    ),
+    "doubles": ((image.double(), vector), TypeError, "expected float32, got float64"),
+    "another name": (
+        {"image": image, "vektor": vector},
+        ValueError,
+        "expected 2 positional inputs, got 0|vektor",
+    ),
+    "not a tensor": ((image, "vector"), TypeError, "input 'args_1': expected a tensor, got str"),
+    "a number": (3.0, TypeError, "expected a tensor, a tuple of tensors or a dict"),
+}
+
+
+@pytest.mark.parametrize("preset", STATIC)
+@pytest.mark.parametrize("case", BAD_SAMPLES)
+def test_a_calibration_sample_does_not_fit(maker: Edgeq, preset: str, case: str) -> None:
+    """The second sample is bad, and named."""
+    sample, error, told = BAD_SAMPLES[case]
+    with pytest.raises(error, match=f"(?s)calibration sample 1.*{told.removeprefix('sample 1: ')}"):
+        maker.quantize(
+            seeded(TwoInputs),
+            TwoInputs.sample_inputs(),
+            quantizer=preset,
+            calibration=[TwoInputs.sample_inputs(), sample],
+        )
+
+
+@pytest.mark.parametrize("preset", STATIC)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_in_a_calibration_sample(maker: Edgeq, preset: str, value: float) -> None:
+    """One NaN would make every scale meaningless."""
+    bad = ResidualNet.sample_inputs(1)[0].clone()
+    bad[0, 0, 0, 0] = value
+    with pytest.raises(ValueError, match=r"sample 0, input 'args_0': 1 of .* NaN or inf"):
+        maker.quantize(
+            seeded(ResidualNet),
+            ResidualNet.sample_inputs(),
+            quantizer=preset,
+            calibration=[bad],
+        )
+
+
+def test_one_tensor_is_not_a_list_of_samples(maker: Edgeq) -> None:
+    """Iterating over a tensor would take its rows for samples."""
+    sample = ResidualNet.sample_inputs()[0]
+    with pytest.raises(TypeError, match=r"an iterable of samples, got one Tensor.*\[sample\]"):
+        maker.quantize(seeded(ResidualNet), (sample,), calibration=sample)
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32", None])
+def test_a_model_that_export_refuses(maker: Edgeq, preset: str | None) -> None:
+    """Our hint comes first, torch's own message is kept whole."""
+    with pytest.raises(RuntimeError, match=r"torch.export refuses NeverExported") as caught:
+        maker.quantize(
+            seeded(NeverExported),
+            NeverExported.sample_inputs(),
+            quantizer=preset,
+            calibration=samples(NeverExported, 2),
+        )
+    cause = caught.value.__cause__
+
+    assert "no Python branch on a tensor's values" in str(caught.value).splitlines()[0]
+    assert cause is not None
+    assert str(cause) in str(caught.value)
+
+
+def test_a_model_that_only_non_strict_export_takes(maker: Edgeq) -> None:
+    """It goes through with a warning that says what is lost, at the caller's line."""
+    with pytest.warns(
+        UserWarning, match=r"torch.export\\(strict=True\\) refuses the model"
+    ) as seen:
+        quantized = maker.quantize(
+            seeded(NonStrictOnly),
+            NonStrictOnly.sample_inputs(),
+            calibration=samples(NonStrictOnly, 4),
+        )
+
+    assert [warning.filename for warning in seen] == [__file__]
+    assert [entry.scheme for entry in quantized.op_dtypes.ops(op="ADD")] == ["float"]
+
+
+def test_non_strict_export_by_choice_does_not_warn(maker: Edgeq) -> None:
+    """strict_export=False says that the user knows (warnings are errors in this suite)."""
+    maker.quantize(
+        seeded(NonStrictOnly),
+        NonStrictOnly.sample_inputs(),
+        calibration=samples(NonStrictOnly, 4),
+        strict_export=False,
+    )
+
+
+def test_an_embedding_that_no_kernel_takes(maker: Edgeq) -> None:
+    """Conversion succeeds; we find out at quantize time and say which op, why, and the way out."""
+    with pytest.raises(RuntimeError, match=r"cannot load .*: EMBEDDING_LOOKUP at") as e:
+        maker.quantize(
+            seeded(EmbeddingMean), EmbeddingMean.sample_inputs(), quantizer="pt2e_dynamic_int8"
+        )
+
+    assert "symmetric tables" in str(e.value)
+    assert "recipe_dynamic_wi8_afp32" in str(e.value)
+
+
+def test_a_softmax_whose_scale_no_kernel_takes(maker: Edgeq) -> None:
+    """An annotated softmax output must have the scale 1/256."""
+    from torchao.quantization.pt2e.observer import MinMaxObserver
+    from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec
+
+    from pytest_edgeq import litert
+
+    quantizer = litert.pt2e_preset("pt2e_static_int8")
+    kind = type(quantizer)
+    spec = QuantizationSpec(
+        dtype=torch.int8,
+        quant_min=-128,
+        quant_max=127,
+        qscheme=torch.per_tensor_affine,
+        observer_or_fake_quant_ctr=MinMaxObserver,
+    )
+
+    class WithSoftmax(kind):  # type: ignore[valid-type, misc] # the class is the library's own
+        def annotate(self, model: Any) -> Any:
+            model = super().annotate(model)
+            for node in model.graph.nodes:
+                if node.target == torch.ops.aten.softmax.int:
+                    node.meta["quantization_annotation"] = QuantizationAnnotation(
+                        input_qspec_map={node.args[0]: spec}, output_qspec=spec, _annotated=True
+                    )
+            return model
+
+    with pytest.raises(RuntimeError, match=r"cannot load the .tflite file: SOFTMAX") as caught:
+        maker.quantize(
+            seeded(SoftmaxHead),
+            SoftmaxHead.sample_inputs(),
+            quantizer=WithSoftmax().set_global(quantizer.global_config),
+            calibration=samples(SoftmaxHead, 4),
+        )
+
+    assert "1/256" in str(caught.value)
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_static_wi8_ai8", None])
+def test_a_prepared_model(maker: Edgeq, preset: str | None) -> None:
+    """Observers inside: it was never calibrated nor converted, and the file would be float."""
+    with pytest.raises(ValueError, match=r"already prepared for PT2E.*Pass the float model"):
+        maker.quantize(_prepared(), ResidualNet.sample_inputs(), quantizer=preset, calibration=[])
+
+
+def test_a_converted_model_without_its_config(maker: Edgeq) -> None:
+    """Converted as it is, every op would stay in float between QUANTIZE and DEQUANTIZE pairs."""
+    from pytest_edgeq import litert
+
+    prepared = _prepared()
+    with torch.no_grad():
+        prepared(*ResidualNet.sample_inputs())
+    with pytest.raises(ValueError, match=r"already quantized.*stay in float between"):
+        maker.quantize(litert.finish_pt2e(prepared), ResidualNet.sample_inputs(), quantizer=None)
+
+
+def _prepared() -> Any:
+    from pytest_edgeq import litert
+
+    exported = torch.export.export(
+        seeded(ResidualNet), ResidualNet.sample_inputs(), strict=True
+    ).module()
+    return litert.prepare_pt2e(exported, litert.pt2e_preset("pt2e_static_int8"))
+
+
+def test_a_quantizer_that_quantizes_nothing(maker: Edgeq) -> None:
+    """A float file in silence is the worst answer."""
+    from torchao.quantization.pt2e.quantizer import Quantizer
+
+    class Idle(Quantizer):  # type: ignore[misc] # torchao ships no types
+        def annotate(self, model: Any) -> Any:
+            return model
+
+        def validate(self, model: Any) -> None:
+            return None
+
+    with pytest.raises(ValueError, match=r"nothing was quantized by Idle: every op.*in float"):
+        maker.quantize(
+            seeded(ResidualNet),
+            ResidualNet.sample_inputs(),
+            quantizer=Idle(),
+            calibration=samples(ResidualNet, 2),
+        )
+
+
+def test_a_recipe_that_quantizes_nothing(maker: Edgeq) -> None:
+    """Its only rule matches no op of the model."""
+    rules = _rules()
+    rules[0]["regex"] = "no_such_layer"
+    with pytest.raises(ValueError, match=r"nothing was quantized by recipe"):
+        maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=rules)
+
+
+def _rules() -> list[dict[str, Any]]:
+    from pytest_edgeq import litert
+
+    return litert.load_recipe("recipe_dynamic_wi8_afp32")
+
+
+def test_a_recipe_as_a_list_and_as_a_file(maker: Edgeq, tmp_path: Path) -> None:
+    """The two give the same file."""
+    path = tmp_path / "rules.json"
+    path.write_text(json.dumps(_rules()), encoding="utf-8")
+    model = seeded(ResidualNet)
+    made = [
+        maker.quantize(model, ResidualNet.sample_inputs(), quantizer=recipe).tflite
+        for recipe in (_rules(), str(path), path)
+    ]
+    path.unlink()
+
+    assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "told"),
+    [
+        ("{", ValueError, "is not JSON"),
+        ('{"regex": ".*"}', TypeError, "expected a list of dicts"),
+        ("[]", ValueError, "has no rule"),
+        ('[{"regex": ".*"}]', RuntimeError, "ai-edge-quantizer refuses the recipe"),
+        ("[3]", TypeError, "expected a list of dicts"),
+    ],
+)
+def test_a_bad_recipe_file(
+    maker: Edgeq, tmp_path: Path, content: str, error: type[Exception], told: str
+) -> None:
+    """Broken JSON, another shape, no rule, a rule without its parts."""
+    path = tmp_path / "rules.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(error, match=told):
+        maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=str(path))
+    path.unlink()
+
+
+def test_a_recipe_path_that_does_not_exist(maker: Edgeq) -> None:
+    """It is a FileNotFoundError with the path."""
+    with pytest.raises(FileNotFoundError, match=r"no recipe at nowhere.json"):
+        maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer="nowhere.json")
+
+
+def test_an_unknown_preset(maker: Edgeq) -> None:
+    """The nearest and all valid ones are listed."""
+    with pytest.raises(ValueError, match=r"unknown quantizer preset 'pt2e_int8'") as caught:
+        maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer="pt2e_int8")
+
+    assert "pt2e_static_int8" in str(caught.value)
+    assert "recipe_weight_only_wi4_afp32" in str(caught.value)
+
+
+@pytest.mark.parametrize("thing", [3, object(), ResidualNet, {"regex": ".*"}])
+def test_something_that_is_no_quantizer(maker: Edgeq, thing: Any) -> None:
+    """The kinds that are taken are listed."""
+    with pytest.raises(TypeError, match=r"quantizer: expected a preset's name, a PT2E Quantizer"):
+        maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=thing)
+
+
+def test_a_quantizer_class_is_to_be_instantiated(maker: Edgeq) -> None:
+    """The class instead of an instance is a frequent slip."""
+    from pytest_edgeq import litert
+
+    kind = type(litert.pt2e_preset("pt2e_static_int8"))
+    with pytest.raises(TypeError, match=r"instantiate it"):
+        maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=kind)
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_static_wi8_ai8", None])
+def test_the_model_is_left_as_it_was(maker: Edgeq, preset: str | None) -> None:
+    """Parameters and buffers bit for bit, training flags, hooks, gradients."""
+    model = seeded(ResidualNet)
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    pointers = {name: value.data_ptr() for name, value in model.state_dict().items()}
+    flags = [p.requires_grad for p in model.parameters()]
+    hooks = dict(model._forward_hooks)
+    maker.quantize(
+        model,
+        ResidualNet.sample_inputs(),
+        quantizer=preset,
+        calibration=samples(ResidualNet, 4),
+    )
+
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert {n: v.data_ptr() for n, v in model.state_dict().items()} == pointers
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(module.training for module in model.modules())
+    assert dict(model._forward_hooks) == hooks
+    handle.remove()
+
+
+def test_bad_settings() -> None:
+    """Runtime, threads and seed are checked when an Edgeq is made."""
+    with pytest.raises(ValueError, match=r"unknown runtime 'xnpack'; did you mean .*valid: "):
+        Edgeq(runtime="xnpack")
+    with pytest.raises(ValueError, match=r"threads: expected at least 1, got 0"):
+        Edgeq(threads=0)
+    with pytest.raises(ValueError, match=r"seed: expected 0"):
+        Edgeq(seed=-1)

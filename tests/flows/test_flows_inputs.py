@@ -1,0 +1,215 @@
+"""Inputs and outputs of every kind: positional, keyword, integer, many, nested, dynamic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import (
+    DictOutput,
+    EmbeddingMean,
+    IntScalar,
+    KeywordInputs,
+    NestedOutput,
+    PositionalAndKeyword,
+    ResidualNet,
+    TwelveOutputs,
+    TwoInputs,
+    normal,
+    samples,
+    seeded,
+)
+from pytest_edgeq import Edgeq
+from pytest_edgeq.reference import flatten_outputs
+
+
+def test_two_positional_inputs_go_to_their_places(maker: Edgeq) -> None:
+    """A dict by parameter names is the same sample as a tuple."""
+    quantized = maker.quantize(
+        seeded(TwoInputs), TwoInputs.sample_inputs(), calibration=samples(TwoInputs, 8)
+    )
+    image, vector = TwoInputs.sample_inputs(5)
+    by_name = maker.compare(quantized, [{"vector": vector, "image": image}])
+    by_position = maker.compare(quantized, [(image, vector)])
+
+    assert by_name.to_dict() == by_position.to_dict()
+    assert by_name.total.sqnr_db > 20
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_static_wi8_ai8", None])
+def test_keyword_inputs_do_not_change_places(maker: Edgeq, preset: str | None) -> None:
+    """Minuend − amount of one shape, in an order that is not the alphabetical one."""
+    model = seeded(KeywordInputs)
+    calibration = [KeywordInputs.sample_kwargs(1000 + i) for i in range(16)]
+    quantized = maker.quantize(
+        model,
+        sample_kwargs=KeywordInputs.sample_kwargs(),
+        quantizer=preset,
+        calibration=calibration,
+    )
+    sample = KeywordInputs.sample_kwargs(5)
+    swapped = {"amount": sample["amount"], "minuend": sample["minuend"]}
+    comparison = maker.compare(quantized, [swapped])
+
+    # Swapped inputs change the sign: −6 dB.
+    assert comparison.total.sqnr_db > 10
+    assert quantized.run(amount=sample["amount"], minuend=sample["minuend"]).keys() == {"output_0"}
+
+
+def test_positional_and_keyword_inputs_together(maker: Edgeq) -> None:
+    """A sample of both kinds is a pair; a dict by name holds both, too."""
+    args, kwargs = PositionalAndKeyword.sample_inputs(), PositionalAndKeyword.sample_kwargs()
+    calibration = [
+        (PositionalAndKeyword.sample_inputs(i), PositionalAndKeyword.sample_kwargs(i))
+        for i in range(10, 26)
+    ]
+    quantized = maker.quantize(
+        seeded(PositionalAndKeyword), args, sample_kwargs=kwargs, calibration=calibration
+    )
+    as_pair = maker.compare(quantized, [(args, kwargs)])
+    as_dict = maker.compare(quantized, [{"vector": args[0], **kwargs}])
+
+    assert as_pair.to_dict() == as_dict.to_dict()
+    assert as_pair.total.sqnr_db > 10
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
+def test_integer_ids_do_not_break_calibration(maker: Edgeq, preset: str) -> None:
+    """int64 ids become int32 in the file; annotations on them are dropped."""
+    quantized = maker.quantize(
+        seeded(EmbeddingMean),
+        EmbeddingMean.sample_inputs(),
+        quantizer=preset,
+        calibration=samples(EmbeddingMean, 16),
+    )
+    comparison = maker.compare(quantized, samples(EmbeddingMean, 8, seed=2))
+
+    assert [border.dtype for border in quantized.inputs] == ["int32"]
+    assert comparison.total.sqnr_db > 15
+
+
+def test_python_scalars_do_not_break_calibration(maker: Edgeq) -> None:
+    """`x * 2`: strict export makes the annotators take the 2."""
+    quantized = maker.quantize(
+        seeded(IntScalar), IntScalar.sample_inputs(), calibration=samples(IntScalar, 16)
+    )
+
+    assert maker.compare(quantized, samples(IntScalar, 8, seed=2)).total.sqnr_db > 15
+
+
+@pytest.mark.parametrize("model", [DictOutput, NestedOutput, TwelveOutputs])
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", None])
+def test_outputs_keep_the_models_own_order(
+    maker: Edgeq, model: type[Any], preset: str | None
+) -> None:
+    """Each output is near the torch output at its place; `output_10` comes after `output_9`."""
+    float_model = seeded(model)
+    quantized = maker.quantize(
+        float_model, model.sample_inputs(), quantizer=preset, calibration=samples(model, 16)
+    )
+    sample = model.sample_inputs(9)
+    with torch.no_grad():
+        expected = flatten_outputs(float_model(*sample))
+    actual = quantized.run(*sample)
+    comparison = maker.compare(quantized, [sample])
+
+    assert list(actual) == [border.name for border in quantized.outputs]
+    assert list(comparison.total.outputs) == list(actual)
+    for (key, value), (name, edge) in zip(expected, actual.items(), strict=True):
+        assert key in (None, name)
+        assert edge.shape == value.shape
+        np.testing.assert_allclose(edge, value, atol=0.2 * float(np.abs(value).max()))
+
+
+def test_two_outputs_of_one_name_are_refused(maker: Edgeq) -> None:
+    """The converter joins nested keys with "_", so two outputs may get one name."""
+
+    class Collision(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"a_0": x + 1, "a": (x + 2,)}
+
+    with pytest.raises(
+        ValueError, match=r"of 2 outputs the file names 1, so 1 could"
+    ):
+        maker.quantize(Collision().eval(), (torch.ones(1, 4),), quantizer=None)
+
+
+def test_calibration_is_read_once_and_in_order(maker: Edgeq) -> None:
+    """Any iterable will do, a generator too, and it is not asked twice."""
+    seen = []
+
+    def generator() -> Iterator[Any]:
+        for i, sample in enumerate(samples(ResidualNet, 5)):
+            seen.append(i)
+            yield sample
+
+    maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), calibration=generator())
+
+    assert seen == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("preset", ["pt2e_dynamic_int8", "recipe_dynamic_wi8_afp32", None])
+def test_calibration_is_not_read_where_it_is_not_needed(maker: Edgeq, preset: str | None) -> None:
+    """One test may pass calibration data to every preset."""
+
+    def generator() -> Iterator[Any]:
+        raise AssertionError("was read")
+        yield
+
+    maker.quantize(
+        seeded(ResidualNet),
+        ResidualNet.sample_inputs(),
+        quantizer=preset,
+        calibration=generator(),
+    )
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
+def test_one_sample_at_a_time_is_held(maker: Edgeq, preset: str) -> None:
+    """Calibration and evaluation data are streamed: a sample read is let go before the next."""
+    import gc
+    import weakref
+
+    alive: list[Any] = []
+
+    def generator(seed: int) -> Iterator[Any]:
+        for sample in samples(ResidualNet, 6, seed=seed):
+            tensor = sample[0].clone()
+            alive.append(weakref.ref(tensor))
+            yield tensor
+            del tensor, sample
+            gc.collect()
+            assert sum(ref() is not None for ref in alive) <= 1
+
+    quantized = maker.quantize(
+        seeded(ResidualNet),
+        ResidualNet.sample_inputs(),
+        quantizer=preset,
+        calibration=generator(1),
+    )
+    maker.compare(quantized, generator(2))
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
+def test_a_dynamic_batch_runs_at_several_sizes(maker: Edgeq, preset: str) -> None:
+    """dynamic_shapes goes to the exporter, and samples of any batch fit."""
+    batch = torch.export.Dim("batch", min=1, max=8)
+    model = seeded(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()))
+    quantized = maker.quantize(
+        model,
+        (normal(2, 3, 8, 8, seed=0),),
+        quantizer=preset,
+        calibration=[normal(n, 3, 8, 8, seed=n) for n in (2, 3, 4)],
+        dynamic_shapes=({0: batch},),
+    )
+    sizes = [normal(n, 3, 8, 8, seed=10 + n) for n in (1, 5, 3)]
+    comparison = maker.compare(quantized, sizes)
+
+    assert quantized.inputs[0].shape == (-1, 3, 8, 8)
+    assert comparison.total.n_elements == 9 * 4 * 6 * 6
+    assert comparison.total.sqnr_db > 20

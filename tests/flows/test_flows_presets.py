@@ -1,0 +1,147 @@
+"""Every preset on one small model: what each promises, told by the file and by numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fixtures.models import ResidualNet, samples, seeded
+from pytest_edgeq import Edgeq
+from pytest_edgeq.presets import PRESETS
+
+# The scheme that a preset gives to the convolutions, the stages of its flow, and the dtype of the
+# weights.
+PROMISES = {
+    "pt2e_static_int8": ("int8", "int8", "per_channel", ("quantization", "lowering", "total")),
+    "pt2e_static_int8_per_tensor": (
+        "int8",
+        "int8",
+        "per_tensor",
+        ("quantization", "lowering", "total"),
+    ),
+    "pt2e_dynamic_int8": ("dynamic", "int8", "per_channel", ("quantization", "lowering", "total")),
+    "recipe_static_wi8_ai8": (
+        "int8",
+        "int8",
+        "per_channel",
+        ("conversion", "quantization", "total"),
+    ),
+    "recipe_static_wi8_ai16": (
+        "int16x8",
+        "int8",
+        "per_channel",
+        ("conversion", "quantization", "total"),
+    ),
+    "recipe_dynamic_wi8_afp32": (
+        "dynamic",
+        "int8",
+        "per_channel",
+        ("conversion", "quantization", "total"),
+    ),
+    "recipe_weight_only_wi8_afp32": (
+        "weight_only",
+        "int8",
+        "per_channel",
+        ("conversion", "quantization", "total"),
+    ),
+    "recipe_dynamic_wi4_afp32": (
+        "dynamic",
+        "int4",
+        "per_channel",
+        ("conversion", "quantization", "total"),
+    ),
+    "recipe_weight_only_wi4_afp32": (
+        "weight_only",
+        "int4",
+        "per_channel",
+        ("conversion", "quantization", "total"),
+    ),
+}
+
+
+def test_the_table_has_every_preset() -> None:
+    """A preset that is added without a promise is not tested."""
+    assert set(PROMISES) == set(PRESETS)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_keeps_its_promise(maker: Edgeq, preset: str) -> None:
+    """Scheme, stored dtype and granularity of every convolution; the stages of the flow."""
+    scheme, weight, granularity, stages = PROMISES[preset]
+    model = seeded(ResidualNet)
+    quantized = maker.quantize(
+        model,
+        ResidualNet.sample_inputs(),
+        quantizer=preset,
+        calibration=samples(ResidualNet, 8),
+    )
+    convolutions = quantized.op_dtypes.ops(op="CONV_2D")
+    comparison = maker.compare(quantized, samples(ResidualNet, 8, seed=2))
+
+    assert {(c.scheme, c.weight, c.granularity) for c in convolutions} == {
+        (scheme, weight, granularity)
+    }
+    assert tuple(comparison.stages) == stages
+    assert comparison.total.n_samples == 8
+    assert comparison.total.nonfinite == 0
+    # Four bits give about 6.02 · 4 ≈ 24 dB less what the layers add, eight about 24 dB more; a
+    # model whose inputs or outputs are mixed up has about 0 dB.
+    assert comparison.total.sqnr_db > (10 if "wi4" in preset else 20)
+
+
+def test_none_gives_plain_float(maker: Edgeq) -> None:
+    """Without a quantizer the file is the conversion, and the two stages are one."""
+    quantized = maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=None)
+    comparison = maker.compare(quantized, samples(ResidualNet, 4))
+
+    assert quantized.flow == "float"
+    assert {entry.scheme for entry in quantized.op_dtypes} == {"float"}
+    assert tuple(comparison.stages) == ("conversion", "total")
+    # float32 has 24 bits: 6.02 · 24 ≈ 144 dB for one rounding.
+    assert comparison.total.sqnr_db > 100
+
+
+def test_the_simulated_graph_and_the_file_are_told_apart(maker: Edgeq) -> None:
+    """The stages of a PT2E flow measure what they say: lowering is edge against simulated."""
+    model = seeded(ResidualNet)
+    quantized = maker.quantize(
+        model, ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 8)
+    )
+    evaluated = list(samples(ResidualNet, 32, seed=3))
+    comparison = maker.compare(quantized, evaluated)
+    with torch.no_grad():
+        floats = torch.cat([model(*s) for s in evaluated]).double()
+        simulated = torch.cat([quantized.simulated(*s) for s in evaluated]).double()  # type: ignore[misc] # this flow has one
+    edge = torch.cat([torch.from_numpy(quantized.run(*s)["output_0"]) for s in evaluated]).double()
+    noise = [
+        float((a - b).square().sum())
+        for a, b in ((floats, simulated), (simulated, edge), (floats, edge))
+    ]
+    measured = [comparison.quantization, comparison.lowering, comparison.total]
+
+    assert len(set(noise)) == 3
+    for expected, stage in zip(noise, measured, strict=True):
+        assert stage is not None
+        assert stage.rmse == pytest.approx((expected / floats.numel()) ** 0.5, rel=1e-9)
+
+
+def test_the_same_seed_gives_the_same_file(maker: Edgeq) -> None:
+    """Quantization is deterministic: two builds are equal byte by byte."""
+    builds = [
+        maker.quantize(
+            seeded(ResidualNet), ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 4)
+        ).tflite
+        for _ in range(2)
+    ]
+
+    assert builds[0] == builds[1]
+
+
+def test_random_generators_are_left_as_they_were(maker: Edgeq) -> None:
+    """The fixed seed is given back: a test's own random numbers do not repeat after quantizing."""
+    torch.manual_seed(1)
+    expected = torch.randn(3)
+    torch.manual_seed(1)
+    maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=None)
+
+    assert torch.equal(torch.randn(3), expected)

@@ -1,0 +1,298 @@
+"""Budgets: what they refuse, what violates them, what a measurement needs."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_edgeq.numerics.budget import Budget, Violation
+from pytest_edgeq.numerics.errors import OutputErrors, OutputSpec, StageAccumulator, StageErrors
+
+ALL = (
+    "max_abs_error, mean_abs_error, rmse, max_lsb_error, sqnr_db, worst_sample_sqnr_db, "
+    "cosine_similarity, top1_agreement"
+)
+
+
+def stage_of(**outputs: tuple[Any, Any, float | None]) -> StageErrors:
+    """Return one sample's errors of outputs given as (reference, actual, scale)."""
+    stage = StageAccumulator([OutputSpec(name, o[2]) for name, o in outputs.items()])
+    pairs = [[np.array(o[side], np.float32) for o in outputs.values()] for side in (0, 1)]
+    stage.update(pairs[0], pairs[1])
+    return stage.result()
+
+
+def output_of(reference: Any, actual: Any, scale: float | None = 0.5) -> OutputErrors:
+    """Return the errors of one output named scores."""
+    return stage_of(scores=(reference, actual, scale)).outputs["scores"]
+
+
+def test_empty_budget_is_refused() -> None:
+    """A budget that bounds nothing would pass anything."""
+    message = f"Budget() bounds nothing and would pass anything: set one of {ALL}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Budget()
+
+
+@pytest.mark.parametrize("value", [True, "3", [1], 1 + 2j, np.True_])
+def test_a_bound_is_a_real_number(value: Any) -> None:
+    """What is no real number is a TypeError that shows it."""
+    message = f"Budget(rmse={value!r}): expected a real number, got {type(value).__name__}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        Budget(rmse=value)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        (
+            {"sqnr_db": math.nan},
+            "Budget(sqnr_db=nan): expected a finite number; leave out what is not bounded",
+        ),
+        (
+            {"rmse": math.inf},
+            "Budget(rmse=inf): expected a finite number; leave out what is not bounded",
+        ),
+        (
+            {"max_abs_error": -1},
+            "Budget(max_abs_error=-1): an error is never negative; "
+            "give the greatest accepted, 0 or more",
+        ),
+        (
+            {"sqnr_db": 0},
+            "Budget(sqnr_db=0): a bound of 0 dB or below accepts noise as loud as the signal and "
+            "tests nothing; give a bound above 0 dB",
+        ),
+        (
+            {"worst_sample_sqnr_db": -3.5},
+            "Budget(worst_sample_sqnr_db=-3.5): a bound of 0 dB or below accepts noise as loud as "
+            "the signal and tests nothing; give a bound above 0 dB",
+        ),
+        (
+            {"cosine_similarity": 0},
+            "Budget(cosine_similarity=0): expected a share above 0 and at most 1, such as 0.99",
+        ),
+        (
+            {"top1_agreement": 99},
+            "Budget(top1_agreement=99): expected a share above 0 and at most 1, such as 0.99",
+        ),
+    ],
+)
+def test_a_bound_that_cannot_be_meant_is_refused(bounds: dict[str, float], message: str) -> None:
+    """Each error says what was seen and what to do."""
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Budget(**bounds)
+
+
+def test_repr_is_ready_to_paste() -> None:
+    """Only what is set is shown, and the text makes the same budget."""
+    budget = Budget(sqnr_db=20.5, max_lsb_error=3)
+    assert repr(budget) == "Budget(max_lsb_error=3, sqnr_db=20.5)"
+    assert eval(repr(budget), {"Budget": Budget}) == budget
+
+
+def test_numpy_numbers_become_plain() -> None:
+    """A bound read from an array is shown as a number, not as np.float64(...)."""
+    budget = Budget(max_lsb_error=np.int64(3), rmse=np.float32(0.5), max_abs_error=Fraction(1, 4))  # type: ignore[arg-type]
+    assert repr(budget) == "Budget(max_abs_error=0.25, rmse=0.5, max_lsb_error=3)"
+
+
+def test_bounds_are_kept_and_passed() -> None:
+    """A measurement at the bound itself passes, one beyond it does not."""
+    errors = output_of([[4.0, 2.0]], [[4.0, 1.0]])
+    assert Budget(max_lsb_error=2, max_abs_error=1, top1_agreement=1).violations(errors, "t") == []
+    assert [
+        violation.metric
+        for violation in Budget(max_lsb_error=1.9, rmse=9, sqnr_db=50).violations(errors, "t")
+    ] == ["max_lsb_error", "sqnr_db"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        (
+            {"max_lsb_error": 1},
+            "total, output 'scores': max_lsb_error: expected at most 1, got 2 "
+            "(the greatest at sample 0, index (0, 1): expected 2, got 1)",
+        ),
+        ({"rmse": 0.5}, "total, output 'scores': rmse: expected at most 0.5, got 0.707107"),
+        (
+            {"worst_sample_sqnr_db": 40},
+            "total, output 'scores': worst_sample_sqnr_db: expected at least 40, got 13.0103 "
+            "(sample 0)",
+        ),
+    ],
+)
+def test_violation_texts(bounds: dict[str, float], text: str) -> None:
+    """A violation reads what, where, expected, got, and where the worst is."""
+    (violation,) = Budget(**bounds).violations(output_of([[4.0, 2.0]], [[4.0, 1.0]]), "total")
+    assert str(violation) == text
+    assert violation.output == "scores"
+
+
+def test_stage_budget_is_applied_to_each_output() -> None:
+    """Both outputs that are off are named, not their worst alone."""
+    stage = stage_of(a=([1.0], [3.0], 1.0), b=([1.0], [1.0], 1.0), c=([1.0], [2.0], 1.0))
+    violations = Budget(max_abs_error=0.5).violations(stage, "total")
+    assert [(v.output, v.actual, v.bound, v.direction) for v in violations] == [
+        ("a", 2.0, 0.5, "at most"),
+        ("c", 1.0, 0.5, "at most"),
+    ]
+
+
+def test_nonfinite_is_a_violation_by_itself() -> None:
+    """NaN fails whatever is bounded, with its count and its place."""
+    errors = output_of([[4.0, 2.0, 1.0]], [[4.0, math.nan, math.inf]])
+    (violation,) = Budget(max_abs_error=1e30).violations(errors, "total")
+    assert violation.metric == "nonfinite"
+    assert str(violation) == (
+        "total, output 'scores': nonfinite: expected at most 0, got 2 (2 in actual and 0 in the "
+        "reference, of 3 elements; the first at sample 0, index (0, 1): expected 2, got nan)"
+    )
+
+
+def test_degenerate_is_a_violation_by_itself() -> None:
+    """Zeros that agree keep every bound on errors, and fail all the same."""
+    (violation,) = Budget(max_abs_error=1).violations(output_of([0.0], [0.0]), "total")
+    assert violation.metric == "degenerate"
+    assert str(violation) == (
+        "total, output 'scores': degenerate: expected at most 0, got 1 (reference and actual are "
+        "zero in all 1 elements: nothing was tested; give inputs that make this output speak)"
+    )
+
+
+@pytest.mark.parametrize("metric", ALL.split(", "))
+def test_nan_violates_every_bound(metric: str) -> None:
+    """A metric that reads NaN fails, whichever way it is bounded."""
+    values: dict[str, Any] = dict.fromkeys(ALL.split(", "), math.nan)
+    errors = OutputErrors(
+        name="y",
+        dtype="float32",
+        scale=1.0,
+        n_samples=1,
+        n_elements=1,
+        nonfinite_reference=0,
+        nonfinite_actual=0,
+        degenerate=False,
+        worst_sample=0,
+        max_abs_index=None,
+        **values,
+    )
+    (violation,) = Budget(**{metric: 1}).violations(errors, "total")
+    assert violation.metric == metric
+    assert Budget(**{metric: 1}).needed(errors) is None
+
+
+def test_metric_that_an_output_lacks_is_an_error() -> None:
+    """A bound on a metric that does not exist is no pass."""
+    message = (
+        "max_lsb_error: output 'scores' is float32 and has no LSB; bound max_abs_error instead"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Budget(max_lsb_error=1).violations(output_of([1.0], [1.0], None), "total")
+    message = (
+        "top1_agreement: output 'scores' is float32 and has fewer than 2 elements on its last axis "
+        "and so no top-1 class; bound cosine_similarity instead"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Budget(top1_agreement=1).needed(output_of([1.0], [1.0]))
+
+
+def test_stage_budget_names_the_outputs_that_lack_the_metric() -> None:
+    """One output without a scale makes an LSB budget on the whole stage an error."""
+    stage = stage_of(a=([1.0], [1.0], 1.0), b=([1.0], [1.0], None), c=([1.0], [1.0], None))
+    message = (
+        "max_lsb_error: output 'b' is float32 and has no LSB, output 'c' is float32 and has no "
+        "LSB; bound max_abs_error instead, or give a budget per output"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Budget(max_lsb_error=1).violations(stage, "total")
+
+
+@pytest.mark.parametrize(
+    ("measured", "needed"),
+    [
+        ({"max_abs_error": 1.23456}, {"max_abs_error": 1.24}),
+        ({"max_abs_error": 0.0}, {"max_abs_error": 0}),
+        ({"max_lsb_error": 3.0}, {"max_lsb_error": 3}),
+        ({"max_abs_error": 1234567.0}, {"max_abs_error": 1240000.0}),
+        ({"sqnr_db": 20.57}, {"sqnr_db": 20.5}),
+        ({"cosine_similarity": 0.99987661}, {"cosine_similarity": 0.999876}),
+        ({"cosine_similarity": 1.0}, {"cosine_similarity": 1}),
+        ({"top1_agreement": 0.12345}, {"top1_agreement": 0.123}),
+        ({"sqnr_db": math.inf}, {"sqnr_db": 1}),
+        ({"sqnr_db": 0.0}, None),
+        ({"sqnr_db": -math.inf}, None),
+        ({"cosine_similarity": -0.5}, None),
+        ({"top1_agreement": 0.0}, None),
+        ({"max_abs_error": math.inf}, None),
+        ({"max_abs_error": 1.7976931348623157e308}, None),
+    ],
+)
+def test_needed_budget(measured: dict[str, float], needed: dict[str, float] | None) -> None:
+    """Three digits outward, near 1 in the distance from 1; None where no budget is valid."""
+    (budget,) = [Budget(**dict.fromkeys(measured, 1))]
+    wanted = None if needed is None else Budget(**needed)
+    got = budget.needed(errors_of(**measured))
+    assert repr(got) == repr(wanted)
+
+
+def errors_of(**metrics: float) -> OutputErrors:
+    """Return errors that read these metrics, the others being good."""
+    values: dict[str, Any] = dict.fromkeys(ALL.split(", "), 1.0) | metrics
+    return OutputErrors(
+        name="y",
+        dtype="int8",
+        scale=1.0,
+        n_samples=1,
+        n_elements=1,
+        nonfinite_reference=0,
+        nonfinite_actual=0,
+        degenerate=False,
+        worst_sample=0,
+        max_abs_index=None,
+        **values,
+    )
+
+
+@pytest.mark.parametrize(("reference", "actual"), [([0.0], [0.0]), ([1.0], [math.nan])])
+def test_nothing_is_needed_where_nothing_was_measured(reference: Any, actual: Any) -> None:
+    """No budget makes a degenerate or non-finite output pass, so none is offered."""
+    assert Budget(max_abs_error=1).needed(output_of(reference, actual)) is None
+
+
+ERRORS = st.floats(0, 1e300)
+DECIBELS = st.one_of(st.floats(0, 1e3, exclude_min=True), st.just(math.inf))
+SHARES = st.one_of(st.floats(0, 1, exclude_min=True), st.floats(0.999999, 1))
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    st.fixed_dictionaries(
+        dict.fromkeys(("max_abs_error", "mean_abs_error", "rmse", "max_lsb_error"), ERRORS)
+        | dict.fromkeys(("sqnr_db", "worst_sample_sqnr_db"), DECIBELS)
+        | dict.fromkeys(("cosine_similarity", "top1_agreement"), SHARES)
+    )
+)
+def test_needed_budget_is_kept(metrics: dict[str, float]) -> None:
+    """Whatever was measured, the budget that it needs has no violations, and can be pasted."""
+    errors = errors_of(**metrics)
+    stage = StageErrors({"y": errors, "z": errors_of()})
+    for measured in (errors, stage):
+        needed = Budget(**dict.fromkeys(metrics, 1)).needed(measured)
+        assert needed is not None
+        assert needed.violations(measured, "total") == []
+        assert eval(repr(needed), {"Budget": Budget}) == needed
+
+
+def test_violation_without_a_note() -> None:
+    """A violation that others make needs no more than five fields."""
+    violation = Violation("rmse", "total", 2.0, 1.0, "at most")
+    assert str(violation) == "total: rmse: expected at most 1, got 2"

@@ -1,0 +1,132 @@
+"""The comparison: its stages, its table, the samples it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_edgeq.numerics.comparison import Comparison, WorstSample, WorstSamples
+from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator, StageErrors
+from pytest_edgeq.numerics.health import Finding
+
+TABLE = """\
+digits: flow pt2e, runtime xnnpack, 1 sample(s), 0 non-finite element(s)
+stage     output  max_abs_error  mean_abs_error    rmse  max_lsb_error  sqnr_db  \
+worst_sample_sqnr_db  cosine_similarity  top1_agreement
+lowering  scores              0               0       0              0      inf  \
+                 inf           1.000000               1
+lowering  boxes               0               0       0              -      inf  \
+                 inf           1.000000               -
+total     scores              1             0.5  0.7071              2    12.3  \
+                 12.3           0.976187               1
+total     boxes               2               2       2              -    12.04  \
+               12.04           1.000000               -
+"""
+
+
+def stage(error: float) -> StageErrors:
+    """Return the errors of a quantized and a float output that are off by this."""
+    accumulator = StageAccumulator([OutputSpec("scores", 0.5), OutputSpec("boxes")])
+    accumulator.update(
+        [np.array([4.0, 1.0]), np.array([8.0])],
+        [np.array([4.0, 1.0 + error]), np.array([8.0 - 2 * error])],
+    )
+    return accumulator.result()
+
+
+def comparison(**kwargs: Any) -> Comparison:
+    """Return a comparison with a lowering stage."""
+    return Comparison(
+        name="digits", flow="pt2e", runtime="xnnpack", total=stage(1), lowering=stage(0), **kwargs
+    )
+
+
+def test_stages_are_those_present_in_order() -> None:
+    """Stages that the flow lacks are left out, the others come as the pipeline does."""
+    assert list(comparison().stages) == ["lowering", "total"]
+    assert list(comparison(quantization=stage(1), conversion=stage(1)).stages) == [
+        "conversion",
+        "quantization",
+        "lowering",
+        "total",
+    ]
+
+
+def test_comparison_is_frozen() -> None:
+    """What was measured is not changed afterwards."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        comparison().name = "other"  # type: ignore[misc]
+
+
+def test_str_is_a_table() -> None:
+    """One row for each output of each stage, a dash where there is no such metric."""
+    lines = str(comparison()).splitlines()
+    assert [line.split() for line in lines[:-1]] == [line.split() for line in TABLE.splitlines()]
+    assert len({len(line) for line in lines[1:-1]}) == 1
+    assert lines[-1] == "health: nothing found"
+
+
+def test_str_ends_with_the_findings() -> None:
+    """Every finding has its line."""
+    finding = Finding("zero_output", "output 'scores'", "zero everywhere")
+    text = str(comparison(health=(finding,)))
+    assert text.endswith("\nhealth: zero_output: output 'scores': zero everywhere")
+
+
+def test_to_dict_leaves_the_inputs_out() -> None:
+    """What is stored is strict JSON, and no tensor is in it."""
+    worst = WorstSample(4, -math.inf, object())
+    finding = Finding("zero_output", "y", "zero")
+    data = comparison(worst_samples=(worst,), health=(finding,)).to_dict()
+    text = json.dumps(data, allow_nan=False)
+    assert text == json.dumps(data, sort_keys=True)
+    assert data["worst_samples"] == [{"index": 4, "sqnr_db": "-inf"}]
+    assert data["health"] == [{"kind": "zero_output", "message": "zero", "where": "y"}]
+    assert list(data["stages"]) == ["lowering", "total"]
+
+
+def number(value: int) -> Callable[[], int]:
+    """Return a maker of inputs."""
+    return lambda: value
+
+
+def test_worst_samples_clones_only_what_it_keeps() -> None:
+    """Inputs are made when a sample is kept and not otherwise."""
+    made = []
+    keeper = WorstSamples(limit=2)
+    for index, sqnr in enumerate([30.0, 20.0, 40.0, 10.0, 20.0]):
+        keeper.offer(index, sqnr, lambda index=index: made.append(index))  # type: ignore[misc]
+    assert made == [0, 1, 3]
+    assert [(sample.index, sample.sqnr_db) for sample in keeper.result()] == [(3, 10.0), (1, 20.0)]
+
+
+def test_nan_is_the_worst_sample_then_minus_infinity() -> None:
+    """NaN comes before −inf, and −inf before every number."""
+    keeper = WorstSamples()
+    for index, sqnr in enumerate([5.0, -math.inf, math.nan, math.inf, -3.0]):
+        keeper.offer(index, sqnr, number(index))
+    assert [sample.inputs for sample in keeper.result()] == [2, 1, 4]
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.sampled_from([1.0, 2.0, 3.0, math.nan, -math.inf])), st.integers(0, 9))
+def test_worst_samples_merge_without_a_trace(values: list[float], cut: int) -> None:
+    """Two keepers merged keep what one keeps, whichever came first."""
+    offers = list(enumerate(values))
+    keepers = []
+    for part in (offers, offers[:cut], offers[cut:]):
+        keeper = WorstSamples()
+        for index, sqnr in part:
+            keeper.offer(index, sqnr, number(index))
+        keepers.append(keeper)
+    one, first, second = keepers
+    second.merge(first)
+    assert repr(second.result()) == repr(one.result())

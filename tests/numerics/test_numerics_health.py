@@ -1,0 +1,314 @@
+"""Health: for every check a real defect that it finds and a sound case that it leaves alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_edgeq.numerics.errors import OutputSpec
+from pytest_edgeq.numerics.health import (
+    Finding,
+    OutputHealth,
+    SampleLedger,
+    check_bias,
+    check_scales,
+    overlap_finding,
+)
+
+Array = npt.NDArray[Any]
+INT8 = OutputSpec("y", 0.1, 0, -128, 127)
+FLOAT = OutputSpec("y")
+
+
+def quantize(values: Array, spec: OutputSpec = INT8) -> tuple[Array, Array]:
+    """Return values after one rounding to the codes of an output, and the codes."""
+    assert spec.scale is not None
+    assert spec.zero_point is not None
+    codes = np.clip(np.rint(values / spec.scale) + spec.zero_point, spec.qmin, spec.qmax)
+    return ((codes - spec.zero_point) * spec.scale).astype(np.float32), codes.astype(np.int8)
+
+
+def findings(spec: OutputSpec, *samples: tuple[Any, Any]) -> list[Finding]:
+    """Return what is found after (reference, actual) samples."""
+    health = OutputHealth(spec)
+    for reference, actual in samples:
+        health.update(np.array(reference), np.array(actual))
+    return health.findings()
+
+
+def kinds(found: list[Finding]) -> list[str]:
+    """Return the kinds found."""
+    return [finding.kind for finding in found]
+
+
+@pytest.mark.parametrize("spec", [INT8, FLOAT])
+def test_a_sound_output_has_no_finding(spec: OutputSpec) -> None:
+    """Values over the whole range, rounded once, are sound."""
+    values = np.linspace(-12.8, 12.7, 101)
+    assert findings(spec, (values, quantize(values)[0])) == []
+
+
+def test_nonfinite_output_is_found_by_side() -> None:
+    """NaN in the output and infinity in the reference are counted apart."""
+    (finding,) = findings(INT8, ([1.0, math.inf, 2.0], [math.nan, 1.0, math.nan]))
+    assert finding.kind == "nonfinite"
+    assert finding.message == (
+        "expected finite values, got 2 NaN or infinite of 3 elements (and 1 in the reference); "
+        "check the inputs first, then run edgeq.localize"
+    )
+    assert kinds(findings(FLOAT, ([math.nan], [1.0]))) == ["nonfinite"]
+
+
+def test_wiped_output_is_found() -> None:
+    """Zero everywhere, whatever the reference says."""
+    (finding,) = findings(INT8, ([1.0, 2.0], [0.0, 0.0]), ([3.0, 0.5], [0.0, 0.0]))
+    assert (finding.kind, finding.where) == ("zero_output", "output 'y'")
+    assert finding.message == (
+        "zero in all 4 elements, where the reference runs from 0.5 to 3; "
+        "a layer was wiped or the inputs say nothing"
+    )
+    assert kinds(findings(INT8, ([0.0, 0.0], [0.0, 0.0]))) == ["zero_output"]
+
+
+def test_constant_output_is_found() -> None:
+    """One value everywhere while the reference varies, or has another."""
+    (finding,) = findings(FLOAT, ([1.0, 2.0], [1.5, 1.5]))
+    assert finding.kind == "constant_output"
+    assert finding.message == (
+        "1.5 in all 2 elements, where the reference runs from 1 to 2; "
+        "a layer was wiped or its scale is far too large: run edgeq.localize"
+    )
+    (finding,) = findings(INT8, ([1.0, 1.0], [1.5, 1.5]))
+    assert "where the reference is 1 throughout" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("spec", "reference", "actual"),
+    [
+        (FLOAT, [3.0, 3.0], [3.0, 3.0]),  # the same class for each sample
+        (INT8, [3.04, 3.04], [3.0, 3.0]),
+        (FLOAT, [3.0], [2.0]),  # one element is not yet a constant
+        (FLOAT, [3.0], [0.0]),
+        (FLOAT, [1.0, 2.0], [1.0, 2.5]),
+    ],
+)
+def test_rightly_constant_output_is_sound(spec: OutputSpec, reference: Any, actual: Any) -> None:
+    """An output that is constant in the reference as well is as it should be."""
+    assert findings(spec, (reference, actual)) == []
+
+
+def test_clipped_output_is_found() -> None:
+    """A range calibrated on samples that were too small cuts the others off."""
+    values = np.linspace(-30, 30, 100)
+    (finding,) = findings(INT8, (values, quantize(values)[0]))
+    assert finding.kind == "clipped_output"
+    assert finding.message == (
+        "the reference lies outside of the range of the codes in 58 of 100 elements (58 %), "
+        "58 of 100 elements (58 %) are at qmin or qmax; calibrate with samples like those evaluated"
+    )
+
+
+def test_few_clipped_elements_are_sound() -> None:
+    """New values exceed those calibrated now and then."""
+    values = np.append(np.linspace(-12, 12, 99), 30.0)
+    assert findings(INT8, (values, quantize(values)[0])) == []
+
+
+def test_softmax_with_its_fixed_scale_is_sound() -> None:
+    """An exact 1.0 lies one LSB outside of TFLite's softmax range, in every sound classifier."""
+    spec = OutputSpec("y", 1 / 256, -128, -128, 127)
+    values = np.eye(2)
+    assert findings(spec, (values, quantize(values, spec)[0])) == []
+
+
+def test_relu_at_its_lower_end_is_sound() -> None:
+    """Most codes at qmin are right where the reference is zero there."""
+    spec = OutputSpec("y", 0.1, -128, -128, 127)
+    values = np.append(np.zeros(90), np.linspace(0, 20, 10))
+    assert findings(spec, (values, quantize(values, spec)[0])) == []
+
+
+@pytest.mark.parametrize("with_codes", [True, False])
+def test_saturated_output_is_found(with_codes: bool) -> None:
+    """A wrong multiplier drives codes to the ends though the reference is well inside."""
+    values = np.linspace(-10, 10, 100)
+    actual, codes = quantize(values * 4)
+    health = OutputHealth(INT8)
+    health.update(values, actual, codes if with_codes else None)
+    (finding,) = health.findings()
+    assert finding.kind == "saturated_output"
+    assert "in 63 of 100 elements (63 %)" in finding.message
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        OutputSpec("y", 0.1, None, -128, 127),
+        OutputSpec("y", 0.1, 0, None, 127),
+        OutputSpec("y", 0.1, 0, -128, None),
+        OutputSpec("y", 0.0, 0, -128, 127),
+        OutputSpec("y", math.nan, 0, -128, 127),
+    ],
+)
+def test_clipping_is_told_only_where_the_range_is_known(spec: OutputSpec) -> None:
+    """Without a whole and sound set of parameters there is no range to leave."""
+    assert findings(spec, ([50.0, -50.0], [12.0, -12.0])) == []
+
+
+def test_empty_outputs_have_no_extremes() -> None:
+    """No elements, no values to be constant."""
+    assert findings(INT8, (np.zeros(0), np.zeros(0))) == []
+
+
+def test_shapes_must_be_equal() -> None:
+    """Nothing is broadcast here either, codes included."""
+    health = OutputHealth(INT8)
+    with pytest.raises(
+        ValueError, match=r"output 'y': expected one shape .* got \(1,\) and \(2,\)"
+    ):
+        health.update(np.ones(2), np.ones(2), np.ones(1))
+
+
+def test_different_outputs_do_not_merge() -> None:
+    """Counts of different outputs must not be added up."""
+    with pytest.raises(ValueError, match="different outputs cannot be merged"):
+        OutputHealth(INT8).merge(OutputHealth(FLOAT))
+
+
+VALUES = st.sampled_from([0.0, 0.5, 1.0, 12.7, -12.8, 99.0, -99.0, math.nan, math.inf])
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.lists(st.tuples(VALUES, VALUES), max_size=3), max_size=5), st.integers(0, 5))
+def test_any_split_finds_the_same(samples: list[list[tuple[float, float]]], cut: int) -> None:
+    """Two halves merged find what one pass finds."""
+    one, first, second = (OutputHealth(INT8) for _ in range(3))
+    for i, pairs in enumerate(samples):
+        array = np.array(pairs).reshape(-1, 2)
+        for health in (one, first if i < cut else second):
+            health.update(array[:, 0], array[:, 1])
+    second.merge(first)
+    assert second.findings() == one.findings()
+
+
+@pytest.mark.parametrize(
+    ("scales", "text"),
+    [
+        ([0.0, 0.1], "got zero in 1 of 2 (the first at channel 0: 0)"),
+        ([0.1, 1e-40], "got subnormal in 1 of 2 (the first at channel 1: 1e-40)"),
+        ([-0.1], "got negative in 1 of 1 (the first at channel 0: -0.1)"),
+        ([0.1, math.nan, math.inf], "got not finite in 2 of 3 (the first at channel 1: nan)"),
+        ([0.1, 0.0, -1.0], "got zero and negative in 2 of 3 (the first at channel 1: 0)"),
+    ],
+)
+def test_bad_scale_is_found(scales: list[float], text: str) -> None:
+    """A scale that is no scale is named by kind and place."""
+    points = np.zeros(len(scales), np.int64)
+    (finding,) = check_scales("w", np.array(scales), points, activation=False, dtype="int8")
+    assert (finding.kind, finding.where) == ("bad_scale", "w")
+    assert text in finding.message
+
+
+def test_sound_scales_have_no_finding() -> None:
+    """Positive normal scales are sound, and so is a tensor that is not quantized."""
+    for scales in ([0.1, 1.2e-38], []):
+        assert check_scales("w", np.array(scales), np.zeros(0), activation=True, dtype="int8") == []
+
+
+@pytest.mark.parametrize("points", [[0], []])
+def test_uncalibrated_activation_is_found(points: list[int]) -> None:
+    """Scale 1.0 and zero point 0 is what an observer that saw nothing leaves."""
+    (finding,) = check_scales(
+        "relu", np.array([1.0]), np.array(points, np.int64), activation=True, dtype="int8"
+    )
+    assert finding.kind == "uncalibrated_activation"
+    assert finding.message == (
+        "int8 activation with scale 1.0 and zero point 0: its observer saw no sample; "
+        "calibrate with inputs that reach it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("scale", "point", "activation", "dtype"),
+    [
+        (1.0, 3, True, "int8"),
+        (0.9, 0, True, "int8"),
+        (1.0, 0, False, "int8"),
+        (1.0, 0, True, "int32"),
+    ],
+)
+def test_other_scales_of_one_are_sound(
+    scale: float, point: int, activation: bool, dtype: str
+) -> None:
+    """Scale 1.0 is a defect only of an integer activation, and only with zero point 0."""
+    assert (
+        check_scales("t", np.array([scale]), np.array([point]), activation=activation, dtype=dtype)
+        == []
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_bias_at_the_limit_is_found(dtype: Any) -> None:
+    """Both ends of int32, and the symmetric one, show that a bias was cut off."""
+    values = np.array([5, 2**31 - 1, -(2**31), -(2**31) + 1], dtype)
+    (finding,) = check_bias("conv bias", values)
+    assert (finding.kind, finding.where) == ("bias_at_int32_limit", "conv bias")
+    assert "got 3 of 4 at its limit" in finding.message
+
+
+def test_sound_bias_has_no_finding() -> None:
+    """Large codes, 64-bit codes beyond int32 and a float bias are sound."""
+    assert check_bias("b", np.array([2**31 - 2, -5], np.int32)) == []
+    assert check_bias("b", np.array([2**31, -(2**40)], np.int64)) == []
+    assert check_bias("b", np.array([2.0**31 - 1])) == []
+
+
+def test_ledger_knows_samples_again() -> None:
+    """A copy of a sample is known, in whatever memory layout."""
+    ledger = SampleLedger()
+    sample = np.arange(6, dtype=np.float32).reshape(2, 3)
+    ledger.add([sample, np.array(1)])
+    ledger.add([sample, np.array(1)])
+    assert [np.asfortranarray(sample), np.array(1)] in ledger
+    assert len(ledger) == 1
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [np.zeros((2, 3), np.float32)],
+        [np.zeros(6, np.float64)],
+        [np.zeros(6, np.int32)],
+        [np.zeros(3, np.float32), np.zeros(3, np.float32)],
+        [],
+    ],
+)
+def test_ledger_tells_samples_apart(arrays: list[Array]) -> None:
+    """Another shape, dtype or number of arrays with the same bytes is another sample."""
+    ledger = SampleLedger()
+    ledger.add([np.zeros(6, np.float32)])
+    assert arrays not in ledger
+
+
+def test_overlap_is_a_finding() -> None:
+    """Calibration samples among those evaluated are counted; none is no finding."""
+    finding = overlap_finding(3, 10)
+    assert finding is not None
+    assert finding.to_dict() == {
+        "kind": "calibration_overlap",
+        "message": "3 of 10 evaluated samples were also used to calibrate: the errors look smaller "
+        "than they are; evaluate on samples that the calibration has not seen",
+        "where": "inputs",
+    }
+    assert overlap_finding(0, 10) is None
+
+
+def test_finding_is_one_line() -> None:
+    """A finding prints as kind, place and message."""
+    assert str(Finding("bad_scale", "w", "zero")) == "bad_scale: w: zero"

@@ -1,0 +1,182 @@
+"""Every formula at its ordinary and at its degenerate places."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_edgeq.numerics.metrics import (
+    cosine_similarity,
+    differences,
+    json_number,
+    lsb_error,
+    sqnr_db,
+    top1_counts,
+    worst_high,
+    worst_low,
+)
+
+POWERS = st.floats(1e-30, 1e30)
+
+
+@pytest.mark.parametrize(
+    ("signal", "noise", "expected"),
+    [
+        (100.0, 1.0, 20.0),
+        (1.0, 0.0, math.inf),
+        (0.0, 1.0, -math.inf),
+        (1.0, 4.0, 10 * math.log10(0.25)),
+        (1e300, 1e-300, 6000.0),  # the ratio does not fit a float64
+        (1e-300, 1e300, -6000.0),
+    ],
+)
+def test_sqnr(signal: float, noise: float, expected: float) -> None:
+    """SQNR is 10·log10 of the ratio, +inf without noise, −inf without signal."""
+    assert sqnr_db(signal, noise) == expected
+
+
+@pytest.mark.parametrize(
+    ("signal", "noise"),
+    [(0.0, 0.0), (math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)],
+)
+def test_sqnr_without_answer_is_nan(signal: float, noise: float) -> None:
+    """Nothing tested, or an overflow, is NaN: no number that could pass."""
+    assert math.isnan(sqnr_db(signal, noise))
+
+
+@settings(derandomize=True, deadline=None)
+@given(POWERS, POWERS, st.integers(-20, 20))
+def test_sqnr_does_not_depend_on_the_unit(signal: float, noise: float, exponent: int) -> None:
+    """There is no epsilon: the same model in another unit has the same SQNR."""
+    factor = 2.0**exponent
+    assert sqnr_db(signal * factor, noise * factor) == sqnr_db(signal, noise)
+
+
+@pytest.mark.parametrize(
+    ("sums", "expected"),
+    [
+        ((6.0, 4.0, 9.0, 1.0), 1.0),
+        ((-6.0, 4.0, 9.0, 25.0), -1.0),
+        ((0.0, 4.0, 9.0, 13.0), 0.0),
+        ((0.1 + 0.2, 0.1 + 0.2, 0.1 + 0.2, 0.0), 1.0),
+        ((1.0 + 1e-15, 1.0, 1.0, 1e-16), 1.0),
+        ((0.0, 0.0, 9.0, 9.0), 0.0),
+        ((0.0, 4.0, 0.0, 4.0), 0.0),
+    ],
+)
+def test_cosine(sums: tuple[float, float, float, float], expected: float) -> None:
+    """Cosine is 1.0 for equal sides, 0.0 where one is all zero, and never beyond ±1."""
+    assert cosine_similarity(*sums) == expected
+
+
+def test_cosine_without_answer_is_nan() -> None:
+    """Both sides zero, or an overflow, is NaN; clipping must not turn it into −1."""
+    assert math.isnan(cosine_similarity(0.0, 0.0, 0.0, 0.0))
+    assert math.isnan(cosine_similarity(math.nan, 1.0, 1.0, 1.0))
+
+
+def test_lsb_error_is_in_steps_of_the_scale() -> None:
+    """A difference of half a step is half an LSB."""
+    assert lsb_error(0.05, 0.1, 1.0) == 0.5
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.integers(-128, 127),
+    st.integers(-128, 127),
+    st.integers(-128, 127),
+    st.floats(2.0**-20, 100.0, width=32),
+)
+def test_lsb_error_of_codes_is_whole(left: int, right: int, zero_point: int, scale: float) -> None:
+    """Codes that differ by k are k LSB apart, whatever float32 makes of the dequantized values."""
+    step = np.float32(scale)
+    values = [float(np.float32(code - zero_point) * step) for code in (left, right)]
+    error = lsb_error(abs(values[0] - values[1]), scale, max(map(abs, values)))
+    assert error == abs(left - right)
+
+
+def test_lsb_error_keeps_what_float32_can_tell() -> None:
+    """A hundredth of a step beyond a whole number stays visible."""
+    assert lsb_error(2.01, 1.0, 100.0) == 2.01
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
+def test_lsb_error_of_a_bad_scale_is_nan(scale: float) -> None:
+    """A scale that is none gives no number that could pass."""
+    assert math.isnan(lsb_error(0.0, scale, 0.0))
+
+
+def test_lsb_error_may_be_infinite() -> None:
+    """A difference beyond float64 is infinite, and fails."""
+    assert lsb_error(math.inf, 1.0, 1e308) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("reference", "actual", "expected"),
+    [
+        ([[1, 2], [2, 1]], [[0, 9], [9, 0]], (2, 2)),
+        ([[1, 2], [2, 1]], [[9, 0], [9, 0]], (1, 2)),
+        ([1, 2, 2], [0, 0, 5], (1, 1)),  # a tie in the reference: either is right
+        ([1, 2], [5, 5], (0, 1)),  # a tie in actual: the first decides, here the wrong one
+        ([2, 1], [5, 5], (1, 1)),
+        ([[1], [2]], [[1], [2]], (0, 0)),
+        (3, 3, (0, 0)),
+    ],
+)
+def test_top1(reference: Any, actual: Any, expected: tuple[int, int]) -> None:
+    """A row agrees when actual's first maximum is among the reference's maxima."""
+    assert top1_counts(np.array(reference), np.array(actual)) == expected
+
+
+def test_top1_of_no_rows() -> None:
+    """An output with classes but without rows has nothing to agree on."""
+    assert top1_counts(np.zeros((0, 5)), np.zeros((0, 5))) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("reference", "actual", "expected"),
+    [
+        (np.array([3], np.uint8), np.array([5], np.uint8), -2),
+        (np.array([True]), np.array([False]), 1),
+        (np.array([2**60]), np.array([2**60 + 1]), -1),
+        (np.array([2**60], np.uint64), np.array([-(2**60)]), 2**61),
+        (np.array([False]), np.array([-(2**60) - 1]), 2**60 + 1),
+        (np.array([-(2**63)]), np.array([2**63 - 1]), -(2**64)),
+        (np.array([2**40]), np.array([2**40 + 1]), -1),
+        (np.array([2**60]), np.array([0.5]), 2**60),
+    ],
+)
+def test_difference_of_integers_neither_wraps_nor_rounds(
+    reference: Any, actual: Any, expected: int
+) -> None:
+    """Unsigned and 64-bit integers differ by what they differ by."""
+    assert differences(reference, actual)[2].tolist() == [float(expected)]
+
+
+def test_difference_of_nothing() -> None:
+    """Empty 64-bit outputs have no extremes to look at."""
+    assert differences(np.zeros(0, np.int64), np.zeros(0, np.int64))[2].size == 0
+
+
+def test_nan_is_the_worst() -> None:
+    """NaN wins over the greatest and the least."""
+    assert worst_high([1.0, 3.0, 2.0]) == 3.0
+    assert worst_low([2.0, 1.0, 3.0]) == 1.0
+    assert math.isnan(worst_high([1.0, math.nan, math.inf]))
+    assert math.isnan(worst_low([-math.inf, math.nan]))
+
+
+def test_json_numbers() -> None:
+    """What strict JSON lacks is text that float() reads back."""
+    assert [json_number(value) for value in (None, 1.5, math.nan, math.inf, -math.inf)] == [
+        None,
+        1.5,
+        "nan",
+        "inf",
+        "-inf",
+    ]

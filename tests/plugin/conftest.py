@@ -1,0 +1,86 @@
+"""Projects for pytest to run on inside of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_edgeq.options import CI_VARIABLES
+
+Run = Callable[..., pytest.RunResult]
+
+# Other people's plugins make a run inside of a test slow, and pytest-randomly its order random,
+# which is what some tests are about.
+_WITHOUT = (
+    "anyio",
+    "datadir",
+    "hypothesispytest",
+    "jaxtyping",
+    "randomly",
+    "regressions",
+    "syrupy",
+)
+
+_CONFTEST = """
+import os
+import pytest
+from pytest_edgeq.plugin import memory_key
+
+
+def op_map(scheme):
+    dtype = "float32" if scheme == "float" else scheme
+    row = {
+        "subgraph": 0, "op": "ADD", "module": "layer1.0", "inputs": [dtype, dtype],
+        "weight": None, "bias": None, "outputs": [dtype], "granularity": None, "scheme": scheme,
+    }
+    side = [{"name": "x", "dtype": "int8", "shape": [1, 8]}]
+    return {"inputs": side, "outputs": side, "ops": [row]}
+
+
+@pytest.fixture(scope="session")
+def remember(request):
+    # What `edgeq.check_op_dtypes` does, without a model.
+    def check(name="op_dtypes", scheme=None):
+        __tracebackhide__ = True
+        data = op_map(scheme or os.environ.get("SCHEME", "int8"))
+        request.config.stash[memory_key].check("op_dtype_map", name, data)
+
+    return check
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a run on CI and one on a desk the same."""
+    for variable in (*CI_VARIABLES, "SCHEME"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _without_neighbours(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave other plugins out of the runs inside of tests; after pytester, which clears it."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in _WITHOUT))
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester) -> Run:
+    """Run pytest in a project whose fixture `remember` claims op-dtype maps."""
+    pytester.makeconftest(_CONFTEST)
+
+    def runs(*args: str) -> pytest.RunResult:
+        return pytester.runpytest(*args)
+
+    return runs
+
+
+@pytest.fixture(
+    params=[("-p", "no:xdist"), ("-n", "0"), ("-n", "2")], ids=["without-xdist", "n0", "n2"]
+)
+def run_everywhere(run: Run, request: pytest.FixtureRequest) -> Run:
+    """Run pytest in that project without pytest-xdist, with it, and on two workers."""
+
+    def runs(*args: str) -> pytest.RunResult:
+        return run(*request.param, *args)
+
+    return runs

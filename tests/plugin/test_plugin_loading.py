@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from pytest_edgeq.options import OPTIONS
+
+HEAVY = ("torch", "numpy", "litert_torch", "ai_edge_litert", "ai_edge_quantizer", "tensorflow")
+
+
+def test_collecting_imports_nothing_heavy(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test file that does not use the fixture pays for no framework, header included."""
+    # Other plugins may import what they like.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest(
+        f"""
+        import sys
+        import pytest_edgeq
+
+        def pytest_unconfigure():
+            heavy = {(*HEAVY, "torchao", "ai_edge_torch", "jax")}
+            print("heavy:", sorted(set(heavy) & set(sys.modules)))
+            print("loaded:", "pytest_edgeq.plugin" in sys.modules)
+        """
+    )
+    pytester.makepyfile("def test_plain(): pass")
+
+    result = pytester.runpytest_subprocess("-p", "pytest_edgeq.plugin")
+
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["edgeq: runtime=*", "heavy: []", "loaded: True"])
+
+
+@pytest.mark.parametrize("module", ["pytest_edgeq.snapshots", "pytest_edgeq.snapshots.obsolete"])
+def test_snapshots_import_neither_pytest_nor_torch(pytester: pytest.Pytester, module: str) -> None:
+    """Remembering files works outside of a test run, for instance from the command line."""
+    heavy = (*HEAVY, "pytest", "_pytest")
+    code = f"import sys, {module}; print(sorted(set({heavy!r}) & set(sys.modules)))"
+
+    result = pytester.run(sys.executable, "-c", code)
+
+    assert result.outlines == ["[]"]
+
+
+def test_help_shows_one_group_with_every_option(pytester: pytest.Pytester) -> None:
+    """`pytest --help` has the flags in one group and the ini names among the ini options."""
+    result = pytester.runpytest("--help")
+
+    text = result.stdout.str()
+    assert result.ret == 0
+    assert len(re.findall(r"^quantization regression tests \(pytest-edgeq\):$", text, re.M)) == 1
+    for option in OPTIONS:
+        assert len(re.findall(rf"^  {option.flag}\b", text, re.M)) == 1
+        assert len(re.findall(rf"^  {option.name} \((string|int)\)", text, re.M)) == 1
+
+
+def test_markers_shows_the_marker(pytester: pytest.Pytester) -> None:
+    """`pytest --markers` shows the marker with its keywords."""
+    result = pytester.runpytest("--markers")
+
+    result.stdout.fnmatch_lines(["@pytest.mark.edgeq(?, quantizers=*, runtime=None): *"])
+
+
+def test_fixtures_are_documented(pytester: pytest.Pytester) -> None:
+    """`pytest --fixtures` shows both fixtures with what they are for."""
+    result = pytester.runpytest("--fixtures", "-p", "no:cacheprovider")
+
+    result.stdout.fnmatch_lines(
+        ["edgeq_quantizer ?session scope?*", "edgeq ?session scope?*", "*Quantize a model*"]
+    )
+
+
+def test_header_shows_settings_and_versions(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line shows what the run measures with; a missing distribution is told."""
+    versions = {"torch": "2.13.0+cpu", "torchao": "0.18.0", "ai-edge-litert": "2.3.0"}
+    monkeypatch.setattr("pytest_edgeq.plugin.version_of", versions.get)
+
+    result = pytester.runpytest("--edgeq-runtime=builtin", "--edgeq-seed", "7", "--edgeq-update")
+
+    result.stdout.fnmatch_lines(
+        [
+            "edgeq: runtime=builtin threads=1 seed=7 torch=2.13.0+cpu torchao=0.18.0 "
+            "litert-torch=not installed ai-edge-litert=2.3.0 update=changed,new"
+        ]
+    )
+
+
+def test_the_plugin_can_be_turned_off(pytester: pytest.Pytester) -> None:
+    """With `-p no:edgeq` there is neither header nor option nor fixture."""
+    pytester.makepyfile("def test_plain(edgeq): pass")
+
+    result = pytester.runpytest("-p", "no:edgeq")
+
+    result.assert_outcomes(errors=1)
+    result.stdout.no_fnmatch_line("edgeq: runtime=*")
+    result.stdout.fnmatch_lines(["*fixture 'edgeq' not found"])
+    assert pytester.runpytest("-p", "no:edgeq", "--edgeq-update").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_no_state_is_left_on_config(pytester: pytest.Pytester) -> None:
+    """All state is in the stash: no attribute on config, no option that was not declared."""
+    pytester.makepyfile(
+        """
+        def test_state(pytestconfig):
+            assert not [name for name in vars(pytestconfig) if "edgeq" in name]
+            named = {name for name in vars(pytestconfig.option) if "edgeq" in name}
+            assert {getattr(pytestconfig.option, name) for name in named} == {None}
+        """
+    )
+
+    pytester.runpytest().assert_outcomes(passed=1)
+
+
+def test_nothing_is_said_where_there_is_nothing_to_say(pytester: pytest.Pytester) -> None:
+    """A run that remembers nothing has no section of ours."""
+    pytester.makepyfile("def test_plain(): pass")
+
+    pytester.runpytest().stdout.no_re_match_line("=+ edgeq =+")

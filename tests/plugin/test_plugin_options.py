@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_edgeq.options import CI_VARIABLES, ci_variable
+from pytest_edgeq.presets import PRESETS, RUNTIMES, quantizer_ids, unknown_preset
+
+STUB = """
+import sys
+import types
+
+stub = types.ModuleType("pytest_edgeq.edgeq")
+class Edgeq:
+    def __init__(self, *, runtime, threads, seed, directory, memory):
+        self.runtime, self.threads, self.seed = runtime, threads, seed
+        self.directory, self.memory = directory, memory
+stub.Edgeq = Edgeq
+sys.modules["pytest_edgeq.edgeq"] = stub
+"""
+
+
+def refused(pytester: pytest.Pytester, *args: str) -> str:
+    """Run pytest with something wrong, and give its message."""
+    pytester.makepyfile("def test_plain(): pass")
+    result = pytester.runpytest(*args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    text = f"{result.stderr}{result.stdout}"
+    assert "INTERNALERROR" not in text
+    assert "Traceback" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("runtime", "xnnpak", "'xnnpak' is none of the valid values: " + ", ".join(RUNTIMES)),
+        ("threads", "0", "expected an integer from 1, got '0'"),
+        ("threads", "two", "expected an integer"),
+        ("seed", "-1", "expected an integer from 0 to 4294967295, got '-1'"),
+        ("seed", str(2**32), "expected an integer from 0 to 4294967295"),
+        ("obsolete", "fail", "'fail' is none of the valid values: info, error"),
+        ("update", "all", "'all' is none of the valid values: new, changed, prune"),
+        ("quantizers", "pt2e_int8", "did you mean pt2e_static_int8"),
+        ("quantizers", "pt2e_int8", ", ".join(PRESETS)),
+        ("quantizers", ",", "names no quantizer"),
+        ("quantizers", "none,none", "none is named more than once"),
+        ("quantizers", "gone.json", "there is no recipe file at "),
+        ("snapshot_dir", "tox.ini", "tox.ini is a file; a folder is wanted"),
+    ],
+)
+@pytest.mark.parametrize("where", ["flag", "ini"])
+def test_a_wrong_value_is_a_usage_error_that_lists_the_valid_ones(
+    pytester: pytest.Pytester, where: str, option: str, value: str, said: str
+) -> None:
+    """Wherever it was written, the run stops at once and says where and what would be valid."""
+    flag = f"--edgeq-{option.replace('_', '-')}"
+    pytester.makefile(".ini", tox="[pytest]\n" + (f"edgeq_{option} = {value}\n" * (where == "ini")))
+
+    text = refused(pytester, *([f"{flag}={value}"] if where == "flag" else []))
+
+    assert said in text
+    assert (flag if where == "flag" else f"ini option edgeq_{option}") in text
+
+
+def test_update_does_not_swallow_a_path_in_silence(pytester: pytest.Pytester) -> None:
+    """Argparse takes the path for the flag's value; the message says how to write it."""
+    text = refused(pytester, "--edgeq-update", "test_update.py")
+
+    assert "'test_update.py' is none of the valid values" in text
+    assert "write --edgeq-update=new,changed (with '=')" in text
+
+
+@pytest.mark.parametrize("variable", CI_VARIABLES)
+def test_update_is_refused_on_ci(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """A pipeline never accepts a change by itself; the message names the variable."""
+    monkeypatch.setenv(variable, "yes")
+
+    text = refused(pytester, "--edgeq-update")
+
+    assert f"the environment variable {variable} is set to 'yes'" in text
+    assert "--edgeq-update: remembered files are never written on CI" in text
+
+
+def test_update_in_the_ini_is_refused_on_ci_too(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update that is always on must not be the way around."""
+    monkeypatch.setenv("CI", "true")
+    pytester.makeini("[pytest]\nedgeq_update = new\n")
+
+    assert "ini option edgeq_update: remembered files are never" in refused(pytester)
+    pytester.runpytest("--edgeq-update=").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "FALSE"])
+def test_a_variable_that_says_no_is_no_ci(value: str) -> None:
+    """CI=false is how people turn it off."""
+    assert ci_variable({"CI": value}) is None
+    assert ci_variable({"CI": value, "TRAVIS": "1"}) == "TRAVIS"
+
+
+@pytest.mark.parametrize(
+    ("ini", "marker", "flag", "expected"),
+    [
+        (None, None, None, "default"),
+        ("a", None, None, "a"),
+        (None, "b", None, "b"),
+        (None, None, "c", "c"),
+        ("a", "b", None, "b"),
+        ("a", None, "c", "c"),
+        (None, "b", "c", "c"),
+        ("a", "b", "c", "c"),
+        # A flag that repeats the default is a flag.
+        ("a", "b", "default", "default"),
+    ],
+)
+@pytest.mark.parametrize("option", ["runtime", "quantizers"])
+def test_the_command_line_beats_the_marker_beats_the_ini(
+    pytester: pytest.Pytester,
+    option: str,
+    ini: str | None,
+    marker: str | None,
+    flag: str | None,
+    expected: str,
+) -> None:
+    """One rule for both things that a marker can say."""
+    values = {
+        "runtime": {"default": "xnnpack", "a": "builtin", "b": "reference", "c": "builtin"},
+        "quantizers": {
+            "default": "pt2e_static_int8",
+            "a": "pt2e_dynamic_int8",
+            "b": "recipe_static_wi8_ai8",
+            "c": "recipe_static_wi8_ai16",
+        },
+    }[option]
+    pytester.makeconftest(STUB)
+    if ini:
+        pytester.makeini(f"[pytest]\nedgeq_{option} = {values[ini]}\n")
+    value = repr(values[marker] if option == "runtime" else [values[marker]]) if marker else ""
+    pytester.makepyfile(
+        f"""
+        import pytest
+
+        {f"@pytest.mark.edgeq({option}={value})" if marker else ""}
+        def test_it(edgeq, edgeq_quantizer):
+            got = {"edgeq.runtime()" if option == "runtime" else "edgeq_quantizer"}
+            assert got == {values[expected]!r}
+        """
+    )
+
+    result = pytester.runpytest(*([f"--edgeq-{option}={values[flag]}"] if flag else []))
+
+    result.assert_outcomes(passed=1)
+
+
+def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) -> None:
+    """The command line beats the ini for the number of threads and the seed."""
+    pytester.makeconftest(STUB)
+    pytester.makeini("[pytest]\nedgeq_threads = 2\nedgeq_seed = 3\n")
+    pytester.makepyfile(
+        """
+        from pytest_edgeq.plugin import memory_key
+
+        def test_it(edgeq, request):
+            assert (edgeq.threads, edgeq.seed) == (2, 4)
+            assert edgeq.directory.is_dir()
+            assert edgeq.memory is request.config.stash[memory_key]
+        """
+    )
+
+    pytester.runpytest("--edgeq-seed=4").assert_outcomes(passed=1)
+
+
+def test_the_runtime_is_that_of_the_test_that_runs(pytester: pytest.Pytester) -> None:
+    """The session's fixture serves tests with other markers, and fixtures of module scope."""
+    pytester.makeconftest(STUB)
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture(scope="module")
+        def early(edgeq):
+            return edgeq.runtime()
+
+        @pytest.mark.edgeq(runtime="builtin")
+        def test_marked(edgeq, early):
+            assert (edgeq.runtime(), early) == ("builtin", "builtin")
+
+        def test_plain(edgeq):
+            assert edgeq.runtime() == "xnnpack"
+
+        @pytest.mark.edgeq(runtime="builtin")
+        class TestClass:
+            @pytest.mark.edgeq(quantizers=[None])
+            def test_each_keyword_counts_by_itself(self, edgeq, edgeq_quantizer):
+                assert (edgeq.runtime(), edgeq_quantizer) == ("builtin", None)
+
+            @pytest.mark.edgeq(runtime="reference")
+            def test_the_closest_marker_counts(self, edgeq):
+                assert edgeq.runtime() == "reference"
+        """
+    )
+
+    pytester.runpytest("-p", "no:randomly").assert_outcomes(passed=4)
+
+
+def test_native_toml_takes_numbers(pytester: pytest.Pytester) -> None:
+    """In pytest's own TOML table numbers are numbers, and lists of names are strings."""
+    pytest.importorskip("pytest", minversion="9.0")
+    pytester.makepyprojecttoml(
+        '[tool.pytest]\nedgeq_threads = 2\nedgeq_quantizers = "none,pt2e_dynamic_int8"\n'
+    )
+    pytester.makepyfile("def test_plain(edgeq_quantizer): pass")
+
+    pytester.runpytest().assert_outcomes(passed=2)
+
+    pytester.makepyprojecttoml('[tool.pytest]\nedgeq_quantizers = ["none"]\n')
+    assert 'ini option edgeq_quantizers: expected a string, such as "a,b"' in refused(pytester)
+
+
+def test_a_recipe_file_is_relative_to_where_it_is_named(pytester: pytest.Pytester) -> None:
+    """On the command line to the current folder, in the ini to its file; ids are its stem."""
+    recipe = pytester.mkdir("recipes") / "mine.json"
+    recipe.write_text(json.dumps([]))
+    pytester.makeini("[pytest]\nedgeq_quantizers = recipes/mine.json\n")
+    pytester.makepyfile(
+        f"def test_it(edgeq_quantizer): assert edgeq_quantizer == {str(recipe.resolve())!r}"
+    )
+
+    for args in ((), ("--edgeq-quantizers=recipes/mine.json",)):
+        result = pytester.runpytest("-v", *args)
+        result.assert_outcomes(passed=1)
+        result.stdout.fnmatch_lines(["*::test_it[[]mine] PASSED*"])
+
+
+def test_ids_of_quantizers_are_names_and_unique() -> None:
+    """The strict mode of pytest refuses equal ids, so equal names are counted."""
+
+    class Mine:
+        pass
+
+    recipe: list[object] = [{}]
+    many = ["pt2e_static_int8", "/a/mine.json", None, Mine(), Mine(), recipe, "recipe0"]
+    expected = ["pt2e_static_int8", "mine", "none", "Mine0", "Mine1", "recipe", "recipe0"]
+
+    assert quantizer_ids(many) == expected
+    assert quantizer_ids([recipe, "recipe0", recipe]) == ["recipe1", "recipe0", "recipe2"]
+
+
+def test_an_unknown_preset_is_told_with_its_nearest() -> None:
+    """Line one has the nearest names, line two all of them."""
+    first, second = unknown_preset("recipe_dynamic_wi8").splitlines()
+
+    assert "'recipe_dynamic_wi8'; did you mean recipe_dynamic_wi8_afp32" in first
+    assert second.endswith(", ".join(PRESETS))
+    assert "did you mean" not in unknown_preset("zzz")

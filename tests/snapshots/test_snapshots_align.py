@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_edgeq.snapshots.align import _common, align
+
+Make = Callable[..., Any]
+keys = st.lists(st.sampled_from("abc"), max_size=12)
+
+
+def longest(old: Sequence[Hashable], new: Sequence[Hashable]) -> int:
+    """Tell the length of a longest common subsequence, from the textbook's table."""
+    above = [0] * (len(new) + 1)
+    for one in old:
+        row = [0]
+        for index, other in enumerate(new):
+            row.append(above[index] + 1 if one == other else max(above[index + 1], row[index]))
+        above = row
+    return above[-1]
+
+
+@given(old=keys, new=keys)
+def test_common_is_a_longest_common_subsequence(old: list[str], new: list[str]) -> None:
+    """The pairs are equal keys, in order on both sides, and as many as the textbook finds."""
+    pairs = _common(old, new)
+
+    assert [old[row] for row, _ in pairs] == [new[column] for _, column in pairs]
+    assert pairs == sorted(set(pairs))
+    assert len({row for row, _ in pairs}) == len({column for _, column in pairs}) == len(pairs)
+    assert len(pairs) == longest(old, new)
+
+
+def test_equal_maps_align_whole(residual: Make) -> None:
+    """Nothing differs between a map and itself."""
+    assert align(residual()["ops"], residual()["ops"]).size == 0
+
+
+def test_ops_in_front_shift_nothing(residual: Make, op: Make) -> None:
+    """Two ops more at the top are two ops more, not a map of changed rows."""
+    old = residual()["ops"]
+
+    found = align(old, [op("QUANTIZE"), op("PAD"), *old])
+
+    assert (found.appeared, found.size) == ([0, 1], 2)
+
+
+def test_a_changed_op_is_paired_across_its_borders(residual: Make, borders: Make) -> None:
+    """An ADD that went to float is the same ADD, between the conversions that came with it."""
+    old = residual()["ops"]
+    new = [*old[:2], *borders(old[2]), *old[3:]]
+
+    found = align(old, new)
+
+    assert (found.changed, found.appeared) == ([(2, 4)], [2, 3, 5])
+    assert not found.disappeared
+    assert not found.moved
+
+
+def test_ops_of_the_same_module_are_paired(op: Make) -> None:
+    """Two convolutions that swap their granularity both changed: neither came or went."""
+    old = [op("CONV_2D", "a"), op("CONV_2D", "b", granularity="per_tensor")]
+    new = [op("CONV_2D", "a", granularity="per_tensor"), op("CONV_2D", "b")]
+
+    found = align(old, new)
+
+    assert (found.changed, found.size) == ([(0, 0), (1, 1)], 2)
+
+
+def test_a_block_in_front_of_a_sequential_renames_the_rest(op: Make) -> None:
+    """A layer put first shifts every later name: that is one layer more, not four changed."""
+    old = [op("CONV_2D", "0"), op("MUL", "1", "float"), op("CONV_2D", "2", "dynamic")]
+    new = [
+        op("CONV_2D", "0", "float16"),
+        op("CONV_2D", "1"),
+        op("MUL", "2", "float"),
+        op("CONV_2D", "3", "dynamic"),
+    ]
+
+    found = align(old, new)
+
+    assert (found.appeared, found.size) == ([0], 1)
+
+
+def test_a_removed_op_is_told_by_its_module(op: Make) -> None:
+    """Of two equal neighbours, the one whose module is gone is the one that disappeared."""
+    found = align([op("RELU", "a"), op("RELU", "b")], [op("RELU", "b")])
+
+    assert (found.disappeared, found.size) == ([0], 1)
+
+
+def test_an_op_elsewhere_moved(op: Make) -> None:
+    """An op that only stands elsewhere neither came nor went."""
+    ops = [op("CONV_2D", "a"), op("RELU", "b"), op("MEAN", "c")]
+
+    found = align(ops, [ops[1], ops[2], ops[0]])
+
+    assert (found.moved, found.size) == ([(0, 2)], 1)
+
+
+def test_an_op_that_another_took_the_place_of(op: Make) -> None:
+    """One op for another at the same module is a change, not a coming and a going."""
+    old = [op("CONV_2D", "stem"), op("RELU6", "act"), op("MEAN", "pool")]
+    new = [op("CONV_2D", "stem"), op("HARD_SWISH", "act"), op("MEAN", "pool")]
+
+    found = align(old, new)
+
+    assert (found.changed, found.size) == ([(1, 1)], 1)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+@pytest.mark.parametrize("every", [1, 2, 7])
+def test_sixteen_hundred_repeated_ops_align_well_and_fast(
+    named: bool, every: int, op: Make, borders: Make
+) -> None:
+    """In a network of equal blocks each changed ADD is found, with or without module names."""
+    old = [
+        op(name, f"blocks.{block}.{name.lower()}" if named else None)
+        for block in range(400)
+        for name in ("CONV_2D", "RELU", "ADD", "MUL")
+    ]
+    new = copy.deepcopy(old)
+    changed = [index for index, row in enumerate(old) if row["op"] == "ADD"][::every]
+    for index in reversed(changed):
+        new[index : index + 1] = borders(old[index])
+
+    began = time.perf_counter()
+    found = align(old, new)
+    took = time.perf_counter() - began
+
+    assert [before for before, _ in found.changed] == changed
+    assert (len(found.appeared), found.disappeared, found.moved) == (3 * len(changed), [], [])
+    assert took < 2

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_edgeq.snapshots.compare import describe_change
+
+OpMap = dict[str, Any]
+Make = Callable[..., Any]
+
+DTYPES = ("float32", "float16", "int4", "int8", "int16", "int32")
+GOLDEN = Path(__file__).parent / "golden"
+
+dtypes = st.sampled_from(DTYPES)
+names = st.sampled_from(["CONV_2D", "ADD", "RELU", "QUANTIZE", "DEQUANTIZE", "FULLY_CONNECTED"])
+ops = st.fixed_dictionaries(
+    {
+        "subgraph": st.integers(0, 1),
+        "op": names,
+        "module": st.none() | st.sampled_from(["", "stem", "layer1.0", "layer1.1"]),
+        "inputs": st.lists(dtypes, max_size=3),
+        "weight": st.none() | dtypes,
+        "bias": st.none() | dtypes,
+        "outputs": st.lists(dtypes, min_size=1, max_size=2),
+        "granularity": st.sampled_from([None, "per_tensor", "per_channel", "blockwise_32"]),
+        "scheme": st.sampled_from(
+            ["int8", "int16x8", "dynamic", "weight_only", "float16", "float"]
+        ),
+    }
+)
+borders_of_model = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["a", "b", "c"]),
+            "dtype": dtypes,
+            "shape": st.lists(st.integers(1, 4), max_size=3),
+        }
+    ),
+    max_size=3,
+    unique_by=lambda row: str(row["name"]),
+)
+maps = st.fixed_dictionaries(
+    {"inputs": borders_of_model, "outputs": borders_of_model, "ops": st.lists(ops, max_size=12)}
+)
+
+
+@given(maps)
+def test_a_map_does_not_differ_from_itself(stored: OpMap) -> None:
+    """Equal maps: not a word."""
+    assert describe_change(stored, copy.deepcopy(stored)) == ""
+
+
+@given(maps, st.data())
+def test_renamed_modules_do_not_count(stored: OpMap, data: st.DataObject) -> None:
+    """Renaming attributes of the torch model changes nothing in the file."""
+    renamed = copy.deepcopy(stored)
+    for row in renamed["ops"]:
+        row["module"] = data.draw(st.none() | st.text(max_size=5))
+
+    assert describe_change(stored, renamed) == ""
+
+
+@given(maps.filter(lambda made: made["ops"]), st.data())
+def test_any_change_of_one_op_names_the_op(stored: OpMap, data: st.DataObject) -> None:
+    """Whatever field of whatever op changes, line one names the op."""
+    changed = copy.deepcopy(stored)
+    row = data.draw(st.sampled_from(changed["ops"]))
+    field = data.draw(st.sampled_from(sorted(set(row) - {"module"})))
+    before = copy.deepcopy(row)
+    other = data.draw(ops.map(lambda made: made[field]).filter(lambda value: value != row[field]))
+    row[field] = other
+
+    first = describe_change(stored, changed).splitlines()[0]
+
+    assert before["op"] in first or row["op"] in first
+
+
+@given(maps.filter(lambda made: made["outputs"]), st.data())
+def test_any_change_of_an_output_names_it(stored: OpMap, data: st.DataObject) -> None:
+    """Whatever changes in an output of the model, the text names the output."""
+    changed = copy.deepcopy(stored)
+    row = data.draw(st.sampled_from(changed["outputs"]))
+    before = row["name"]
+    field = data.draw(st.sampled_from(["dtype", "shape"]))
+    row[field] = "bool" if field == "dtype" else [99]
+
+    text = describe_change(stored, changed)
+
+    assert text.startswith(f"output '{before}'")
+    assert "99" in text or "bool" in text
+
+
+@given(maps, maps)
+def test_any_two_maps_are_told_apart(stored: OpMap, now: OpMap) -> None:
+    """Nothing is said exactly if only modules differ; and what is said has no empty line one."""
+
+    def counting(made: OpMap) -> OpMap:
+        made = copy.deepcopy(made)
+        for row in made["ops"]:
+            del row["module"]
+        return made
+
+    text = describe_change(stored, now)
+
+    assert bool(text) == (counting(stored) != counting(now))
+    assert not text or text.splitlines()[0].strip()
+
+
+@given(maps, st.permutations(range(3)))
+def test_the_order_of_outputs_counts(stored: OpMap, order: list[int]) -> None:
+    """Outputs that change places are told, because callers take them by position."""
+    names = [str(index) for index in range(3)]
+    stored["outputs"] = [{"name": name, "dtype": "int8", "shape": []} for name in names]
+    now = {**stored, "outputs": [stored["outputs"][index] for index in order]}
+
+    text = describe_change(stored, now)
+
+    assert ("the order of the outputs went from 0, 1, 2" in text) == (order != [0, 1, 2])
+
+
+def _float_add(residual: OpMap, borders: Make) -> OpMap:
+    ops = residual["ops"]
+    return {**residual, "ops": [*ops[:2], *borders(ops[2]), *ops[3:]]}
+
+
+def _per_tensor(residual: OpMap, borders: Make) -> OpMap:
+    changed = copy.deepcopy(residual)
+    changed["ops"][0]["granularity"] = "per_tensor"
+    return changed
+
+
+def _dynamic(residual: OpMap, borders: Make) -> OpMap:
+    changed = copy.deepcopy(residual)
+    for row in changed["ops"]:
+        if row["op"] == "CONV_2D":
+            row.update(scheme="dynamic", inputs=["float32"], bias="float32", outputs=["float32"])
+    return changed
+
+
+def _all_float(residual: OpMap, borders: Make) -> OpMap:
+    changed = copy.deepcopy(residual)
+    for row in changed["ops"]:
+        row.update(scheme="float", inputs=["float32"] * len(row["inputs"]), outputs=["float32"])
+    for part in ("inputs", "outputs"):
+        changed[part][0]["dtype"] = "float32"
+    return changed
+
+
+def _float_output(residual: OpMap, borders: Make) -> OpMap:
+    changed = copy.deepcopy(residual)
+    changed["outputs"][0]["dtype"] = "float32"
+    ops = changed["ops"]
+    ops.append({**ops[2], "op": "DEQUANTIZE", "module": None, "outputs": ["float32"]})
+    return changed
+
+
+def _other_op(residual: OpMap, borders: Make) -> OpMap:
+    changed = copy.deepcopy(residual)
+    changed["ops"][3]["op"] = "MINIMUM"
+    return changed
+
+
+def _moved(residual: OpMap, borders: Make) -> OpMap:
+    ops = residual["ops"]
+    return {**residual, "ops": [*ops[:3], *ops[4:6], ops[3], *ops[6:]]}
+
+
+def _outputs(residual: OpMap, borders: Make) -> OpMap:
+    changed = copy.deepcopy(residual)
+    changed["outputs"] = [
+        {"name": "boxes", "dtype": "float32", "shape": [1, 4]},
+        *changed["outputs"],
+    ]
+    return changed
+
+
+CASES = {
+    "add_to_float": _float_add,
+    "weights_per_tensor": _per_tensor,
+    "convolutions_dynamic": _dynamic,
+    "all_to_float": _all_float,
+    "float_output": _float_output,
+    "op_replaced": _other_op,
+    "op_moved": _moved,
+    "output_added": _outputs,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_text_is_the_golden_one(case: str, residual: Make, borders: Make) -> None:
+    """The texts that users read, kept as files so that a change of them is reviewed as one."""
+    stored = residual(4 if case == "all_to_float" else 2)
+
+    text = describe_change(stored, CASES[case](stored, borders))
+
+    assert text + "\n" == (GOLDEN / f"{case}.txt").read_text("utf-8")
+
+
+def test_every_golden_text_has_its_case() -> None:
+    """A golden file that no test reads would never be looked at again."""
+    others = {"missing", "changed"}
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == {*CASES, *others}

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.record import Owner
+
+ROOT = Path("/root")
+MODULE = ROOT / "tests" / "test_x.py"
+
+
+def relative(test: str, name: str = "op_dtypes", *, directory: Path | None = None) -> str:
+    """Tell the path of a claim's file from the root folder."""
+    path = Layout(ROOT, directory).path(Owner(MODULE, test), name)
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize(
+    ("test", "file"),
+    [
+        ("test_y", "test_y.op_dtypes.json"),
+        ("TestX::test_y", "TestX.test_y.op_dtypes.json"),
+        ("TestX::test_y[int8-3]", "TestX.test_y[int8-3].op_dtypes.json"),
+        ("test_y[pt2e_static_int8]", "test_y[pt2e_static_int8].op_dtypes.json"),
+    ],
+)
+def test_a_plain_name_is_kept(test: str, file: str) -> None:
+    """A name that stands on every file system is the file's name, without a hash."""
+    assert relative(test) == f"tests/__edgeq__/test_x/{file}"
+
+
+def test_a_folder_of_their_own() -> None:
+    """With edgeq_snapshot_dir the module's path from rootdir is the path below it."""
+    found = relative("test_y", directory=ROOT / "remembered")
+
+    assert found == "remembered/tests/test_x/test_y.op_dtypes.json"
+
+
+def test_a_module_outside_rootdir_stays_in_the_folder() -> None:
+    """A test outside of rootdir has its files in the folder all the same."""
+    path = Layout(ROOT, ROOT / "kept").folder(Path("/elsewhere/test_x.py"))
+
+    assert path == ROOT / "kept" / "__" / "elsewhere" / "test_x"
+
+
+def test_a_document_keeps_its_suffix() -> None:
+    """README.md and README.py beside it do not share a folder."""
+    assert Layout(ROOT).folder(ROOT / "README.md") == ROOT / "__edgeq__" / "README.md"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("test_y[A]", "n"), ("test_y[a]", "n")),
+        (("test_y[a:b]", "n"), ("test_y[a_b]", "n")),
+        (("test_y[a/b]", "n"), ("test_y[a\\b]", "n")),
+        (("test_y[a::b]", "n"), ("test_y[a.b]", "n")),
+        (("test_y[é]", "n"), ("test_y[è]", "n")),
+        (("test_y", "N"), ("test_y", "n")),
+        (("test_y", "a.b"), ("test_y", "a_b")),
+        (("test_y[x]", "b].c"), ("test_y[x].b]", "c")),
+        (("test_Y", "n"), ("test_y", "n")),
+        (("test_" + "y" * 300, "n"), ("test_" + "y" * 301, "n")),
+    ],
+)
+def test_names_that_look_alike_have_files_of_their_own(
+    one: tuple[str, str], other: tuple[str, str]
+) -> None:
+    """Where the plain names would meet on some file system, a hash keeps them apart."""
+    assert relative(*one).casefold() != relative(*other).casefold()
+
+
+@given(
+    st.text(min_size=1).map(lambda text: f"test_y[{text}]")
+    | st.sampled_from(["con", "Aux::test", "nul[x]", "COM1"]),
+    st.text(min_size=1, max_size=300),
+)
+def test_every_file_name_stands_on_every_file_system(test: str, name: str) -> None:
+    """Whatever the ids and names: one part, short, ASCII, and none that Windows reserves."""
+    file = PurePosixPath(relative(test, name)).name
+
+    assert file.isascii()
+    assert len(file) <= 220
+    assert not set(file) & set('<>:"/\\|?*')
+    assert file.isprintable()
+    assert len(PureWindowsPath(file).parts) == 1
+    assert file.split(".")[0].lower() not in {"con", "prn", "aux", "nul", "com1", "lpt1"}
+
+
+def test_an_owner_survives_the_way_to_the_controller() -> None:
+    """What is packed on a worker is unpacked as the same on the controller."""
+    layout = Layout(ROOT)
+    for module in (MODULE, Path("/elsewhere/test_x.py")):
+        owner = Owner(module, "TestX::test_y[a]")
+        assert layout.unpack(layout.pack(owner)) == owner

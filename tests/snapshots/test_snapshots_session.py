@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_edgeq.snapshots import Layout, Owner, SnapshotSession, session, store
+from pytest_edgeq.snapshots.record import Phase
+
+GOLDEN = Path(__file__).parent / "golden"
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every test the same versions."""
+    monkeypatch.setattr(session, "producer", lambda: {"pytest-edgeq": "0.1.0", "torch": "2.13.0"})
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Owner:
+    """A test with parameters in a class."""
+    return Owner(tmp_path / "tests" / "test_x.py", "TestX::test_y[int8]")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of that test's claim."""
+    return tmp_path / "tests" / "__edgeq__" / "test_x" / "TestX.test_y[int8].op_dtypes.json"
+
+
+@pytest.fixture
+def check(tmp_path: Path, owner: Owner) -> Make:
+    """Claim values one after the other in the body of one test; give what was recorded."""
+
+    def run(
+        *values: dict[str, Any],
+        update: str = "",
+        name: str = "op_dtypes",
+        kind: str = "op_dtype_map",
+    ) -> list[tuple[str, bool, str]]:
+        memory = SnapshotSession(Layout(tmp_path), update=[u for u in update.split(",") if u])
+        with memory.running(owner, "setup"):
+            pass
+        with memory.running(owner, "call"):
+            for value in values:
+                memory.check(kind, name, value)
+        claims = memory.record(owner)["claims"]
+        return [(claim["category"], claim["written"], claim["note"]) for claim in claims]
+
+    return run
+
+
+def test_a_missing_file_is_a_failure_that_shows_what_would_be_stored(
+    check: Make, path: Path, residual: Make
+) -> None:
+    """The golden text of a claim without a file; and nothing is written."""
+    with pytest.raises(AssertionError) as caught:
+        check(residual())
+
+    assert f"{caught.value}\n" == (GOLDEN / "missing.txt").read_text("utf-8")
+    assert not path.exists()
+
+
+def test_a_change_is_a_failure_that_shows_how_to_accept_it(
+    check: Make, path: Path, residual: Make, borders: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The golden text of a change, with the upgrade since; and the file stays as it was."""
+    stored = residual()
+    check(stored, update="new")
+    before = path.read_bytes()
+    monkeypatch.setattr(session, "producer", lambda: {"pytest-edgeq": "0.1.0", "torch": "2.14.0"})
+    now = {**stored, "ops": [*stored["ops"][:2], *borders(stored["ops"][2]), *stored["ops"][3:]]}
+
+    with pytest.raises(AssertionError) as caught:
+        check(now)
+
+    assert f"{caught.value}\n" == (GOLDEN / "changed.txt").read_text("utf-8")
+    assert path.read_bytes() == before
+
+
+def test_each_category_writes_its_own_only(check: Make, path: Path, residual: Make) -> None:
+    """`changed` stores nothing new, `new` rewrites nothing."""
+    with pytest.raises(AssertionError, match="not remembered yet"):
+        check(residual(), update="changed,prune")
+    assert check(residual(), update="new") == [("new", True, "")]
+    before = path.read_bytes()
+    with pytest.raises(AssertionError, match="disappeared"):
+        check(residual(1), update="new,prune")
+    assert path.read_bytes() == before
+    assert check(residual(1), update="changed") == [("changed", True, "")]
+    assert check(residual(1)) == [("unchanged", False, "")]
+
+
+def test_an_unchanged_value_does_not_touch_its_file(
+    check: Make, path: Path, residual: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither another version of torch nor another module name churns files on update."""
+    check(residual(), update="new")
+    before = path.read_bytes()
+    monkeypatch.setattr(session, "producer", lambda: {"torch": "3.0"})
+    renamed = residual()
+    for row in renamed["ops"]:
+        row["module"] = "other"
+
+    assert check(renamed, update="new,changed") == [("unchanged", False, "")]
+    assert path.read_bytes() == before
+
+
+def test_tuples_are_what_json_makes_of_them(check: Make, residual: Make) -> None:
+    """A shape that is a tuple when measured equals the list that was stored."""
+    measured = residual()
+    measured["inputs"][0]["shape"] = tuple(measured["inputs"][0]["shape"])
+    check(measured, update="new")
+
+    assert check(measured) == [("unchanged", False, "")]
+
+
+def test_one_name_may_be_claimed_twice(check: Make, residual: Make) -> None:
+    """The same value under one name is one claim, with update and without."""
+    assert check(residual(), residual(), update="new") == [("new", True, "")]
+    assert check(residual(), residual()) == [("unchanged", False, "")]
+
+
+def test_two_values_for_one_name_are_an_error_on_update(
+    check: Make, path: Path, residual: Make
+) -> None:
+    """Neither is stored, because it cannot be told which was meant."""
+    with pytest.raises(ValueError, match=r"two different values as op-dtype map") as caught:
+        check(residual(2), residual(1), update="new,changed")
+
+    assert "give each claim a name of its own" in str(caught.value)
+    assert not path.exists()
+
+
+def test_two_values_for_one_name_put_the_old_file_back(
+    check: Make, path: Path, residual: Make
+) -> None:
+    """An update that turns out to be ambiguous costs nothing that was accepted before."""
+    check(residual(3), update="new")
+    before = path.read_bytes()
+
+    with pytest.raises(ValueError, match="two different values"):
+        check(residual(2), residual(1), update="changed")
+
+    assert path.read_bytes() == before
+
+
+def test_two_values_for_one_name_without_update(check: Make, residual: Make) -> None:
+    """The second simply differs from what is remembered."""
+    check(residual(), update="new")
+
+    with pytest.raises(AssertionError, match="disappeared"):
+        check(residual(), residual(1))
+
+
+@pytest.mark.parametrize("phase", ["setup", "teardown"])
+def test_a_claim_in_a_fixture(tmp_path: Path, owner: Owner, residual: Make, phase: Phase) -> None:
+    """A fixture may serve many tests: the claim has no owner there."""
+    memory = SnapshotSession(Layout(tmp_path), update=["new"])
+
+    with (
+        memory.running(owner, phase),
+        pytest.raises(
+            RuntimeError, match=r"fixture was .* test_x\.py::TestX::test_y\[int8\]: check"
+        ),
+    ):
+        memory.check("op_dtype_map", "op_dtypes", residual())
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_claim_without_a_test(tmp_path: Path, residual: Make) -> None:
+    """Outside of any test there is no owner either."""
+    with pytest.raises(RuntimeError, match="while no test was running: check it in the body"):
+        SnapshotSession(Layout(tmp_path)).check("op_dtype_map", "op_dtypes", residual())
+
+
+def test_a_claim_without_a_name(check: Make, residual: Make) -> None:
+    """An empty name would be a file without one."""
+    with pytest.raises(ValueError, match="a claim needs a name"):
+        check(residual(), name="")
+
+
+def test_a_file_of_another_kind(check: Make, path: Path, residual: Make) -> None:
+    """Two claims of different kinds under one name: the text says that they share it."""
+    check(residual(), update="new")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "kind": "errors"}))
+
+    with pytest.raises(ValueError, match=r"holds a 'errors'.*two claims of one test share a name"):
+        check(residual(), update="new,changed")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda data: data.pop("ops"), "data.ops is missing"),
+        (lambda data: data.update(ops={}), "data.ops is not a list"),
+        (lambda data: data["ops"].append(3), "data.ops[9] is not an object"),
+        (lambda data: data["ops"][0].pop("scheme"), "data.ops[0] lacks scheme"),
+        (lambda data: data["ops"][0].update(inputs="int8"), "data.ops[0].inputs is not a list"),
+        (lambda data: data["inputs"][0].pop("dtype"), "data.inputs[0] lacks dtype"),
+    ],
+)
+def test_a_file_with_parts_missing(
+    check: Make, path: Path, residual: Make, spoil: Callable[[Any], object], said: str
+) -> None:
+    """A map that is not whole is an error, not a difference, and update does not hide it."""
+    check(residual(), update="new")
+    content = json.loads(path.read_text())
+    spoil(content["data"])
+    path.write_text(json.dumps(content))
+
+    with pytest.raises(ValueError, match="is no whole op-dtype map") as caught:
+        check(residual(), update="new,changed")
+
+    assert said in str(caught.value)
+
+
+def test_an_unknown_schema_is_not_overwritten(check: Make, path: Path, residual: Make) -> None:
+    """A file of a newer version is not replaced by an older one's, whatever the update."""
+    check(residual(), update="new")
+    path.write_text(path.read_text().replace('"edgeq_schema": 1', '"edgeq_schema": 7'))
+    before = path.read_bytes()
+
+    with pytest.raises(ValueError, match="edgeq_schema 7"):
+        check(residual(1), update="new,changed")
+
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_another_owner_is_used_and_noted(check: Make, path: Path, residual: Make) -> None:
+    """A file that was renamed along with its test serves on; an update writes the new owner."""
+    check(residual(), update="new")
+    content = json.loads(path.read_text())
+    content["owner"]["test"] = "test_before"
+    path.write_text(json.dumps(content))
+
+    [(category, written, note)] = check(residual())
+    assert (category, written) == ("unchanged", False)
+    assert "names test_x.py::test_before as its owner" in note
+
+    assert check(residual(), update="changed") == [("changed", True, "")]
+    assert store.read(path, "").test == "TestX::test_y[int8]"
+
+
+def test_two_tests_that_differ_in_case_only(check: Make, path: Path, residual: Make) -> None:
+    """Where the file system makes them one file, that is told, not overwritten in turns."""
+    check(residual(), update="new")
+    path.write_text(path.read_text().replace("TestX", "Testx"))
+
+    with pytest.raises(ValueError, match=r"differs from .* in upper and lower case only"):
+        check(residual(), update="changed")
+
+
+def test_a_set_up_starts_a_new_record(tmp_path: Path, owner: Owner, residual: Make) -> None:
+    """A test that is run again does not carry the claims of its first run."""
+    memory = SnapshotSession(Layout(tmp_path), update=["new"])
+    for claims in (1, 0):
+        with memory.running(owner, "setup"):
+            pass
+        with memory.running(owner, "call"):
+            for _ in range(claims):
+                memory.check("op_dtype_map", "op_dtypes", residual())
+        assert len(memory.record(owner)["claims"]) == claims
+
+
+def test_records_are_plain(tmp_path: Path, owner: Owner, residual: Make) -> None:
+    """What travels on a report is JSON, with paths from rootdir."""
+    memory = SnapshotSession(Layout(tmp_path), update=["new"])
+    with memory.running(owner, "setup"):
+        pass
+    with memory.running(owner, "call"):
+        memory.check("op_dtype_map", "op_dtypes", residual())
+
+    assert json.loads(json.dumps(memory.record(owner))) == {
+        "owner": {"module": "tests/test_x.py", "test": "TestX::test_y[int8]"},
+        "claims": [
+            {
+                "path": "tests/__edgeq__/test_x/TestX.test_y[int8].op_dtypes.json",
+                "category": "new",
+                "written": True,
+                "note": "",
+            }
+        ],
+    }

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_edgeq.snapshots import store
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+)
+values = st.recursive(
+    scalars | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def document(data: dict[str, Any], **fields: Any) -> store.Document:
+    """Make a document around some data."""
+    return store.Document(
+        **{
+            "kind": "op_dtype_map",
+            "module": "test_x.py",
+            "test": "test_y",
+            "name": "op_dtypes",
+            "producer": {"torch": "2.13.0"},
+            "data": data,
+            **fields,
+        }
+    )
+
+
+@given(st.dictionaries(st.text(), values, max_size=4))
+def test_what_is_rendered_is_read_back(data: dict[str, Any]) -> None:
+    """The writer loses nothing, and its text ends with one newline."""
+    text = store.render(document(data))
+
+    assert json.loads(text)["data"] == data
+    assert text.endswith("}\n")
+
+
+def test_the_text_is_made_for_review() -> None:
+    """Sorted keys, one op a line, so that a diff of two files reads op by op."""
+    text = store.render(
+        document({"ops": [{"op": "ADD", "inputs": ["int8", "int8"]}, {"op": "MUL", "inputs": []}]})
+    )
+
+    assert text == (
+        "{\n"
+        '  "data": {\n'
+        '    "ops": [\n'
+        '      {"inputs": ["int8", "int8"], "op": "ADD"},\n'
+        '      {"inputs": [], "op": "MUL"}\n'
+        "    ]\n"
+        "  },\n"
+        '  "edgeq_schema": 1,\n'
+        '  "kind": "op_dtype_map",\n'
+        '  "name": "op_dtypes",\n'
+        '  "owner": {\n'
+        '    "module": "test_x.py",\n'
+        '    "test": "test_y"\n'
+        "  },\n"
+        '  "producer": {\n'
+        '    "torch": "2.13.0"\n'
+        "  }\n"
+        "}\n"
+    )
+
+
+def test_data_that_json_does_not_have() -> None:
+    """NaN would be written as something that other readers refuse."""
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.plain({"rmse": float("nan")})
+
+
+def test_a_file_is_written_into_new_folders(tmp_path: Path) -> None:
+    """The folders come with the first file, and nothing else stays behind."""
+    path = tmp_path / "__edgeq__" / "test_x" / "test_y.json"
+
+    store.write(path, b"{}")
+
+    assert path.read_bytes() == b"{}"
+    assert [file.name for file in path.parent.iterdir()] == ["test_y.json"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or a file that another program holds: the old content stands."""
+    path = tmp_path / "a.json"
+    path.write_text("old")
+
+    def refuse(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="no space left"):
+        store.write(path, b"new")
+
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_the_file_is_for_all_to_read(tmp_path: Path) -> None:
+    """A remembered file has the permissions of any file that the user makes."""
+    (tmp_path / "other").write_text("")
+    store.write(tmp_path / "a.json", b"{}")
+
+    assert os.stat(tmp_path / "a.json").st_mode == os.stat(tmp_path / "other").st_mode  # noqa: PTH116
+
+
+def test_the_last_file_takes_its_folder_along(tmp_path: Path) -> None:
+    """Deleting leaves no empty folders of ours, and none of the user's is touched."""
+    one, other = (tmp_path / "__edgeq__" / "test_x" / name for name in ("a.json", "b.json"))
+    for path in (one, other):
+        store.write(path, b"{}")
+
+    store.delete(one)
+    assert other.exists()
+
+    store.delete(other)
+    assert list(tmp_path.iterdir()) == []
+
+
+WHOLE = json.loads(store.render(document({})))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ["a.json is empty", "--edgeq-update=new"]),
+        ('{"a": 1,\n  oops}', ["not valid JSON", "line 2, column 3", "--edgeq-update=new"]),
+        (
+            '{\n<<<<<<< HEAD\n"a": 1\n=======\n"a": 2\n>>>>>>> main\n}',
+            ["unfinished merge", "line 2", "<<<<<<< HEAD", "--edgeq-update=changed"],
+        ),
+        ("[]", ["a JSON list, not an object"]),
+        ("3", ["a JSON number"]),
+        ("null", ["a JSON null"]),
+        ("[" * 100_000, ["nested too deeply"]),
+        ("{}", ["no key 'edgeq_schema'"]),
+        (json.dumps({**WHOLE, "edgeq_schema": 2}), ["edgeq_schema 2", "reads 1", "Upgrade"]),
+        (json.dumps({**WHOLE, "edgeq_schema": "1"}), ["edgeq_schema '1'", "reads 1"]),
+        (json.dumps({**WHOLE, "edgeq_schema": True}), ["edgeq_schema True"]),
+        (json.dumps({"edgeq_schema": 1}), ["lacks the keys kind, owner, name, data"]),
+        (json.dumps({**WHOLE, "owner": {"test": "x"}}), ["lacks the key owner.module"]),
+        (json.dumps({**WHOLE, "owner": "x"}), ["a JSON string under 'owner'"]),
+        (json.dumps({**WHOLE, "data": []}), ["a JSON list under 'data'"]),
+        (json.dumps({**WHOLE, "kind": 1}), ["a JSON number under 'kind'"]),
+    ],
+)
+def test_a_file_that_cannot_be_read(tmp_path: Path, text: str, said: list[str]) -> None:
+    """Each says which file, what was seen and what to do."""
+    path = tmp_path / "a.json"
+    path.write_text(text)
+
+    with pytest.raises(ValueError, match=r"^tests/a\.json ") as caught:
+        store.read(path, "tests/a.json")
+
+    for words in said:
+        assert words in str(caught.value)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 are told as such."""
+    path = tmp_path / "a.json"
+    path.write_bytes(b'{"a": "\xff"}')
+
+    with pytest.raises(ValueError, match=r"a\.json is not UTF-8 text \(byte 7\)"):
+        store.read(path, "a.json")
+
+
+def test_a_byte_order_mark_and_windows_line_ends_do_not_matter(tmp_path: Path) -> None:
+    """What an editor on Windows makes of a file still reads."""
+    path = tmp_path / "a.json"
+    text = store.render(document({"a": 1})).replace("\n", "\r\n")
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+
+    assert store.read(path, "a.json") == document({"a": 1})
+
+
+def test_no_file(tmp_path: Path) -> None:
+    """A missing file is told apart from one that cannot be read."""
+    with pytest.raises(FileNotFoundError):
+        store.read(tmp_path / "a.json", "a.json")
