@@ -388,13 +388,13 @@ def calibrate_recipe(
         manager = RecipeManager()
         manager.load_quantization_recipe(recipe)
         calibrator = Calibrator(float_tflite, num_threads=threads)
-        # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it
-        # reads it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held
-        # whole. The ranges gathered are the same.
-        for sample in samples:
-            with _refusals("cannot calibrate for the recipe"):
-                calibrator.calibrate({SIGNATURE: [sample]}, manager)
-        return calibrator.get_model_qsvs()
+    # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it reads
+    # it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held whole. The
+    # ranges gathered are the same.
+    for sample in samples:
+        with quiet(), _refusals("cannot calibrate for the recipe"):
+            calibrator.calibrate({SIGNATURE: [sample]}, manager)
+    return calibrator.get_model_qsvs()
 
 
 def quantize_recipe(float_tflite: bytes, recipe: Recipe, calibration: Any | None) -> bytes:

@@ -5,7 +5,8 @@ One stem gives three spellings: the flag `--edgeq-x-y`, the ini name `edgeq_x_y`
 `edgeq_x_y`.
 A flag that was not given is None, so that it can be told from one that repeats the default;
 the default stands in the ini.
-The command line beats the marker, the marker beats the ini.
+The command line beats the marker, the marker beats the ini; but the quantizers that a marker names
+belong to what the test asserts, and nothing overrides them.
 """
 
 from __future__ import annotations
@@ -261,11 +262,15 @@ class Settings:
     obsolete: Literal["info", "error"]
     on_command_line: frozenset[str]
 
-    def prevailing(self, stem: str, marked: Any) -> Any:
-        """Pick the value that counts beside a marker's: command line, marker, ini."""
-        if marked is None or stem in self.on_command_line:
-            return getattr(self, stem)
+    def runtime_beside(self, marked: str | None) -> str:
+        """Pick the runtime that counts beside a marker's: command line, marker, ini."""
+        if marked is None or "runtime" in self.on_command_line:
+            return self.runtime
         return marked
+
+    def quantizers_beside(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
+        """Pick the quantizers that count beside a marker's: marker, command line, ini."""
+        return self.quantizers if marked is None else marked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -278,7 +283,7 @@ class Marks:
 
 MARKER: Final = (
     "edgeq(*, quantizers=[…], runtime=None): run the test once under each of these quantizers "
-    "(for tests that ask for edgeq_quantizer), on these kernels. The command line wins over it."
+    "(for tests that ask for edgeq_quantizer), on these kernels. --edgeq-runtime wins over runtime."
 )
 
 

@@ -105,7 +105,7 @@ def edgeq_quantizer(request: pytest.FixtureRequest) -> object:
     """
     Give one quantizer at a time: a test that asks for it runs once under each.
 
-    They are those of `--edgeq-quantizers`, else of the marker `edgeq(quantizers=[…])`, else of the
+    They are those of the marker `edgeq(quantizers=[…])`, else of `--edgeq-quantizers`, else of the
     ini option `edgeq_quantizers`, else the default preset.
     """
     return request.param
@@ -115,11 +115,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Check the marker; run the test once under each quantizer if it asks for one."""
     config = metafunc.config
     marks = _marks(metafunc.definition)
-    if "edgeq_quantizer" in metafunc.fixturenames:
-        quantizers = config.stash[settings_key].prevailing("quantizers", marks.quantizers)
+    if "edgeq_quantizer" in metafunc.fixturenames and not _parametrized(metafunc):
+        quantizers = config.stash[settings_key].quantizers_beside(marks.quantizers)
         metafunc.parametrize(
             "edgeq_quantizer", quantizers, ids=quantizer_ids(quantizers), indirect=True
         )
+
+
+def _parametrized(metafunc: pytest.Metafunc) -> bool:
+    """Tell whether the test gives `edgeq_quantizer` its values by itself."""
+    argnames = [
+        mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        for mark in metafunc.definition.iter_markers("parametrize")
+    ]
+    lists = [names.split(",") if isinstance(names, str) else names for names in argnames]
+    return any(name.strip() == "edgeq_quantizer" for names in lists for name in names)
 
 
 def _marks(item: pytest.Item) -> options.Marks:
@@ -135,8 +145,7 @@ def _runtime(config: pytest.Config) -> str:
     """Tell the kernels that the running test is to use."""
     item = config.stash[_running_key]
     marked = None if item is None else _marks(item).runtime
-    runtime: str = config.stash[settings_key].prevailing("runtime", marked)
-    return runtime
+    return config.stash[settings_key].runtime_beside(marked)
 
 
 # --- the running test ---------------------------------------------------------------------------

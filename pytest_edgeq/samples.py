@@ -171,7 +171,12 @@ class SampleSpec:
         args, kwargs = self._split(sample, where)
         if len(args) != len(self.args):
             hint = ""
-            if len(args) == len(self.args) + 1 and not self.kwargs:
+            if self.kwargs:
+                hint = (
+                    f"; the model also takes {sorted(self.kwargs)} by name: give a pair "
+                    "((tensor, …), {name: tensor}), or a dict with all names"
+                )
+            elif len(args) == len(self.args) + 1:
                 hint = "; if the last one is a label, leave it out: (x for x, label in loader)"
             raise ValueError(
                 f"{where}: expected {_count(len(self.args), 'positional input')}, got "
@@ -179,9 +184,14 @@ class SampleSpec:
             )
         if set(kwargs) != set(self.kwargs):
             raise ValueError(
-                f"{where}: expected the inputs {sorted(self.kwargs) or 'by position only'}, got "
-                f"{sorted(kwargs)}"
+                f"{where}: expected {sorted(self.kwargs) or 'nothing'} by name, got "
+                f"{sorted(kwargs) or 'nothing'}"
                 + "".join(nearest(name, self.kwargs) for name in set(kwargs) - set(self.kwargs))
+                + (
+                    "; give a pair ((tensor, …), {name: tensor})"
+                    if self.args and not kwargs
+                    else ""
+                )
             )
         bound = Sample(tuple(args), {name: kwargs[name] for name in self.kwargs})
         for spec, value in zip(self.inputs, bound.tensors, strict=True):

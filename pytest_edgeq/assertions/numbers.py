@@ -113,7 +113,9 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
             f"budget would judge nothing; it has {', '.join(comparison.stages)}"
         )
     if isinstance(wanted, Budget):
-        return [_Judgement(stage, None, wanted, tuple(errors.outputs), *_hold(wanted, errors, stage))]
+        return [
+            _Judgement(stage, None, wanted, tuple(errors.outputs), *_hold(wanted, errors, stage))
+        ]
     if not isinstance(wanted, Mapping):
         raise TypeError(f"{stage}: expected a Budget or a dict of Budgets, got {wanted!r}")
     if not any(value is not None for value in wanted.values()):

@@ -121,4 +121,8 @@ def refusal(name: str, who: str, error: Exception) -> str:
             "in the model, or keep that part out of the file"
         ),
     }
-    return f"{who} refuses {name}: {hints[who]}\n{type(error).__name__}: {error}"
+    hint = hints[who]
+    if "contained a None item" in str(error):
+        # litert-torch 0.10.0 lowers no output that is None.
+        hint = "its forward gives None among its outputs; wrap it in a module that gives tensors"
+    return f"{who} refuses {name}: {hint}\n{type(error).__name__}: {error}"

@@ -96,6 +96,7 @@ class Runner:
         where: dict[str, Any] = (
             {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
         )
+        resolver = OpResolverType[_RESOLVERS[check_runtime(runtime)]]
         self._signature = signature
         self._graph = graph
         self._runtime = runtime
@@ -105,7 +106,7 @@ class Runner:
             self._interpreter = Interpreter(
                 **where,
                 num_threads=threads,
-                experimental_op_resolver_type=OpResolverType[_RESOLVERS[check_runtime(runtime)]],
+                experimental_op_resolver_type=resolver,
             )
             self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as error:

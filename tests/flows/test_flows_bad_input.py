@@ -197,9 +197,7 @@ def test_a_model_that_export_refuses(maker: Edgeq, preset: str | None) -> None:
 
 def test_a_model_that_only_non_strict_export_takes(maker: Edgeq) -> None:
     """It goes through with a warning that says what is lost, at the caller's line."""
-    with pytest.warns(
-        UserWarning, match=r"torch.export\\(strict=True\\) refuses the model"
-    ) as seen:
+    with pytest.warns(UserWarning, match=r"\(strict=True\) refuses the model") as seen:
         quantized = maker.quantize(
             seeded(NonStrictOnly),
             NonStrictOnly.sample_inputs(),
@@ -430,3 +428,16 @@ def test_bad_settings() -> None:
         Edgeq(threads=0)
     with pytest.raises(ValueError, match=r"seed: expected 0"):
         Edgeq(seed=-1)
+
+
+def test_a_model_that_gives_none(maker: Edgeq) -> None:
+    """The converter's own words do not say that it is about an output; ours do."""
+
+    class WithNone(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return x + 1, None
+
+    with pytest.raises(RuntimeError, match="gives None among its outputs") as caught:
+        maker.quantize(WithNone().eval(), (torch.ones(1, 4),), quantizer=None)
+
+    assert "contained a None item" in str(caught.value)

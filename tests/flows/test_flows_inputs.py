@@ -133,9 +133,7 @@ def test_two_outputs_of_one_name_are_refused(maker: Edgeq) -> None:
         def forward(self, x: torch.Tensor) -> dict[str, Any]:
             return {"a_0": x + 1, "a": (x + 2,)}
 
-    with pytest.raises(
-        ValueError, match=r"of 2 outputs the file names 1, so 1 could"
-    ):
+    with pytest.raises(ValueError, match=r"of 2 outputs the file names 1, so 1 could"):
         maker.quantize(Collision().eval(), (torch.ones(1, 4),), quantizer=None)
 
 

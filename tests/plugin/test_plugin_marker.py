@@ -7,7 +7,7 @@ import pytest
     ("arguments", "said"),
     [
         ('["pt2e_static_int8"]', "takes keyword arguments only, got ['pt2e_static_int8']"),
-        ('quantizer=["none"]', "no keyword 'quantizer'; did you mean quantizers?"),
+        ('quantizer=["none"]', "no keyword 'quantizer'; did you mean quantizers"),
         ("threads=2", "no keyword 'threads'\n  keywords: quantizers, runtime"),
         ('runtime="fast"', "'fast' is none of the valid values: xnnpack, builtin, reference"),
         ('runtime=["xnnpack"]', "['xnnpack'] is none of the valid values"),
@@ -90,6 +90,23 @@ def test_any_quantizer_may_be_marked(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=6)
     names = ["pt2e_dynamic_int8", "none0", "none1", "Mine0", "Mine1", "recipe"]
     result.stdout.fnmatch_lines([f"*::test_it[[]{name}] PASSED*" for name in names])
+
+
+def test_a_test_may_parametrize_the_quantizer_itself(pytester: pytest.Pytester) -> None:
+    """What a test says of its own parameters stands, directly or through the fixture."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.parametrize("x, edgeq_quantizer", [(1, "a"), (2, "b")])
+        def test_direct(x, edgeq_quantizer): assert edgeq_quantizer in ("a", "b")
+
+        @pytest.mark.parametrize(["edgeq_quantizer"], [("a",)], indirect=True)
+        def test_indirect(edgeq_quantizer): assert edgeq_quantizer == "a"
+        """
+    )
+
+    pytester.runpytest().assert_outcomes(passed=3)
 
 
 def test_quantizers_of_fixtures(pytester: pytest.Pytester) -> None:

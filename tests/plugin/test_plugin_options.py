@@ -103,31 +103,33 @@ def test_a_variable_that_says_no_is_no_ci(value: str) -> None:
     assert ci_variable({"CI": value, "TRAVIS": "1"}) == "TRAVIS"
 
 
+@pytest.mark.parametrize("option", ["runtime", "quantizers"])
 @pytest.mark.parametrize(
-    ("ini", "marker", "flag", "expected"),
+    ("ini", "marker", "flag", "runtime", "quantizers"),
     [
-        (None, None, None, "default"),
-        ("a", None, None, "a"),
-        (None, "b", None, "b"),
-        (None, None, "c", "c"),
-        ("a", "b", None, "b"),
-        ("a", None, "c", "c"),
-        (None, "b", "c", "c"),
-        ("a", "b", "c", "c"),
+        (None, None, None, "default", "default"),
+        ("a", None, None, "a", "a"),
+        (None, "b", None, "b", "b"),
+        (None, None, "c", "c", "c"),
+        ("a", "b", None, "b", "b"),
+        ("a", None, "c", "c", "c"),
+        (None, "b", "c", "c", "b"),
+        ("a", "b", "c", "c", "b"),
         # A flag that repeats the default is a flag.
-        ("a", "b", "default", "default"),
+        ("a", "b", "default", "default", "b"),
     ],
 )
-@pytest.mark.parametrize("option", ["runtime", "quantizers"])
-def test_the_command_line_beats_the_marker_beats_the_ini(
+def test_precedence(
     pytester: pytest.Pytester,
     option: str,
     ini: str | None,
     marker: str | None,
     flag: str | None,
-    expected: str,
+    runtime: str,
+    quantizers: str,
 ) -> None:
-    """One rule for both things that a marker can say."""
+    """Runtime: command line, marker, ini. Quantizers: marker, command line, ini."""
+    expected = runtime if option == "runtime" else quantizers
     values = {
         "runtime": {"default": "xnnpack", "a": "builtin", "b": "reference", "c": "builtin"},
         "quantizers": {

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_edgeq.snapshots import Layout, Owner, SnapshotSession, store
+from pytest_edgeq.snapshots.obsolete import RunLog, Survey, prune, survey
+from pytest_edgeq.snapshots.summary import Outcome, summarize
+
+Make = Callable[..., Any]
+PHASES = ("setup", "call", "teardown")
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """A root folder."""
+    return Layout(tmp_path)
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Owner:
+    """A test."""
+    return Owner(tmp_path / "test_x.py", "test_y")
+
+
+@pytest.fixture
+def file(layout: Layout, owner: Owner, residual: Make) -> Path:
+    """What that test remembered once."""
+    memory = SnapshotSession(layout, update=["new"])
+    with memory.running(owner, "call"):
+        memory.check("op_dtype_map", "op_dtypes", residual())
+    return layout.path(owner, "op_dtypes")
+
+
+def logged(layout: Layout, owner: Owner, *runs: tuple[str, str]) -> RunLog:
+    """Log the reports of a test that claims nothing: phase and outcome."""
+    log = RunLog()
+    record = SnapshotSession(layout).record(owner)
+    for phase, outcome in runs:
+        log.add("test_x.py::test_y", "", phase, outcome, record if phase == "call" else None)
+    return log
+
+
+def test_a_clean_run_without_a_claim(layout: Layout, owner: Owner, file: Path) -> None:
+    """All three phases passed: the file is obsolete."""
+    log = logged(layout, owner, *((phase, "passed") for phase in PHASES))
+
+    assert survey(layout, log) == Survey([file], {})
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [("setup", "passed"), ("call", "passed")],
+        [("setup", "passed"), ("call", "passed"), ("???", "failed")],
+        [("setup", "passed"), ("call", "skipped"), ("call", "passed"), ("teardown", "passed")],
+        [("setup", "passed"), ("call", "rerun"), ("teardown", "passed")],
+    ],
+    ids=["interrupted", "crashed", "subtest-skipped", "about-to-rerun"],
+)
+def test_anything_else(
+    layout: Layout, owner: Owner, file: Path, runs: list[tuple[str, str]]
+) -> None:
+    """A phase that is missing, or any report that is not passed: nothing is known."""
+    assert survey(layout, logged(layout, owner, *runs)) == Survey([], {})
+
+
+def test_a_rerun_that_passes_counts(layout: Layout, owner: Owner, file: Path) -> None:
+    """After a plugin's rerun it is the last run that tells."""
+    first = [("setup", "passed"), ("call", "rerun"), ("teardown", "passed")]
+    last = [(phase, "passed") for phase in PHASES]
+
+    assert survey(layout, logged(layout, owner, *first, *last)).obsolete == [file]
+
+
+def test_a_file_that_cannot_be_deleted_is_told(
+    layout: Layout, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends as it should, says so, and counts the file as still obsolete."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(store, "delete", refuse)
+    kept = prune([file])
+    outcome = Outcome(Survey([file], {}), kept=kept, obsolete_is_error=True)
+
+    lines = [line.text for line in summarize(layout, RunLog(), outcome)]
+
+    assert lines[0].startswith("Error: 1 remembered file is obsolete")
+    shown = "__edgeq__/test_x/test_y.op_dtypes.json"
+    assert lines[-1] == f"Error: {shown} could not be deleted: read-only"
+    assert outcome.fails

@@ -1,0 +1,277 @@
+"""`edgeq.compare` and `edgeq.load`: what is measured is what happened, and bad data is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import ResidualNet, TwelveOutputs, TwoInputs, samples, seeded
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.numerics.health import CALIBRATION_OVERLAP
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
+    """Quantize and compare; writes into a folder of the module's own."""
+    return Edgeq(directory=tmp_path_factory.mktemp("compare"))
+
+
+@pytest.fixture(scope="module")
+def residual(maker: Edgeq) -> QuantizedModel:
+    """A sound int8 model."""
+    return maker.quantize(
+        seeded(ResidualNet), ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 16)
+    )
+
+
+@pytest.fixture(scope="module")
+def twelve(maker: Edgeq) -> QuantizedModel:
+    """A float file of twelve outputs."""
+    return maker.quantize(seeded(TwelveOutputs), TwelveOutputs.sample_inputs(), quantizer=None)
+
+
+def test_the_worst_samples_are_kept(maker: Edgeq, residual: QuantizedModel) -> None:
+    """Their inputs are copies: a loader that reuses its buffer does not change them."""
+    buffer = torch.empty_like(ResidualNet.sample_inputs()[0])
+    expected = [sample[0].clone() for sample in samples(ResidualNet, 10, seed=4)]
+
+    def loader() -> Iterator[torch.Tensor]:
+        for sample in expected:
+            buffer.copy_(sample)
+            yield buffer
+
+    comparison = maker.compare(residual, loader())
+
+    assert len(comparison.worst_samples) == 3
+    assert comparison.worst_samples[0].sqnr_db == comparison.total.worst_sample_sqnr_db
+    for worst in comparison.worst_samples:
+        assert torch.equal(worst.inputs.args[0], expected[worst.index])
+
+
+def test_calibration_samples_met_again_are_found(maker: Edgeq, residual: QuantizedModel) -> None:
+    """Evaluating on calibration data makes errors look smaller; other data has no finding."""
+    seen = list(samples(ResidualNet, 2))
+    new = list(samples(ResidualNet, 2, seed=9))
+    kinds = [f.kind for f in maker.compare(residual, [*seen, *new]).health]
+    clean = [f.kind for f in maker.compare(residual, new).health]
+
+    assert CALIBRATION_OVERLAP in kinds
+    assert CALIBRATION_OVERLAP not in clean
+
+
+def test_nothing_to_evaluate(maker: Edgeq, residual: QuantizedModel) -> None:
+    """An empty iterable is no pass."""
+    with pytest.raises(ValueError, match="evaluation: there is no sample in the list"):
+        maker.compare(residual, [])
+    used = samples(ResidualNet, 1)
+    list(used)
+    with pytest.raises(ValueError, match="generator gives its samples once"):
+        maker.compare(residual, used)
+
+
+@pytest.mark.parametrize(
+    ("sample", "error", "told"),
+    [
+        (
+            torch.zeros(1, 3, 8, 8),
+            ValueError,
+            "sample 0.*expected shape 1×3×.*got 1×3×8",
+        ),
+        (torch.zeros(1, 3, 16, 16).int(), TypeError, "expected float32, got int32.*floats belong"),
+        (
+            torch.full((1, 3, 16, 16), float("nan")),
+            ValueError,
+            "768 NaN, which has no code",
+        ),
+    ],
+)
+def test_evaluation_samples_that_do_not_fit(
+    maker: Edgeq, residual: QuantizedModel, sample: Any, error: type[Exception], told: str
+) -> None:
+    """Wrong shape, wrong dtype, and NaN for an input that is quantized."""
+    shape = ResidualNet.sample_inputs()[0].shape
+    assert tuple(shape) == (1, 3, 16, 16)
+    with pytest.raises(error, match=told):
+        maker.compare(residual, [sample])
+
+
+def test_an_unknown_runtime(maker: Edgeq, residual: QuantizedModel) -> None:
+    """The valid ones are listed."""
+    with pytest.raises(ValueError, match=r"unknown runtime 'tpu'.*valid: xnnpack, builtin, ref"):
+        maker.compare(residual, samples(ResidualNet, 1), runtime="tpu")
+    with pytest.raises(ValueError, match="unknown runtime 'tpu'"):
+        residual.run(*ResidualNet.sample_inputs(), runtime="tpu")
+
+
+@pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference"])
+def test_every_runtime_runs_the_file(maker: Edgeq, residual: QuantizedModel, runtime: str) -> None:
+    """And the comparison says which one it was."""
+    comparison = maker.compare(residual, samples(ResidualNet, 4, seed=3), runtime=runtime)
+
+    assert comparison.runtime == runtime
+    assert comparison.total.sqnr_db > 20
+
+
+def test_a_file_without_a_reference(maker: Edgeq, residual: QuantizedModel) -> None:
+    """It runs, but there is nothing to compare it with."""
+    loaded = maker.load(residual.path)
+    assert loaded.flow == "prebuilt"
+    assert loaded.run(*ResidualNet.sample_inputs())["output_0"].shape == (1, 10)
+    with pytest.raises(ValueError, match=r"no reference.*reference=model"):
+        maker.compare(loaded, samples(ResidualNet, 1))
+
+
+def test_a_loaded_file_measures_like_the_one_it_was_written_from(
+    maker: Edgeq, residual: QuantizedModel
+) -> None:
+    """From a path and from bytes, against the module and against a plain callable."""
+    data = list(samples(ResidualNet, 4, seed=3))
+    expected = maker.compare(residual, data).total.to_dict()
+    model = residual.float_model
+    assert isinstance(model, nn.Module)
+
+    def plain(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        with torch.no_grad():
+            result: np.ndarray[Any, Any] = model(torch.from_numpy(x)).numpy()
+            return result
+
+    from_path = maker.load(residual.path, reference=model)
+    from_bytes = maker.load(residual.tflite, reference=plain)
+
+    assert maker.compare(from_path, data).total.to_dict() == expected
+    assert maker.compare(from_bytes, [x.numpy() for (x,) in data]).total.to_dict() == expected
+    assert from_path.name == residual.path.stem
+    assert [e.module for e in from_path.op_dtypes] == [e.module for e in residual.op_dtypes]
+
+
+def test_another_file_against_the_same_references(
+    maker: Edgeq, residual: QuantizedModel, tmp_path: Path
+) -> None:
+    """`with_tflite` keeps every stage; a file of other weights is caught in lowering."""
+    other = seeded(ResidualNet, seed=1)
+    wrong = maker.quantize(other, ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 16))
+    path = tmp_path / "shipped.tflite"
+    path.write_bytes(wrong.tflite)
+    data = list(samples(ResidualNet, 4, seed=3))
+    same = maker.compare(residual.with_tflite(residual.tflite), data)
+    shipped = maker.compare(residual.with_tflite(path), data)
+
+    assert same.to_dict() == maker.compare(residual, data).to_dict()
+    assert shipped.quantization is not None
+    assert shipped.lowering is not None
+    assert shipped.quantization.to_dict()["outputs"] is not None
+    assert shipped.quantization.sqnr_db > 20
+    assert shipped.lowering.sqnr_db < 10
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "told"),
+    [
+        (lambda x: (x, x), ValueError, r"the reference gives 2 output\(s\).*the file 1"),
+        (lambda x: x, ValueError, r"output_0.*\(?1, 3, 16, 16|1×3×16×16"),
+        (lambda x: "cat", TypeError, "gave a str among its outputs"),
+        (lambda x: None, TypeError, "gave a NoneType among its outputs"),
+    ],
+)
+def test_a_reference_that_does_not_fit(
+    maker: Edgeq, residual: QuantizedModel, reference: Any, error: type[Exception], told: str
+) -> None:
+    """Another number of outputs, another shape (never broadcast), no tensor at all."""
+    loaded = maker.load(residual.tflite, reference=reference)
+    with pytest.raises(error, match=told):
+        maker.compare(loaded, samples(ResidualNet, 1))
+
+
+def test_outputs_of_a_reference_are_matched_by_name(maker: Edgeq, twelve: QuantizedModel) -> None:
+    """A dict in another order is put into the file's order."""
+    model = twelve.float_model
+    assert isinstance(model, nn.Module)
+
+    def backwards(*args: Any) -> dict[str, Any]:
+        with torch.no_grad():
+            outputs = model(*args)
+        return {f"output_{i}": outputs[i] for i in reversed(range(12))}
+
+    loaded = maker.load(twelve.tflite, reference=backwards)
+    comparison = maker.compare(loaded, samples(TwelveOutputs, 2))
+
+    assert all(output.sqnr_db > 100 for output in comparison.total.outputs.values())
+
+
+def test_references_that_are_refused(maker: Edgeq, residual: QuantizedModel) -> None:
+    """A module in train mode, a class, something that cannot be called."""
+    with pytest.raises(ValueError, match="the reference is in train mode"):
+        maker.load(residual.tflite, reference=seeded(ResidualNet).train())
+    with pytest.raises(TypeError, match="got the class ResidualNet; instantiate it"):
+        maker.load(residual.tflite, reference=ResidualNet)
+    with pytest.raises(TypeError, match="expected a torch module or a callable, got int"):
+        maker.load(residual.tflite, reference=3)  # type: ignore[arg-type] # what is tested
+
+
+def test_run_refuses_what_does_not_fit(maker: Edgeq, residual: QuantizedModel) -> None:
+    """Too many inputs, an unknown keyword, another shape (the interpreter would resize itself)."""
+    (sample,) = ResidualNet.sample_inputs()
+    with pytest.raises(ValueError, match="expected 1 positional input, got 2"):
+        residual.run(sample, sample)
+    with pytest.raises(ValueError, match="mask"):
+        residual.run(sample, mask=sample)
+    with pytest.raises(ValueError, match="split the batch"):
+        residual.run(sample.repeat(2, 1, 1, 1))
+
+
+def test_run_quantizes_and_dequantizes_as_the_file_says(residual: QuantizedModel) -> None:
+    """Against the formula, by hand, on raw codes from an interpreter of its own."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    (sample,) = ResidualNet.sample_inputs(3)
+    (given,), (taken,) = residual.inputs, residual.outputs
+    assert given.scale is not None
+    assert given.zero_point is not None
+    assert taken.scale is not None
+    assert taken.zero_point is not None
+    codes = np.clip(np.rint(sample.numpy() / np.float32(given.scale)) + given.zero_point, -128, 127)
+    interpreter = Interpreter(model_content=residual.tflite)
+    result = interpreter.get_signature_runner()(args_0=codes.astype(np.int8))["output_0"]
+    steps = (result.astype(np.int32) - taken.zero_point).astype(np.float32)
+    expected = steps * np.float32(taken.scale)
+
+    np.testing.assert_array_equal(residual.run(sample)["output_0"], expected)
+
+
+def test_one_interpreter_a_runtime(residual: QuantizedModel) -> None:
+    """It is allocated once and used for every sample."""
+    runner = residual.edge.runner("builtin")
+    residual.run(*ResidualNet.sample_inputs(), runtime="builtin")
+
+    assert residual.edge.runner("builtin") is runner
+    assert residual.edge.runner("xnnpack") is not runner
+
+
+def test_the_path_is_written_when_asked_for(residual: QuantizedModel) -> None:
+    """Two models of one name do not overwrite one another."""
+    again = residual.with_tflite(residual.tflite)
+
+    assert residual.path.read_bytes() == residual.tflite
+    assert again.path != residual.path
+    assert residual.path == residual.path
+    assert residual.size_bytes == residual.path.stat().st_size
+
+
+def test_two_inputs_by_position_of_a_loaded_file(maker: Edgeq) -> None:
+    """A loaded file takes tuples in its own order, and dicts by a reference's parameter names."""
+    model = seeded(TwoInputs)
+    made = maker.quantize(model, TwoInputs.sample_inputs(), quantizer=None)
+    loaded = maker.load(made.tflite, reference=model)
+    image, vector = TwoInputs.sample_inputs(4)
+    by_name = maker.compare(loaded, [{"image": image, "vector": vector}])
+
+    assert maker.compare(loaded, [(image, vector)]).to_dict() == by_name.to_dict()
+    assert by_name.total.sqnr_db > 100
+    with pytest.raises(ValueError, match="expected 2 positional inputs, got 1"):
+        maker.compare(loaded, [image])

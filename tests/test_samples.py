@@ -1,0 +1,99 @@
+"""Binding samples to inputs: every shape a sample may have, and the words for those it may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_edgeq.samples import SampleSpec, read_samples
+
+x, y, mask = torch.ones(1, 3), torch.zeros(1, 2), torch.ones(1, 3, dtype=torch.bool)
+BOTH = SampleSpec.of_inputs((x, y), {"mask": mask}, ("x", "y", "mask"))
+POSITIONAL = SampleSpec.of_inputs((x, y), {}, ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        ((x, y), {"mask": mask}),
+        [(x, y), {"mask": mask}],
+        {"x": x, "y": y, "mask": mask},
+        {"mask": mask, "y": y, "x": x},
+    ],
+)
+def test_a_sample_of_both_kinds(sample: Any) -> None:
+    """A pair, or a dict with every name, in any order."""
+    bound = BOTH.bind(sample, "sample 0")
+
+    assert [t is e for t, e in zip(bound.tensors, (x, y, mask), strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize("sample", [(x, y), [x, y], {"x": x, "y": y}, ((x, y), {})])
+def test_a_positional_sample(sample: Any) -> None:
+    """A tuple, a list (as data loaders give it), a dict by parameter name."""
+    assert POSITIONAL.bind(sample, "sample 0").args == (x, y)
+
+
+def test_numpy_arrays_are_samples_too() -> None:
+    """A file without torch is fed with arrays."""
+    bound = POSITIONAL.bind((x.numpy(), y.numpy()), "sample 0")
+
+    np.testing.assert_array_equal(bound.arrays()[0], x.numpy())
+
+
+@pytest.mark.parametrize(
+    ("spec", "sample", "error", "told"),
+    [
+        (BOTH, (x, y), ValueError, "expected ['mask'] by name, got nothing; give a pair"),
+        (BOTH, (x, y, mask), ValueError, "expected 2 positional inputs, got 3; the model also"),
+        (
+            BOTH,
+            ((x, y), {"maks": mask}),
+            ValueError,
+            "expected ['mask'] by name, got ['maks']; did you mean mask?",
+        ),
+        (
+            POSITIONAL,
+            ((x, y), {"mask": mask}),
+            ValueError,
+            "expected nothing by name, got ['mask']",
+        ),
+        (POSITIONAL, (x, y[0]), ValueError, "expected shape 1×2, got 2; the file is built for"),
+        (POSITIONAL, (x.bool(), y), TypeError, "expected float32, got bool; integers stand"),
+        (POSITIONAL, "xy", TypeError, "expected a tensor, a tuple of tensors or a dict of tensors"),
+    ],
+)
+def test_a_sample_that_does_not_fit(
+    spec: SampleSpec, sample: Any, error: type[Exception], told: str
+) -> None:
+    """Each text names the sample, what was expected, what came, and the way out."""
+    with pytest.raises(error) as caught:
+        spec.bind(sample, "sample 7")
+
+    assert str(caught.value).startswith("sample 7")
+    assert told in str(caught.value)
+
+
+def test_a_clone_outlives_the_loaders_buffer() -> None:
+    """What is kept of a sample is a copy."""
+    buffer = torch.ones(1, 3)
+    kept = POSITIONAL.bind((buffer, y), "sample 0").clone()
+    buffer.zero_()
+
+    assert torch.equal(kept.args[0], torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("thing", [x, x.numpy(), {"x": x}, "path", 3])
+def test_what_is_no_iterable_of_samples(thing: Any) -> None:
+    """One sample instead of a list of them would be iterated over its rows."""
+    with pytest.raises(TypeError, match=r"calibration: expected an iterable of samples"):
+        list(read_samples(thing, POSITIONAL, "calibration"))
+
+
+def test_the_number_of_a_bad_sample_is_told() -> None:
+    """The third sample is number 2."""
+    with pytest.raises(ValueError, match="evaluation sample 2, input 'args_1'"):
+        list(read_samples([(x, y), (x, y), (x, x)], POSITIONAL, "evaluation"))
