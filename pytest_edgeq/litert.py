@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,18 +50,32 @@ __all__ = [
 SIGNATURE = "serving_default"
 
 
+# Loggers that say nothing that a user could act on, and would fill the captured log of every test
+# that fails: torch 2.13's structured trace (hundreds of empty DEBUG records an export), torchao 0.18
+# on extensions for GPUs that it could not load, and torch on torchao's enums.
+_CHATTER = ("torch.__trace", "torchao", "torchao.kernel.intmm", "torch.utils._pytree")
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """
-    Keep the libraries' own warnings away from a test suite that turns warnings into errors.
+    Keep the libraries' own chatter away from tests, and from suites that make warnings errors.
 
     torch 2.13 and litert-torch 0.10 warn on each conversion (`isinstance(treespec, LeafSpec)` is
     deprecated) and on import (torchao's `KernelPreference`); nobody outside can act on it.
     """
     os.environ.setdefault("LITERT_TORCH_SHOW_PROGRESS", "n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    loggers = [logging.getLogger(name) for name in _CHATTER]
+    disabled = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, before in zip(loggers, disabled, strict=True):
+            logger.disabled = before
 
 
 def pt2e_preset(name: str) -> Any:

@@ -39,7 +39,8 @@ __tracebackhide__ = True
 _LEFT_IN_FLOAT = (
     "why: an op stays in float where the quantizer has no pattern for it, where its inputs are not "
     "quantized, or where the model was exported non-strictly (PT2E then misses ADD, MUL and "
-    "CONCATENATION)."
+    "CONCATENATION).\n"
+    "to fix: quantize with strict_export=True, or have the quantizer annotate the op."
 )
 _NOTHING_QUANTIZED = (
     "why: no op of this file is quantized; it is a float model. Was it built with the quantizer, "
@@ -211,7 +212,8 @@ def assert_op_dtypes(
         f"{entry.where} {role}: expected {value}, got {actual} ({n_ops} of {len(entries)} {op})\n"
         + table([(e.where, *row) for e, *row in wrong], ("op", "field", "expected", "got"))
         + f"\n{_why_differs(edge, [e for e, *_ in wrong])}"
-        + "\nto see all: for op in model.op_dtypes: print(op); to narrow: module='glob'."
+        + "\nto accept: expect what the table shows, or narrow with module='glob'; to see all ops: "
+        "for op in model.op_dtypes: print(op)"
     )
 
 
@@ -361,6 +363,7 @@ def assert_no_float_ops(model: Any, allow: Sequence[str] = ()) -> None:
     if not wrong:
         return
     first, dtypes = next(iter(wrong.items()))
+    why = _why_float(edge, list(wrong))
     raise AssertionError(
         f"{first.where}: expected no float, got {' and '.join(dtypes)} "
         f"({len(wrong)} of {len(entries)} ops)\n"
@@ -368,8 +371,9 @@ def assert_no_float_ops(model: Any, allow: Sequence[str] = ()) -> None:
             [(e.where, ", ".join(e.inputs), ", ".join(e.outputs), e.scheme) for e in wrong],
             ("op", "inputs", "outputs", "scheme"),
         )
-        + f"\n{_why_float(edge, list(wrong))}"
-        + f"\nto accept: allow={tuple(kinds)!r}"
+        + f"\n{why}"
+        # Elsewhere it would allow every op that there is.
+        + (f"\nto accept: allow={tuple(kinds)!r}" if why is _LEFT_IN_FLOAT else "")
     )
 
 

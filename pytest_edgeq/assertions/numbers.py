@@ -189,6 +189,8 @@ def _stage_to_blame(comparison: Comparison) -> str:
         outputs = comparison.total.outputs.values()
         if any(output.nonfinite_reference for output in outputs):
             return "the reference itself gives NaN or infinities: look at the model and the samples"
+        if len(comparison.stages) == 1:
+            return "the reference is finite; the file gives NaN or infinities"
         first = next(name for name, stage in comparison.stages.items() if stage.nonfinite)
         return f"the reference is finite; {first} is the first stage to give NaN or infinities"
     stages = {name: stage.sqnr_db for name, stage in comparison.stages.items() if name != "total"}
@@ -315,7 +317,7 @@ def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float) -> str:
     if math.inf in (pair.worst for pair in wrong):
         way_out = "no bound accepts other shapes: one of the runtimes is wrong"
     elif scaled and len(scaled) == len(wrong):
-        way_out = f"to accept: max_lsb_error={max(scaled):g}"
+        way_out = f"to accept, if depth explains it: max_lsb_error={max(scaled):g}"
     return (
         f"output {first.border.name!r}, {first.first} and {first.other}: expected {expected}, "
         f"got {first.worst:g} ({len(wrong)} of {n_pairs} pairs)\n"

@@ -45,8 +45,8 @@ _WHY = {
     "misread others.",
     "zero_point": "some kernels fix it (−128 for the output of int8 softmax), and the code on the "
     "device may have it built in.",
-    "granularity": "one scale for all channels costs accuracy where their ranges differ; scales a "
-    "channel are refused by some delegates.",
+    "granularity": "one scale for all channels costs accuracy where their ranges differ; a scale "
+    "for each channel is refused by some delegates.",
     "scale_range": "a scale out of range tells of calibration data with outliers, or of none; a "
     "scale of 0 is never right.",
     "shared_with": "these operands are added, joined or compared as codes, without rescaling.",
@@ -240,9 +240,9 @@ def _zero_points(edge: EdgeFile, op: Op, tensor: Tensor) -> npt.NDArray[np.int64
 
 
 def _several(what: str, values: npt.NDArray[Any]) -> str:
-    least, most = values.min(initial=math.inf), values.max(initial=-math.inf)
-    if len(values) == 0:
+    if not len(values):
         return f"no {what}"
+    least, most = float(values.min()), float(values.max())
     if least == most:
         return f"{what} {least:.6g}"
     return f"{len(values)} {what}s {least:.6g} … {most:.6g}"

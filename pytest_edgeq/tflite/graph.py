@@ -1,14 +1,11 @@
 """
 The op graph of a `.tflite` file, read from its flatbuffer.
 
-Everything is read with the schema that ai-edge-litert ships. Buffers are not copied: constants are
-looked at only when asked for.
-The schema: https://github.com/tensorflow/tensorflow/blob/master/tensorflow/compiler/mlir/lite/schema/schema.fbs
+Buffers are not copied: constants are looked at only when asked for.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.tflite.flatbuffer import (
+    Buffers,
+    checked,
+    enum_names,
+    fused_activation,
+    indices,
+    integers,
+    op_name,
+    read_quantization,
+    text,
+)
 from pytest_edgeq.tflite.source import Buffer, TflitePath, open_tflite
 
 __all__ = [
@@ -46,9 +54,12 @@ class Tensor:
         quantized_dimension: The axis of the scales.
         block_size: Elements a scale for blockwise quantization, else 0.
         block_scales: Index of the tensor that holds the scales of blocks, else −1.
+        block_zero_points: Index of the tensor that holds their zero points, −1 where all are 0.
         is_constant: Has data in the file.
         is_sparse: Stored in a sparse format.
         is_variable: Keeps its value from one run to the next.
+        buffer: Index of its buffer in the file.
+        is_external: Its data lies in a file of its own.
     """
 
     index: int
@@ -61,29 +72,36 @@ class Tensor:
     quantized_dimension: int
     block_size: int
     block_scales: int
+    block_zero_points: int
     is_constant: bool
     is_sparse: bool
     is_variable: bool
     buffer: int
+    is_external: bool
 
     @property
     def is_quantized(self) -> bool:
         """An integer tensor with scales, or one whose scales stand in a tensor of their own."""
-        return (len(self.scales) > 0 or self.block_size > 0) and "float" not in self.dtype
+        return (len(self.scales) > 0 or self.block_scales >= 0) and not self.is_floating_point
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Real or complex floats of any width."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
 
     @property
     def granularity(self) -> str | None:
-        """`per_tensor`, `per_channel`, `blockwise_<size>`, or None where not quantized."""
+        """`per_tensor`, `per_channel`, `blockwise_<size>`, `multi_axis`; None if not quantized."""
         if not self.is_quantized:
             return None
-        if self.block_size:
-            return f"blockwise_{self.block_size}"
+        if self.block_scales >= 0:
+            return f"blockwise_{self.block_size}" if self.block_size else "multi_axis"
         return "per_tensor" if len(self.scales) == 1 else "per_channel"
 
     @property
     def n_channels(self) -> int | None:
         """Length of the quantized dimension, None where the tensor is not quantized."""
-        if not self.is_quantized or not self.shape:
+        if not self.is_quantized or not 0 <= self.quantized_dimension < len(self.shape):
             return None
         return self.shape[self.quantized_dimension]
 
@@ -184,11 +202,27 @@ class OpGraph:
         return self._buffer
 
     def tensor(self, op: Op, index: int) -> Tensor:
-        """The tensor with this index in the op's subgraph."""
+        """
+        The tensor with this index in the op's subgraph.
+
+        Raises:
+            IndexError: There is none, as for the −1 of an optional input that was left out.
+        """
+        if index < 0:
+            raise IndexError(f"op {op.index} ({op.name}): an input that was left out has no tensor")
         return self.subgraphs[op.subgraph].tensors[index]
 
     def constant(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
-        """The raw bytes of a constant, a view into the file."""
+        """
+        The raw bytes of a constant, a view into the file; int4 holds two values a byte.
+
+        Raises:
+            ValueError: The data lies in a file of its own.
+        """
+        if tensor.is_external:
+            raise ValueError(
+                f"tensor {tensor.name!r}: its data lies in another file, which is not read"
+            )
         buffer = self._model.Buffers(tensor.buffer)
         if buffer.Size() > 1:
             return np.frombuffer(self._buffer, np.uint8, buffer.Size(), buffer.Offset())
@@ -203,156 +237,81 @@ class OpGraph:
         return self.constant(holder).view(np.dtype(holder.dtype)).astype(np.float32)
 
 
-@functools.cache
-def _enum_names(enum: str) -> dict[int, str]:
-    from ai_edge_litert import schema_py_generated as schema
-
-    members = vars(getattr(schema, enum))
-    return {value: key for key, value in members.items() if not key.startswith("_")}
-
-
 def operator_names() -> tuple[str, ...]:
     """Every operator of the schema."""
-    return tuple(_enum_names("BuiltinOperator").values())
+    return tuple(enum_names("BuiltinOperator").values())
 
 
 def tensor_types() -> tuple[str, ...]:
     """Every dtype of the schema, in lower case."""
-    return tuple(name.lower() for name in _enum_names("TensorType").values())
-
-
-def _text(raw: bytes | None) -> str:
-    return "" if raw is None else raw.decode("utf-8", "backslashreplace")
-
-
-def _ints(values: Any) -> tuple[int, ...]:
-    # An absent vector reads as the number 0.
-    return tuple(values.tolist()) if isinstance(values, np.ndarray) else ()
+    return tuple(name.lower() for name in enum_names("TensorType").values())
 
 
 def _read(buffer: Buffer) -> OpGraph:
     from ai_edge_litert import schema_py_generated as schema
 
     model = schema.Model.GetRootAs(buffer, 0)
-    opcodes = [_op_name(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
+    opcodes = [op_name(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
+    buffers = Buffers(model, len(buffer))
     subgraphs = tuple(
-        _read_subgraph(model, index, opcodes) for index in range(model.SubgraphsLength())
+        _read_subgraph(model, index, opcodes, buffers) for index in range(model.SubgraphsLength())
     )
     if not subgraphs:
         raise ValueError("the .tflite file has no subgraph: there is nothing to run in it")
     return OpGraph(subgraphs, _read_signatures(model, subgraphs), model, buffer)
 
 
-def _op_name(code: Any) -> str:
-    # Files from before 2020 keep the code in a byte; 127 in it means "look at the newer field".
-    builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
-    name = _enum_names("BuiltinOperator").get(builtin, f"UNKNOWN_{builtin}")
-    return f"CUSTOM:{_text(code.CustomCode())}" if name == "CUSTOM" else name
-
-
-def _read_subgraph(model: Any, index: int, opcodes: list[str]) -> Subgraph:
+def _read_subgraph(model: Any, index: int, opcodes: list[str], buffers: Buffers) -> Subgraph:
     subgraph = model.Subgraphs(index)
-    tensors = tuple(
-        _read_tensor(model, subgraph.Tensors(i), i) for i in range(subgraph.TensorsLength())
-    )
+    count = subgraph.TensorsLength()
+    tensors = tuple(_read_tensor(subgraph.Tensors(i), i, count, buffers) for i in range(count))
     ops = []
-    producer = {}
+    producer: dict[int, Op] = {}
     for i in range(subgraph.OperatorsLength()):
         raw = subgraph.Operators(i)
         op = Op(
             index=i,
             subgraph=index,
-            name=opcodes[raw.OpcodeIndex()],
-            inputs=_ints(raw.InputsAsNumpy()),
-            outputs=_ints(raw.OutputsAsNumpy()),
-            fused_activation=_fused_activation(raw),
+            name=opcodes[checked("operator code", raw.OpcodeIndex(), len(opcodes))],
+            inputs=indices(raw.InputsAsNumpy(), count, least=-1),
+            outputs=indices(raw.OutputsAsNumpy(), count, least=-1),
+            fused_activation=fused_activation(raw),
         )
         ops.append(op)
-        producer.update(dict.fromkeys(op.outputs, op))
+        producer.update(dict.fromkeys((i for i in op.outputs if i >= 0), op))
     return Subgraph(
         index,
-        _text(subgraph.Name()),
+        text(subgraph.Name()),
         tensors,
         tuple(ops),
-        _ints(subgraph.InputsAsNumpy()),
-        _ints(subgraph.OutputsAsNumpy()),
+        indices(subgraph.InputsAsNumpy(), count),
+        indices(subgraph.OutputsAsNumpy(), count),
         producer,
     )
 
 
-def _fused_activation(raw: Any) -> str | None:
-    from ai_edge_litert import schema_py_generated as schema
-
-    options = _enum_names("BuiltinOptions").get(raw.BuiltinOptionsType(), "NONE")
-    reader = getattr(schema, options, None)
-    table = raw.BuiltinOptions()
-    if reader is None or table is None or not hasattr(reader, "FusedActivationFunction"):
-        return None
-    parsed = reader()
-    parsed.Init(table.Bytes, table.Pos)
-    name = _enum_names("ActivationFunctionType")[parsed.FusedActivationFunction()]
-    return None if name == "NONE" else name
-
-
-_NO_SCALES = np.empty(0, np.float32)
-_NO_ZERO_POINTS = np.empty(0, np.int64)
-
-
-def _read_tensor(model: Any, raw: Any, index: int) -> Tensor:
-    shape = _ints(raw.ShapeAsNumpy())
-    signature = _ints(raw.ShapeSignatureAsNumpy())
-    scales, zero_points, axis, block_size, block_scales = _read_quantization(raw.Quantization())
+def _read_tensor(raw: Any, index: int, count: int, buffers: Buffers) -> Tensor:
+    shape = integers(raw.ShapeAsNumpy())
+    signature = integers(raw.ShapeSignatureAsNumpy())
+    quantization = read_quantization(raw.Quantization(), count)
     return Tensor(
         index=index,
-        name=_text(raw.Name()),
-        dtype=_enum_names("TensorType").get(raw.Type(), f"unknown_{raw.Type()}").lower(),
+        name=text(raw.Name()),
+        dtype=enum_names("TensorType").get(raw.Type(), f"unknown_{raw.Type()}").lower(),
         shape=shape,
         shape_signature=signature if len(signature) == len(shape) else shape,
-        scales=scales,
-        zero_points=zero_points,
-        quantized_dimension=axis,
-        block_size=block_size,
-        block_scales=block_scales,
-        is_constant=_has_data(model, raw),
+        scales=quantization.scales,
+        zero_points=quantization.zero_points,
+        quantized_dimension=quantization.axis,
+        block_size=quantization.block_size,
+        block_scales=quantization.block_scales,
+        block_zero_points=quantization.block_zero_points,
+        is_constant=buffers.has_data(raw),
         is_sparse=raw.Sparsity() is not None,
         is_variable=bool(raw.IsVariable()),
         buffer=raw.Buffer(),
+        is_external=bool(raw.ExternalBuffer()),
     )
-
-
-def _has_data(model: Any, raw: Any) -> bool:
-    if raw.ExternalBuffer():
-        return True
-    if not raw.Buffer():
-        # Buffer 0 is the empty one by convention (schema.fbs, "Model.buffers").
-        return False
-    buffer = model.Buffers(raw.Buffer())
-    return bool(buffer.DataLength() or buffer.Size() > 1)
-
-
-def _read_quantization(
-    raw: Any,
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], int, int, int]:
-    from ai_edge_litert import schema_py_generated as schema
-
-    if raw is None:
-        return _NO_SCALES, _NO_ZERO_POINTS, 0, 0, -1
-    axis = raw.QuantizedDimension()
-    if raw.DetailsType() == schema.QuantizationDetails.BlockwiseQuantization:
-        details = schema.BlockwiseQuantization()
-        table = raw.Details()
-        details.Init(table.Bytes, table.Pos)
-        return _NO_SCALES, _NO_ZERO_POINTS, axis, details.BlockSize(), details.Scales()
-    if not raw.ScaleLength():
-        return _NO_SCALES, _NO_ZERO_POINTS, axis, 0, -1
-    scales = np.array(raw.ScaleAsNumpy(), np.float32)
-    # A file may leave the zero points out where all are 0.
-    zero_points = (
-        np.array(raw.ZeroPointAsNumpy(), np.int64)
-        if raw.ZeroPointLength()
-        else np.zeros(len(scales), np.int64)
-    )
-    return scales, zero_points, axis, 0, -1
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -375,12 +334,12 @@ def _read_signatures(model: Any, subgraphs: tuple[Subgraph, ...]) -> tuple[Signa
     signatures = []
     for i in range(count):
         raw = model.SignatureDefs(i)
-        subgraph = subgraphs[raw.SubgraphIndex()]
+        subgraph = subgraphs[checked("subgraph", raw.SubgraphIndex(), len(subgraphs))]
         inputs = [raw.Inputs(j) for j in range(raw.InputsLength())]
         outputs = [raw.Outputs(j) for j in range(raw.OutputsLength())]
         signatures.append(
             Signature(
-                _text(raw.SignatureKey()),
+                text(raw.SignatureKey()),
                 raw.SubgraphIndex(),
                 _in_order(inputs, subgraph, subgraph.inputs),
                 _in_order(outputs, subgraph, subgraph.outputs),
@@ -394,12 +353,19 @@ def _in_order(
 ) -> tuple[SignatureTensor, ...]:
     """Give the signature's names in the subgraph's order; one tensor may carry several names."""
     names: dict[int, list[str]] = {}
-    for entry in sorted(entries, key=lambda entry: _natural(_text(entry.Name()))):
-        names.setdefault(entry.TensorIndex(), []).append(_text(entry.Name()))
+    for entry in sorted(entries, key=lambda entry: _natural(text(entry.Name()))):
+        index = checked("tensor", entry.TensorIndex(), len(subgraph.tensors))
+        names.setdefault(index, []).append(text(entry.Name()))
     ordered = []
     for index in order:
         tensor = subgraph.tensors[index]
         # A border of the subgraph without a name in the signature keeps its tensor's name.
         queue = names.get(index)
         ordered.append(SignatureTensor(queue.pop(0) if queue else tensor.name, tensor))
+    # Names of the signature alone: the interpreter knows them, so they are part of it.
+    ordered += [
+        SignatureTensor(name, subgraph.tensors[index])
+        for index, queue in names.items()
+        for name in queue
+    ]
     return tuple(ordered)

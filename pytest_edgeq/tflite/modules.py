@@ -252,9 +252,7 @@ class _Names:
                 nodes += [] if node is None else [node]
         return _Reading(tuple(nodes), is_open)
 
-    def _read_stored(
-        self, graph: OpGraph, op: Op, operands: Iterable[StoredTensor]
-    ) -> _Reading:
+    def _read_stored(self, graph: OpGraph, op: Op, operands: Iterable[StoredTensor]) -> _Reading:
         """
         Read the names of constants that this op alone uses.
 

@@ -153,7 +153,6 @@ class Runner:
             self._interpreter.get_tensor(border.tensor.index) for border in self._signature.outputs
         ]
 
-
     def _refusal(self, what: str, error: Exception) -> str:
         return _refusal(what, str(error), self._graph, self._runtime, self._modules)
 

@@ -20,6 +20,16 @@ _IDENTIFIER = b"TFL3"
 # Root offset (4 bytes) and file identifier (4 bytes): the least that a flatbuffer can hold.
 _HEADER_BYTES = 8
 
+# What the interpreter says of a whole file that is newer than its kernels, or needs kernels of its
+# own: the graph can be read all the same, and the runtime that is asked to run it says what it
+# lacks.
+_LACKS_KERNELS = (
+    "builtin_code out of range",
+    "Didn't find op",
+    "Unsupported data type",
+    "nresolved custom op",
+)
+
 
 def open_tflite(source: TflitePath | bytes) -> Buffer:
     """
@@ -86,10 +96,14 @@ def _check(
         # Built, not allocated: 0.5 ms and no copy, whatever the file's size.
         Interpreter(**source, experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
     except (ValueError, RuntimeError) as error:
-        if "not a valid Flatbuffer" not in str(error):
-            # An op that these kernels do not know: the file is whole, and the runtime that is
-            # asked to run it says what it lacks.
+        said = str(error).strip()
+        if any(symptom in said for symptom in _LACKS_KERNELS):
             return
+        if "not a valid Flatbuffer" not in said:
+            raise ValueError(
+                f"{where}: no usable .tflite file: the interpreter says {said!r}; build or "
+                "download it again"
+            ) from None
         raise ValueError(
             f"{where}: damaged .tflite file: it has the identifier {_IDENTIFIER!r}, but its "
             f"{len(buffer):,} bytes are not a whole flatbuffer. It was truncated or overwritten; "

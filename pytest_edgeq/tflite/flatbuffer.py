@@ -1,0 +1,189 @@
+"""
+Read single fields of a `.tflite` flatbuffer, with ai-edge-litert's own schema.
+
+The schema: https://github.com/tensorflow/tensorflow/blob/master/tensorflow/compiler/mlir/lite/schema/schema.fbs
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Buffers",
+    "Quantization",
+    "checked",
+    "enum_names",
+    "fused_activation",
+    "indices",
+    "integers",
+    "op_name",
+    "read_quantization",
+    "text",
+]
+
+
+@functools.cache
+def enum_names(enum: str) -> dict[int, str]:
+    """Names by number of one of the schema's enumerations."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    members = vars(getattr(schema, enum))
+    return {value: key for key, value in members.items() if not key.startswith("_")}
+
+
+def checked(what: str, index: int, count: int, *, least: int = 0) -> int:
+    """
+    Give an index back if it points at something: the flatbuffer's verifier does not look at them.
+
+    Raises:
+        ValueError: It points at nothing.
+    """
+    if not least <= index < count:
+        raise ValueError(
+            f"damaged .tflite file: {what} {index} does not exist (there are {count}); build or "
+            "download it again"
+        )
+    return index
+
+
+def text(raw: bytes | None) -> str:
+    """Decode a string of the file, whatever is in it."""
+    return "" if raw is None else raw.decode("utf-8", "backslashreplace")
+
+
+def integers(values: Any) -> tuple[int, ...]:
+    """Give a vector of integers; an absent one reads as the number 0."""
+    return tuple(values.tolist()) if isinstance(values, np.ndarray) else ()
+
+
+def indices(values: Any, count: int, *, least: int = 0) -> tuple[int, ...]:
+    """
+    Give a vector of tensor indices.
+
+    Raises:
+        ValueError: One of them points at nothing.
+    """
+    return tuple(checked("tensor", index, count, least=least) for index in integers(values))
+
+
+def op_name(code: Any) -> str:
+    """The name of an `OperatorCode`; `CUSTOM:<code>` of one that the schema does not have."""
+    # Files from before 2020 keep the code in a byte; 127 in it means "look at the newer field".
+    builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+    name = enum_names("BuiltinOperator").get(builtin, f"UNKNOWN_{builtin}")
+    return f"CUSTOM:{text(code.CustomCode())}" if name == "CUSTOM" else name
+
+
+def fused_activation(operator: Any) -> str | None:
+    """The activation that an `Operator` applies to its result."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    options = enum_names("BuiltinOptions").get(operator.BuiltinOptionsType(), "NONE")
+    reader = getattr(schema, options, None)
+    table = operator.BuiltinOptions()
+    if reader is None or table is None or not hasattr(reader, "FusedActivationFunction"):
+        return None
+    parsed = reader()
+    parsed.Init(table.Bytes, table.Pos)
+    activation = parsed.FusedActivationFunction()
+    name = enum_names("ActivationFunctionType").get(activation, f"UNKNOWN_{activation}")
+    return None if name == "NONE" else name
+
+
+class Buffers:
+    """Which buffers of a file hold data."""
+
+    def __init__(self, model: Any, file_bytes: int) -> None:
+        self._model = model
+        self._count = model.BuffersLength()
+        self._file_bytes = file_bytes
+
+    def has_data(self, tensor: Any) -> bool:
+        """
+        Whether a `Tensor` has data in the file, or in a file of its own.
+
+        Raises:
+            ValueError: There is no such buffer, or the file ends before it does.
+        """
+        if tensor.ExternalBuffer():
+            return True
+        index = tensor.Buffer()
+        if not index:
+            # Buffer 0 is the empty one by convention (schema.fbs, "Model.buffers").
+            return False
+        buffer = self._model.Buffers(checked("buffer", index, self._count))
+        # Large files keep data behind the flatbuffer, where the verifier does not look; an offset
+        # of 0 or 1 stands for none.
+        if buffer.Offset() <= 1:
+            return bool(buffer.DataLength())
+        end = buffer.Offset() + buffer.Size()
+        if end > self._file_bytes:
+            raise ValueError(
+                f"damaged .tflite file: buffer {index} ends at byte {end:,} of "
+                f"{self._file_bytes:,}. It was truncated; build or download it again"
+            )
+        return bool(buffer.Size())
+
+
+_NO_SCALES = np.empty(0, np.float32)
+_NO_ZERO_POINTS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantization:
+    """Quantization parameters as `Tensor` in `graph.py` describes them."""
+
+    axis: int = 0
+    scales: npt.NDArray[np.float32] = _NO_SCALES
+    zero_points: npt.NDArray[np.int64] = _NO_ZERO_POINTS
+    block_size: int = 0
+    block_scales: int = -1
+    block_zero_points: int = -1
+
+
+def read_quantization(raw: Any, n_tensors: int) -> Quantization:
+    """
+    Read a `QuantizationParameters` table, or its absence.
+
+    Raises:
+        ValueError: It names a tensor that does not exist.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+
+    if raw is None:
+        return Quantization()
+    axis = raw.QuantizedDimension()
+    kinds = schema.QuantizationDetails
+    if raw.DetailsType() in (kinds.BlockwiseQuantization, kinds.MultiAxisQuantization):
+        by_block = raw.DetailsType() == kinds.BlockwiseQuantization
+        details = schema.BlockwiseQuantization() if by_block else schema.MultiAxisQuantization()
+        table = raw.Details()
+        details.Init(table.Bytes, table.Pos)
+        scales = checked("tensor", details.Scales(), n_tensors)
+        zero_points = checked("tensor", details.ZeroPoints(), n_tensors, least=-1)
+        shape = integers(details.BlockShapeAsNumpy()) if by_block else ()
+        return Quantization(
+            axis,
+            block_size=details.BlockSize() or (math.prod(shape) if shape else 0),
+            block_scales=scales,
+            # Both fields are 0 where they were left out: one tensor cannot be both.
+            block_zero_points=-1 if zero_points == scales else zero_points,
+        )
+    if not raw.ScaleLength():
+        return Quantization(axis)
+    given = np.array(raw.ScaleAsNumpy(), np.float32)
+    # A file may leave the zero points out where all are 0, or give one for all channels.
+    offsets = (
+        np.array(raw.ZeroPointAsNumpy(), np.int64)
+        if raw.ZeroPointLength()
+        else np.zeros(1, np.int64)
+    )
+    return Quantization(
+        axis, given, np.repeat(offsets, len(given)) if len(offsets) == 1 else offsets
+    )

@@ -1,0 +1,177 @@
+"""A few real conversions, made once a session, and the tools to spoil them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures.models import DepthwiseSeparable, ResidualNet, SmallModel, samples, seeded
+from pytest_edgeq import Comparison, Edgeq, QuantizedModel
+from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class Golden(Protocol):
+    """Run what must fail, and hold its text against the golden file of this name."""
+
+    def __call__(self, name: str, check: Callable[[], None]) -> str:
+        """Give the text."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Keep torch on one thread: networks this small gain nothing from more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Golden:
+    """Compare a failure's text with tests/assertions/golden/<name>.txt."""
+
+    def check_text(name: str, check: Callable[[], None]) -> str:
+        with pytest.raises(AssertionError) as caught:
+            check()
+        text = str(caught.value)
+        assert f"{text}\n" == (GOLDEN / f"{name}.txt").read_text("utf-8")
+        return text
+
+    return check_text
+
+
+def _quantize(model: type[SmallModel], quantizer: Any, **options: Any) -> QuantizedModel:
+    return Edgeq().quantize(
+        seeded(model),
+        model.sample_inputs(),
+        quantizer=quantizer,
+        calibration=samples(model, 4),
+        **options,
+    )
+
+
+@pytest.fixture(scope="session")
+def static() -> QuantizedModel:
+    """int8 throughout by a recipe: no op is left in float."""
+    return _quantize(ResidualNet, "recipe_static_wi8_ai8")
+
+
+@pytest.fixture(scope="session")
+def pt2e() -> QuantizedModel:
+    """int8 by PT2E, per channel; RELU, TRANSPOSE and MEAN stay in float."""
+    return _quantize(ResidualNet, "pt2e_static_int8")
+
+
+@pytest.fixture(scope="session")
+def non_strict() -> QuantizedModel:
+    """The same, exported non-strictly: both ADD stay in float, too."""
+    return _quantize(ResidualNet, "pt2e_static_int8", strict_export=False)
+
+
+@pytest.fixture(scope="session")
+def per_tensor() -> QuantizedModel:
+    """A depthwise network whose weights have one scale each."""
+    return _quantize(DepthwiseSeparable, "pt2e_static_int8_per_tensor")
+
+
+@pytest.fixture(scope="session")
+def depthwise() -> QuantizedModel:
+    """The same per channel; xnnpack and builtin differ on it by 1 LSB."""
+    return _quantize(DepthwiseSeparable, "recipe_static_wi8_ai8")
+
+
+@pytest.fixture(scope="session")
+def dynamic() -> QuantizedModel:
+    """Integer weights, float activations."""
+    return _quantize(ResidualNet, "recipe_dynamic_wi8_afp32")
+
+
+@pytest.fixture(scope="session")
+def weight_only() -> QuantizedModel:
+    """Integer weights behind a DEQUANTIZE."""
+    return _quantize(ResidualNet, "recipe_weight_only_wi8_afp32")
+
+
+@pytest.fixture(scope="session")
+def float16() -> QuantizedModel:
+    """float16 weights behind a DEQUANTIZE."""
+    weight = {
+        "num_bits": 16,
+        "symmetric": True,
+        "granularity": "TENSORWISE",
+        "dtype": "FLOAT",
+        "block_size": 0,
+    }
+    config = {
+        "weight_tensor_config": weight,
+        "compute_precision": "FLOAT",
+        "explicit_dequantize": True,
+        "skip_checks": False,
+        "min_weight_elements": 0,
+    }
+    entry = {"regex": ".*", "algorithm_key": "float_casting", "op_config": config}
+    return _quantize(ResidualNet, [{**entry, "operation": op} for op in ("CONV_2D",)])
+
+
+@pytest.fixture(scope="session")
+def plain() -> QuantizedModel:
+    """No quantizer: a float model."""
+    return _quantize(ResidualNet, None)
+
+
+@pytest.fixture(scope="session")
+def patch() -> Callable[[QuantizedModel, Callable[[Any], None]], bytes]:
+    """Give a file with something changed in it, by the flatbuffer's object API."""
+    import flatbuffers  # type: ignore[import-untyped] # ships no types
+    from ai_edge_litert import schema_py_generated as schema
+
+    def patched(model: QuantizedModel, change: Callable[[Any], None]) -> bytes:
+        content = schema.ModelT.InitFromPackedBuf(bytearray(model.tflite), 0)
+        change(content)
+        builder = flatbuffers.Builder(len(model.tflite))
+        builder.Finish(content.Pack(builder), b"TFL3")
+        return bytes(builder.Output())
+
+    return patched
+
+
+@pytest.fixture(scope="session")
+def operand() -> Callable[[Any, str, int], Any]:
+    """Give an operand of the first op of a name, in the flatbuffer's object API."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    def find(content: Any, op: str, position: int) -> Any:
+        code = getattr(schema.BuiltinOperator, op)
+        codes = [
+            index
+            for index, opcode in enumerate(content.operatorCodes)
+            if max(opcode.builtinCode, opcode.deprecatedBuiltinCode) == code
+        ]
+        graph = content.subgraphs[0]
+        first = next(o for o in graph.operators if o.opcodeIndex in codes)
+        return graph.tensors[first.inputs[position]]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def comparison() -> Callable[..., Comparison]:
+    """Make a comparison of two outputs by hand: `scores` with a scale of 0.5, `boxes` float."""
+
+    def make(scores: Any = (1.0, 2.0, 3.5), boxes: Any = (10.0, 20.0), **stages: Any) -> Comparison:
+        specs = [OutputSpec("scores", 0.5, 0, -128, 127), OutputSpec("boxes")]
+        reference = [np.array([[1.0, 2.0, 3.0]]), np.array([[10.0, 20.0]])]
+        total = StageAccumulator(specs)
+        total.update(reference, [np.array([scores], float), np.array([boxes], float)])
+        return Comparison(
+            name="net", flow="pt2e", runtime="builtin", total=total.result(), **stages
+        )
+
+    return make

@@ -1,0 +1,159 @@
+"""assert_input_dtypes and assert_output_dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_edgeq import QuantizedModel, assert_input_dtypes, assert_output_dtypes
+from pytest_edgeq.unmatched import UnmatchedError
+
+
+@pytest.mark.parametrize(
+    "expected",
+    ["int8", np.int8, np.dtype("int8"), torch.int8, ["int8"], (np.int8,), {"output_0": "int8"}],
+)
+def test_every_spelling_of_a_dtype_passes(static: QuantizedModel, expected: Any) -> None:
+    """A string, numpy's and torch's dtypes, alone, in order and by name."""
+    assert_output_dtypes(static, expected)
+
+
+def test_inputs_and_outputs_are_looked_at(static: QuantizedModel, plain: QuantizedModel) -> None:
+    """Both borders of a sound model pass, quantized or not."""
+    assert_input_dtypes(static, {"args_0": torch.int8})
+    assert_input_dtypes(plain, np.float32)
+    assert_output_dtypes(plain, torch.float32)
+
+
+def test_a_float_output_fails(dynamic: QuantizedModel, golden: Any) -> None:
+    """The model that was quantized dynamically gives floats."""
+    golden("output_float", lambda: assert_output_dtypes(dynamic, "int8"))
+
+
+def test_a_changed_input_fails(static: QuantizedModel, patch: Any, golden: Any) -> None:
+    """A file whose input was made uint8."""
+
+    def unsigned(content: Any) -> None:
+        graph = content.subgraphs[0]
+        graph.tensors[graph.inputs[0]].type = 3
+
+    spoiled = patch(static, unsigned)
+
+    golden("input_uint8", lambda: assert_input_dtypes(spoiled, torch.int8))
+
+
+def test_every_signature_is_looked_at(static: QuantizedModel, patch: Any) -> None:
+    """The second entry point of a file does not pass unseen; its names bear the signature's."""
+
+    def second(content: Any) -> None:
+        import copy
+
+        graph, key = copy.deepcopy(content.subgraphs[0]), copy.deepcopy(content.signatureDefs[0])
+        key.signatureKey, key.subgraphIndex = b"extra", len(content.subgraphs)
+        graph.tensors[graph.outputs[0]].type = 0
+        content.subgraphs.append(graph)
+        content.signatureDefs.append(key)
+
+    spoiled = patch(static, second)
+    first = static.edge.signature.key
+
+    with pytest.raises(AssertionError, match="output 'extra:output_0': expected int8, got float32"):
+        assert_output_dtypes(spoiled, "int8")
+    assert_output_dtypes(spoiled, {f"{first}:output_0": "int8", "extra:output_0": "float32"})
+
+
+def test_outputs_of_one_name_are_told_apart(static: QuantizedModel, patch: Any) -> None:
+    """Without signatures names may repeat: by position each is still looked at."""
+
+    def twice(content: Any) -> None:
+        content.signatureDefs = []
+        graph = content.subgraphs[0]
+        (index,) = graph.outputs
+        (other,) = graph.inputs
+        graph.tensors[other].name = graph.tensors[index].name
+        graph.tensors[index].type = 0
+        graph.outputs = [index, other]
+
+    with pytest.raises(AssertionError, match="expected int8, got float32"):
+        assert_output_dtypes(patch(static, twice), ["int8", "int8"])
+
+
+def test_a_model_without_inputs_passes_nothing(static: QuantizedModel, patch: Any) -> None:
+    """What is expected of no input is expected of nothing; no input may be said."""
+
+    def closed(content: Any) -> None:
+        content.subgraphs[0].inputs = []
+        content.signatureDefs[0].inputs = []
+
+    spoiled = patch(static, closed)
+
+    with pytest.raises(UnmatchedError, match="the model has no inputs"):
+        assert_input_dtypes(spoiled, "int8")
+    assert_input_dtypes(spoiled, [])
+
+
+@pytest.mark.parametrize(
+    ("expected", "text"),
+    [
+        ({"output_1": "int8"}, "no output is named 'output_1'; did you mean output_0"),
+        ({}, "output 'output_0' is left out"),
+        (["int8", "int8"], "expected 2 outputs"),
+        ([], "expected 0 outputs"),
+    ],
+)
+def test_names_and_numbers_must_match(static: QuantizedModel, expected: Any, text: str) -> None:
+    """An output that is not there, or that nobody looks at, is an error."""
+    with pytest.raises(UnmatchedError, match=text):
+        assert_output_dtypes(static, expected)
+
+
+@pytest.mark.parametrize("expected", [None, [None], {"output_0": None}])
+def test_nothing_expected_is_an_error(static: QuantizedModel, expected: Any) -> None:
+    """None of every output would pass anything."""
+    with pytest.raises(ValueError, match="expects nothing"):
+        assert_output_dtypes(static, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "text"),
+    [
+        ("int9", ValueError, "unknown dtype 'int9'; did you mean int8"),
+        ("INT8", ValueError, "did you mean int8"),
+        ("float", ValueError, "did you mean float"),
+        (torch.qint8, ValueError, "'qint8'; give 'int8', as which TFLite stores it"),
+        ("torch.quint8", ValueError, "give 'uint8'"),
+        (np.str_, ValueError, "unknown dtype"),
+        (int, TypeError, "expected a dtype"),
+        (8, TypeError, "expected a dtype"),
+        ({"int8"}, TypeError, "expected a dtype"),
+        (b"int8", TypeError, "expected a dtype"),
+        (torch.zeros(1), TypeError, "expected a dtype"),
+    ],
+)
+def test_what_is_no_dtype_is_refused(
+    static: QuantizedModel, dtype: Any, error: type[Exception], text: str
+) -> None:
+    """With the nearest name, or the plain dtype of a quantized one."""
+    with pytest.raises(error, match=text):
+        assert_output_dtypes(static, dtype)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [np.dtype("int64"), np.dtype("float64"), np.dtype("bool"), np.bool_, torch.bfloat16, "int4"],
+)
+def test_dtypes_that_equal_python_types_are_dtypes(static: QuantizedModel, dtype: Any) -> None:
+    """np.dtype('int64') == int, and it is still a dtype: here one that the model has not."""
+    with pytest.raises(AssertionError, match="got int8") as caught:
+        assert_output_dtypes(static, dtype)
+    assert not isinstance(caught.value, UnmatchedError)
+
+
+@pytest.mark.parametrize("model", [None, 3, object(), ["m.tflite"]])
+def test_what_is_no_model_is_refused(model: Any) -> None:
+    """A model is a QuantizedModel, a path or bytes."""
+    with pytest.raises(TypeError, match="expected a QuantizedModel, a path or the bytes"):
+        assert_input_dtypes(model, "int8")

@@ -1,0 +1,169 @@
+"""assert_within_budget."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures.models import ResidualNet, samples
+from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
+from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
+from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.unmatched import UnmatchedError
+
+
+def stage(actual: float) -> StageErrors:
+    """One stage with the outputs of the handmade comparison, `scores` off by one number."""
+    accumulator = StageAccumulator([OutputSpec("scores", 0.5), OutputSpec("boxes")])
+    accumulator.update(
+        [np.array([[1.0, 2.0, 3.0]]), np.array([[10.0, 20.0]])],
+        [np.array([[1.0, 2.0, 3.0 + actual]]), np.array([[10.0, 20.0]])],
+    )
+    return accumulator.result()
+
+
+def test_a_real_model_is_within_its_budget(static: QuantizedModel) -> None:
+    """By position, by name, and a dict by output, over the stages of a recipe flow."""
+    measured = Edgeq().compare(static, samples(ResidualNet, 4, seed=7))
+
+    assert_within_budget(measured, Budget(sqnr_db=20, max_lsb_error=8))
+    assert_within_budget(
+        measured,
+        total={"output_0": Budget(cosine_similarity=0.99)},
+        quantization=Budget(sqnr_db=20),
+        conversion=Budget(sqnr_db=80),
+    )
+
+
+def test_a_changed_scale_leaves_the_budget(static: QuantizedModel, patch: Any) -> None:
+    """A file whose output scale was doubled: every value is twice as large."""
+
+    def doubled(content: Any) -> None:
+        graph = content.subgraphs[0]
+        quantization = graph.tensors[graph.outputs[0]].quantization
+        quantization.scale = [2 * scale for scale in quantization.scale]
+
+    spoiled = static.with_tflite(patch(static, doubled))
+    measured = Edgeq(runtime="builtin").compare(spoiled, samples(ResidualNet, 2, seed=7))
+    with pytest.raises(AssertionError, match="total, output 'output_0': sqnr_db: expected"):
+        assert_within_budget(measured, Budget(sqnr_db=45))
+
+
+def test_one_bound(comparison: Any, golden: Any) -> None:
+    """The text of the simplest failure."""
+    golden("budget", lambda: assert_within_budget(comparison(), Budget(max_abs_error=0.25)))
+
+
+def test_the_stage_to_blame(comparison: Any, golden: Any) -> None:
+    """Budgets by stage and output; the stage that loses most is named."""
+    measured = comparison(quantization=stage(0.1), lowering=stage(0.4))
+    golden(
+        "budget_stages",
+        lambda: assert_within_budget(
+            measured,
+            total={"scores": Budget(max_lsb_error=0.5, sqnr_db=30), "boxes": None},
+            lowering=Budget(max_abs_error=0.2),
+        ),
+    )
+
+
+def test_nan_fails_whatever_the_budget(comparison: Any, golden: Any) -> None:
+    """A generous budget does not forgive it, nor does None for the output that has it."""
+    measured = comparison(boxes=(math.nan, math.inf))
+    generous = Budget(max_abs_error=1e30)
+
+    golden("budget_nan", lambda: assert_within_budget(measured, generous))
+    with pytest.raises(AssertionError, match="output 'boxes': nonfinite: expected at most 0"):
+        assert_within_budget(measured, {"scores": generous, "boxes": None})
+
+
+def test_nan_in_a_stage_that_was_not_asked_for_fails(comparison: Any) -> None:
+    """The total is broken, though the budget is for another stage."""
+    measured = comparison(scores=(math.nan, 2, 3), lowering=stage(0.0))
+    with pytest.raises(AssertionError, match="total, output 'scores': nonfinite"):
+        assert_within_budget(measured, lowering=Budget(max_abs_error=1))
+
+
+def test_nan_of_a_real_model(plain: QuantizedModel, patch: Any, operand: Any) -> None:
+    """A bias with a NaN in it."""
+
+    def spoilt(content: Any) -> None:
+        bias = operand(content, "FULLY_CONNECTED", 2)
+        values = np.frombuffer(bytes(content.buffers[bias.buffer].data), np.float32).copy()
+        values[3] = np.nan
+        content.buffers[bias.buffer].data = np.frombuffer(values.tobytes(), np.uint8)
+
+    spoiled = plain.with_tflite(patch(plain, spoilt))
+    measured = Edgeq().compare(spoiled, samples(ResidualNet, 1))
+    with pytest.raises(AssertionError, match="conversion is the first stage to give NaN"):
+        assert_within_budget(measured, Budget(max_abs_error=1e30))
+
+
+def test_a_reference_with_nan_is_to_blame(comparison: Any) -> None:
+    """The text points to the torch side."""
+    accumulator = StageAccumulator([OutputSpec("scores", 0.5)])
+    accumulator.update([np.array([math.nan, 1.0])], [np.array([1.0, 1.0])])
+    from pytest_edgeq import Comparison
+
+    measured = Comparison(name="net", flow="prebuilt", runtime="x", total=accumulator.result())
+    with pytest.raises(AssertionError, match="the reference itself gives NaN"):
+        assert_within_budget(measured, Budget(max_abs_error=1e30))
+
+
+def test_zero_on_both_sides_fails() -> None:
+    """Nothing was tested: no bound holds."""
+    from pytest_edgeq import Comparison
+
+    accumulator = StageAccumulator([OutputSpec("mask", 0.5)])
+    accumulator.update([np.zeros((1, 4))], [np.zeros((1, 4))])
+    measured = Comparison(name="net", flow="pt2e", runtime="x", total=accumulator.result())
+    with pytest.raises(AssertionError, match=r"degenerate: .*nothing was tested"):
+        assert_within_budget(measured, Budget(max_abs_error=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"conversion": Budget(rmse=1)}, "pt2e flow of net has no stage 'conversion', .* total"),
+        ({"total": {"score": Budget(rmse=1), "boxes": None}}, "'score'; did you mean scores"),
+        ({"total": {"scores": Budget(rmse=1)}}, "output 'boxes' is left out"),
+        ({"total": Budget(max_lsb_error=9)}, "max_lsb_error: output 'boxes' is float64"),
+        (
+            {"total": {"scores": None, "boxes": Budget(max_lsb_error=9)}},
+            "max_lsb_error: output 'boxes' .*bound max_abs_error instead",
+        ),
+    ],
+)
+def test_what_the_comparison_lacks(comparison: Any, arguments: dict[str, Any], text: str) -> None:
+    """A stage, an output or a metric that is not there is an error, never a success."""
+    with pytest.raises(UnmatchedError, match=text):
+        assert_within_budget(comparison(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "arguments", "error", "text"),
+    [
+        ((), {}, ValueError, "was given no budget"),
+        ((Budget(rmse=1),), {"total": Budget(rmse=1)}, ValueError, "is given twice"),
+        (({},), {}, ValueError, "bounds no output"),
+        (({"scores": None, "boxes": None},), {}, ValueError, "bounds no output"),
+        ((0.5,), {}, TypeError, "expected a Budget"),
+        (({"scores": 0.5, "boxes": None},), {}, TypeError, "output 'scores': expected a Budget"),
+    ],
+)
+def test_misuse(
+    comparison: Any, budgets: Any, arguments: Any, error: type[Exception], text: str
+) -> None:
+    """No budget, two, or something else."""
+    with pytest.raises(error, match=text):
+        assert_within_budget(comparison(), *budgets, **arguments)
+
+
+@pytest.mark.parametrize("measured", [None, 0.1, {"total": 1}])
+def test_what_is_no_comparison_is_refused(measured: Any) -> None:
+    """A stage or a number is none."""
+    with pytest.raises(TypeError, match=r"expected the result of edgeq\.compare"):
+        assert_within_budget(measured, Budget(rmse=1))

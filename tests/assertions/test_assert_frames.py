@@ -1,0 +1,92 @@
+"""What surrounds a failure: the user's line and nothing of ours, inside pytest and outside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_edgeq import QuantizedModel
+from pytest_edgeq.suggest import nearest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+FAILING = """
+from pytest_edgeq import *
+
+MODEL = {path!r}
+
+def test_dtypes():
+    assert_output_dtypes(MODEL, "float32")  # the user's line
+
+def test_names():
+    assert_output_dtypes(MODEL, {{"scores": "int8"}})  # the user's line
+
+def test_spelling():
+    assert_op_dtypes(MODEL, "CONV2D", output="int8")  # the user's line
+
+def test_unmatched():
+    assert_qparams(MODEL, "SOFTMAX", symmetric=True)  # the user's line
+
+def test_qparams():
+    assert_qparams(MODEL, "CONV_2D", symmetric=False)  # the user's line
+
+def test_size():
+    assert_size(MODEL, max_bytes="10")  # the user's line
+"""
+
+
+def test_a_failing_test_shows_the_users_line(
+    pytester: pytest.Pytester, static: QuantizedModel
+) -> None:
+    """Each failure points to the call, and to no line of this package."""
+    pytester.makepyfile(FAILING.format(path=str(static.path)))
+
+    result = pytester.runpytest("-p", "no:randomly")
+
+    result.assert_outcomes(failed=6)
+    output = result.stdout.str()
+    assert output.count("# the user's line") == 6
+    assert "pytest_edgeq/" not in output
+
+
+def test_outside_of_pytest(static: QuantizedModel) -> None:
+    """Plain Python, from a path and from bytes, without pytest or torch being imported."""
+    code = f"""
+import pathlib, sys
+from pytest_edgeq import assert_no_float_ops, assert_op_dtypes, assert_output_dtypes
+path = {str(static.path)!r}
+content = pathlib.Path(path).read_bytes()
+for model in (path, pathlib.Path(path), content, memoryview(content)):
+    assert_output_dtypes(model, "int8")
+    assert_op_dtypes(model, "CONV_2D", weight="int8", granularity="per_channel", count=3)
+    assert_no_float_ops(model)
+assert not {{"pytest", "torch"}} & set(sys.modules)
+assert_output_dtypes(path, "float32")
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "AssertionError: output 'output_0': expected float32, got int8 (1 of 1" in run.stderr
+
+
+def test_every_golden_text_is_read() -> None:
+    """A golden file that no test names would never be looked at again."""
+    tests = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    unread = [path.stem for path in GOLDEN.glob("*.txt") if f'"{path.stem}"' not in tests]
+    assert not unread
+
+
+def test_the_telling_part_comes_first() -> None:
+    """Expected and got stand within the first 80 characters where names are short."""
+    for path in GOLDEN.glob("*.txt"):
+        first = path.read_text("utf-8").splitlines()[0]
+        assert "expected" in first[:80], path.name
+
+
+def test_nearest_names() -> None:
+    """Whatever the case; nothing where nothing is near, and never an empty name."""
+    assert nearest("conv2d", ["CONV_2D", "ADD"]) == "; did you mean CONV_2D?"
+    assert nearest("zzz", ["CONV_2D"]) == ""
+    assert nearest("", [""]) == ""

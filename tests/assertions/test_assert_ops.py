@@ -1,0 +1,308 @@
+"""assert_op_dtypes, assert_op_counts and assert_no_float_ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_edgeq import (
+    QuantizedModel,
+    assert_no_float_ops,
+    assert_op_counts,
+    assert_op_dtypes,
+)
+from pytest_edgeq.unmatched import UnmatchedError
+
+
+def test_the_sound_models_pass(
+    pt2e: QuantizedModel,
+    dynamic: QuantizedModel,
+    weight_only: QuantizedModel,
+    float16: QuantizedModel,
+) -> None:
+    """Every field, on every scheme."""
+    assert_op_dtypes(
+        pt2e,
+        "CONV_2D",
+        input=torch.int8,
+        weight=np.int8,
+        bias="int32",
+        output=("int8",),
+        scheme="int8",
+        granularity="per_channel",
+        count=3,
+    )
+    assert_op_dtypes(pt2e, "ADD", input=["int8", "int8"], output="int8", module="layer1.*", count=2)
+    assert_op_dtypes(dynamic, "CONV_2D", input="float32", weight="int8", scheme="dynamic")
+    assert_op_dtypes(weight_only, "CONV_2D", weight="int8", scheme="weight_only")
+    assert_op_dtypes(float16, "CONV_2D", weight="float16", scheme="float16")
+
+
+def test_an_add_that_non_strict_export_left_in_float(
+    non_strict: QuantizedModel, golden: Any
+) -> None:
+    """PT2E misses ADD without a word; this is what is said of it."""
+    golden("op_add_float", lambda: assert_op_dtypes(non_strict, "ADD", input="int8", output="int8"))
+
+
+def test_weights_per_tensor(per_tensor: QuantizedModel, golden: Any) -> None:
+    """The other recipe was taken."""
+    golden(
+        "op_per_tensor",
+        lambda: assert_op_dtypes(per_tensor, "CONV_2D", granularity="per_channel"),
+    )
+
+
+def test_a_depthwise_weight_with_one_scale_is_not_per_channel(
+    per_tensor: QuantizedModel, depthwise: QuantizedModel
+) -> None:
+    """Its axis 0 has length 1 always: that must not be taken for a single channel."""
+    with pytest.raises(AssertionError, match="expected per_channel, got per_tensor"):
+        assert_op_dtypes(per_tensor, "DEPTHWISE_CONV_2D", granularity="per_channel")
+    assert_op_dtypes(per_tensor, "DEPTHWISE_CONV_2D", granularity="per_tensor")
+    assert_op_dtypes(depthwise, "DEPTHWISE_CONV_2D", granularity="per_channel")
+
+
+def test_a_single_channel_is_both(static: QuantizedModel, patch: Any, operand: Any) -> None:
+    """One scale for one output channel may be called either."""
+
+    def one_channel(content: Any) -> None:
+        weight = operand(content, "FULLY_CONNECTED", 1)
+        weight.shape = [1, 80]
+        weight.quantization.scale = weight.quantization.scale[:1]
+        weight.quantization.zeroPoint = [0]
+
+    narrow = patch(static, one_channel)
+
+    assert_op_dtypes(narrow, "FULLY_CONNECTED", granularity="per_channel")
+    assert_op_dtypes(narrow, "FULLY_CONNECTED", granularity="per_tensor")
+
+
+@pytest.mark.parametrize(
+    ("axis", "n_scales", "got"),
+    [(3, 8, "per_channel on axis 3 instead of 0"), (0, 5, "5 scales for 8 channels")],
+)
+def test_scales_that_are_not_one_a_channel_are_not_per_channel(
+    static: QuantizedModel, patch: Any, operand: Any, axis: int, n_scales: int, got: str
+) -> None:
+    """Along another axis, or too few: neither is what the kernel takes them for."""
+
+    def turned(content: Any) -> None:
+        graph = content.subgraphs[0]
+        for op in graph.operators:
+            weight = graph.tensors[op.inputs[1]] if len(op.inputs) == 3 else None
+            if weight is not None and list(weight.shape) == [8, 3, 3, 8]:
+                weight.quantization.quantizedDimension = axis
+                weight.quantization.scale = weight.quantization.scale[:n_scales]
+
+    with pytest.raises(AssertionError, match=f"expected per_channel, got {got}"):
+        assert_op_dtypes(patch(static, turned), "CONV_2D", granularity="per_channel")
+
+
+def test_a_count_that_differs(pt2e: QuantizedModel, golden: Any) -> None:
+    """One convolution more than there are."""
+    golden("op_count", lambda: assert_op_dtypes(pt2e, "CONV_2D", count=4))
+
+
+@pytest.mark.parametrize(
+    ("expected", "text"),
+    [
+        ({"weight": "int8"}, "weight: expected int8, got no weight"),
+        ({"bias": "int32"}, "bias: expected int32, got no bias"),
+        ({"granularity": "per_channel"}, "granularity: expected per_channel, got no weight"),
+        ({"input": ("int8",)}, "input: expected int8, got int8, int8"),
+    ],
+)
+def test_what_an_op_lacks_does_not_pass(
+    pt2e: QuantizedModel, expected: dict[str, Any], text: str
+) -> None:
+    """An ADD has no weight: nothing that is expected of it holds."""
+    with pytest.raises(AssertionError, match=text):
+        assert_op_dtypes(pt2e, "ADD", **expected)
+
+
+@pytest.mark.parametrize(
+    ("op", "module", "text"),
+    [
+        ("SOFTMAX", None, "the model has no SOFTMAX; it has 2 ADD, 3 CONV_2D"),
+        ("CUSTOM", None, "the model has no CUSTOM"),
+        (
+            "CONV_2D",
+            "layer2.*",
+            "no CONV_2D matches module='layer2.*'; did you mean layer1.1.conv_a",
+        ),
+        ("TRANSPOSE", "x", "no TRANSPOSE matches module='x'"),
+    ],
+)
+def test_ops_that_match_nothing(
+    pt2e: QuantizedModel, op: str, module: str | None, text: str
+) -> None:
+    """They are told with the nearest names."""
+    with pytest.raises(UnmatchedError, match=text):
+        assert_op_dtypes(pt2e, op, output="int8", module=module)
+
+
+def test_a_file_alone_knows_no_modules(pt2e: QuantizedModel) -> None:
+    """The way out is to give the torch model."""
+    with pytest.raises(UnmatchedError, match=r"is known\. Load the file with edgeq\.load"):
+        assert_op_dtypes(pt2e.tflite, "CONV_2D", output="int8", module="stem")
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "error", "text"),
+    [
+        ("CONV_2D", {}, ValueError, "expects nothing: give input="),
+        ("CONV_2D", {"module": "stem"}, ValueError, "expects nothing"),
+        ("CONV2D", {"output": "int8"}, ValueError, "no operator 'CONV2D'; did you mean CONV_2D"),
+        (None, {"output": "int8"}, TypeError, "op: expected a name"),
+        ("CONV_2D", {"scheme": "int7"}, ValueError, "unknown scheme 'int7'; did you mean int8"),
+        ("CONV_2D", {"scheme": 8}, ValueError, "unknown scheme 8"),
+        ("CONV_2D", {"granularity": "channel"}, ValueError, "did you mean per_channel"),
+        ("CONV_2D", {"granularity": "32"}, ValueError, "unknown granularity"),
+        ("CONV_2D", {"granularity": "blockwise_"}, ValueError, "unknown granularity"),
+        ("CONV_2D", {"input": ()}, ValueError, "input: an empty sequence"),
+        ("CONV_2D", {"count": 0}, ValueError, "write assert_op_counts"),
+        ("CONV_2D", {"count": -1}, ValueError, "count: expected 0 or more"),
+        ("CONV_2D", {"count": True}, TypeError, "count: expected an integer"),
+        ("CONV_2D", {"count": 3.0}, TypeError, "count: expected an integer"),
+        ("CONV_2D", {"output": "int8", "module": 3}, TypeError, "module: expected a glob"),
+    ],
+)
+def test_misuse_of_op_dtypes(
+    pt2e: QuantizedModel, op: Any, arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    """A call that expects nothing, or something that there is not, is refused."""
+    with pytest.raises(error, match=text):
+        assert_op_dtypes(pt2e, op, **arguments)
+
+
+def test_counts(pt2e: QuantizedModel) -> None:
+    """Of ops that are there and of one that is not; numpy's integers are integers."""
+    assert_op_counts(pt2e, {"CONV_2D": 3, "ADD": np.int64(2), "SOFTMAX": 0, "CUSTOM": 0})  # type: ignore[dict-item]
+
+
+def test_a_dequantize_that_appeared(non_strict: QuantizedModel, golden: Any) -> None:
+    """The borders around an ADD in float."""
+    golden(
+        "counts", lambda: assert_op_counts(non_strict, {"ADD": 2, "DEQUANTIZE": 1, "QUANTIZE": 1})
+    )
+
+
+def test_custom_ops_are_counted_together(static: QuantizedModel, patch: Any) -> None:
+    """`CUSTOM: 0` must see CUSTOM:Foo, which bears another name."""
+
+    def custom(content: Any) -> None:
+        code = content.operatorCodes[0]
+        code.builtinCode, code.deprecatedBuiltinCode, code.customCode = 32, 32, b"Foo"
+
+    spoiled = patch(static, custom)
+
+    with pytest.raises(AssertionError, match="CUSTOM: expected 0, got"):
+        assert_op_counts(spoiled, {"CUSTOM": 0})
+    with pytest.raises(AssertionError, match="CUSTOM:Foo: expected 0, got"):
+        assert_op_counts(spoiled, {"CUSTOM:Foo": 0})
+
+
+@pytest.mark.parametrize(
+    ("expected", "error", "text"),
+    [
+        ({}, ValueError, "expects nothing"),
+        (["CONV_2D"], TypeError, "expected a dict"),
+        ({"conv_2d": 1}, ValueError, "did you mean CONV_2D"),
+        ({3: 1}, TypeError, "expected a name"),
+        ({"CONV_2D": True}, TypeError, "expected an integer"),
+        ({"CONV_2D": 1.5}, TypeError, "expected an integer"),
+        ({"CONV_2D": None}, TypeError, "expected an integer"),
+        ({"CONV_2D": -1}, ValueError, "expected 0 or more"),
+    ],
+)
+def test_misuse_of_counts(
+    pt2e: QuantizedModel, expected: Any, error: type[Exception], text: str
+) -> None:
+    """Not an operator, not a count, or nothing."""
+    with pytest.raises(error, match=text):
+        assert_op_counts(pt2e, expected)
+
+
+def test_no_float_op_in_a_fully_quantized_model(
+    static: QuantizedModel, pt2e: QuantizedModel
+) -> None:
+    """And those that may are named."""
+    assert_no_float_ops(static)
+    assert_no_float_ops(pt2e, allow=(op for op in ("RELU", "TRANSPOSE", "MEAN")))  # type: ignore[arg-type]
+
+
+def test_float_ops_that_non_strict_export_left(non_strict: QuantizedModel, golden: Any) -> None:
+    """The ADDs are told, and those that were allowed are not."""
+    golden("no_float_ops", lambda: assert_no_float_ops(non_strict, allow=["TRANSPOSE", "MEAN"]))
+
+
+def test_float_ops_by_design(dynamic: QuantizedModel, golden: Any) -> None:
+    """Dynamic quantization computes on floats: the text says so."""
+    golden("no_float_ops_dynamic", lambda: assert_no_float_ops(dynamic))
+
+
+def test_a_model_in_which_nothing_was_quantized(plain: QuantizedModel, golden: Any) -> None:
+    """A float model gets the reason that it is one."""
+    golden("no_float_ops_plain", lambda: assert_no_float_ops(plain))
+
+
+@pytest.mark.parametrize("dtype", ["FLOAT16", "BFLOAT16", "FLOAT64", "COMPLEX64"])
+def test_every_kind_of_float_is_one(static: QuantizedModel, patch: Any, dtype: str) -> None:
+    """An operand of any of them counts."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    def widened(content: Any) -> None:
+        graph = content.subgraphs[0]
+        graph.tensors[graph.operators[1].outputs[0]].type = getattr(schema.TensorType, dtype)
+
+    with pytest.raises(AssertionError, match=f"expected no float, got {dtype.lower()}"):
+        assert_no_float_ops(patch(static, widened))
+
+
+def test_an_argument_in_float_counts(static: QuantizedModel, patch: Any) -> None:
+    """The axes of a MEAN are no data operand, and still an operand."""
+
+    def float_axes(content: Any) -> None:
+        graph = content.subgraphs[0]
+        mean = graph.operators[-2]
+        graph.tensors[mean.inputs[1]].type = 0
+
+    with pytest.raises(AssertionError, match=r"MEAN .*: expected no float, got float32"):
+        assert_no_float_ops(patch(static, float_axes))
+
+
+def test_a_file_without_ops_passes_nothing(static: QuantizedModel, patch: Any) -> None:
+    """Nothing to check is not a success."""
+
+    def emptied(content: Any) -> None:
+        content.subgraphs[0].operators = []
+
+    spoiled = patch(static, emptied)
+
+    with pytest.raises(UnmatchedError, match="there is nothing to check"):
+        assert_no_float_ops(spoiled)
+    with pytest.raises(UnmatchedError, match="it has no op at all"):
+        assert_op_dtypes(spoiled, "CONV_2D", output="int8")
+
+
+@pytest.mark.parametrize(
+    ("allow", "error", "text"),
+    [
+        ("RELU", TypeError, "allow: expected a sequence"),
+        (("RELU", "SOFTMAX"), UnmatchedError, "allow='SOFTMAX' .* it is not in the model"),
+        (("RELU", "CONV_2D"), UnmatchedError, "allow='CONV_2D' .* it is not in float"),
+        (("DEQUANTIZE",), UnmatchedError, "never counted"),
+        (("relu",), ValueError, "did you mean RELU"),
+        ((None,), TypeError, "expected a name"),
+    ],
+)
+def test_misuse_of_allow(
+    pt2e: QuantizedModel, allow: Any, error: type[Exception], text: str
+) -> None:
+    """An entry that is not needed would hide the next op of that name."""
+    with pytest.raises(error, match=text):
+        assert_no_float_ops(pt2e, allow=allow)

@@ -1,0 +1,200 @@
+"""assert_qparams."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytest_edgeq import QuantizedModel, assert_qparams
+from pytest_edgeq.unmatched import UnmatchedError
+
+
+def test_the_sound_model_passes(static: QuantizedModel, weight_only: QuantizedModel) -> None:
+    """Weights, biases, inputs and outputs; weights behind a DEQUANTIZE, too."""
+    assert_qparams(static, symmetric=True, granularity="per_channel", scale_range=(1e-5, 0.1))
+    assert_qparams(static, "CONV_2D", role="bias", symmetric=True)
+    assert_qparams(static, "CONV_2D", role="output", granularity="per_tensor", symmetric=False)
+    assert_qparams(static, role="output", granularity="per_tensor")
+    assert_qparams(weight_only, "CONV_2D", "layer1.*", zero_point=0, granularity="per_channel")
+
+
+def test_per_tensor_instead_of_per_channel(per_tensor: QuantizedModel, golden: Any) -> None:
+    """Depthwise weights, too, whose axis 0 has length 1 always."""
+    golden("qparams_granularity", lambda: assert_qparams(per_tensor, granularity="per_channel"))
+
+
+def test_a_zero_point_that_was_changed(
+    static: QuantizedModel, patch: Any, operand: Any, golden: Any
+) -> None:
+    """One of many channels is enough."""
+
+    def shifted(content: Any) -> None:
+        operand(content, "CONV_2D", 1).quantization.zeroPoint = [0, 0, 3, 0, 0, 0, 0, 0]
+
+    spoiled = patch(static, shifted)
+
+    golden("qparams_symmetric", lambda: assert_qparams(spoiled, "CONV_2D", symmetric=True))
+    with pytest.raises(AssertionError, match="zero_point: expected 0, got 8 zero points 0 … 3"):
+        assert_qparams(spoiled, "CONV_2D", zero_point=0)
+
+
+def test_symmetric_false_asks_for_a_zero_point(static: QuantizedModel) -> None:
+    """Weights are symmetric; that they are not does not hold."""
+    with pytest.raises(
+        AssertionError, match="expected a zero point other than 0, got zero point 0"
+    ):
+        assert_qparams(static, "CONV_2D", symmetric=False)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.01, math.nan, math.inf, 2.0, 1e-9])
+def test_a_scale_out_of_range(
+    static: QuantizedModel, patch: Any, operand: Any, scale: float
+) -> None:
+    """Zero and what is no number are never in range, even where the range begins at 0."""
+
+    def spoilt(content: Any) -> None:
+        quantization = operand(content, "CONV_2D", 1).quantization
+        quantization.scale = [*quantization.scale[:-1], scale]
+
+    low = 1e-6 if scale == 1e-9 else 0
+    with pytest.raises(AssertionError, match=r"scale_range: expected .* \(1 of 8 outside\)"):
+        assert_qparams(patch(static, spoilt), "CONV_2D", scale_range=(low, 1))
+
+
+def test_weights_left_in_float(plain: QuantizedModel, golden: Any) -> None:
+    """An operand that is not quantized meets nothing."""
+    golden("qparams_float", lambda: assert_qparams(plain, "CONV_2D", symmetric=True))
+
+
+def adds(content: Any) -> list[Any]:
+    """Give the quantization of the outputs of the two ADDs."""
+    graph = content.subgraphs[0]
+    code = next(i for i, code in enumerate(content.operatorCodes) if code.builtinCode == 0)
+    ops = [op for op in graph.operators if op.opcodeIndex == code]
+    return [graph.tensors[op.outputs[0]].quantization for op in ops]
+
+
+def test_shared_parameters(pt2e: QuantizedModel, patch: Any, golden: Any) -> None:
+    """Two ADDs with scales of their own; an op with itself is nothing shared."""
+
+    def apart(content: Any) -> None:
+        one, two = adds(content)
+        one.scale, one.zeroPoint, two.scale, two.zeroPoint = [0.5], [3], [0.25], [3]
+
+    spoiled = pt2e.with_tflite(patch(pt2e, apart))
+
+    golden(
+        "qparams_shared",
+        lambda: assert_qparams(spoiled, "ADD", "layer1.0", "output", shared_with="layer1.1"),
+    )
+    with pytest.raises(UnmatchedError, match="itself and no other op"):
+        assert_qparams(spoiled, "ADD", "layer1.0", "output", shared_with="layer1.0")
+
+
+def test_shared_parameters_pass_where_they_are(pt2e: QuantizedModel, patch: Any) -> None:
+    """The same scale and zero point, written into both."""
+
+    def shared(content: Any) -> None:
+        one, two = adds(content)
+        two.scale, two.zeroPoint = one.scale, one.zeroPoint
+
+    same = pt2e.with_tflite(patch(pt2e, shared))
+
+    assert_qparams(same, "ADD", "layer1.0", "output", shared_with="layer1.1")
+
+
+def blocks(content: Any, operand: Any, zero_points: list[int] | None) -> None:
+    """Make the scales of the linear layer's weight blocks of 4."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    graph = content.subgraphs[0]
+
+    def add(array: np.ndarray[Any, Any], dtype: int) -> int:
+        buffer = schema.BufferT()
+        buffer.data = np.frombuffer(array.tobytes(), np.uint8)
+        content.buffers.append(buffer)
+        tensor = schema.TensorT()
+        tensor.shape, tensor.type, tensor.name = list(array.shape), dtype, b"blocks"
+        tensor.buffer = len(content.buffers) - 1
+        graph.tensors.append(tensor)
+        return len(graph.tensors) - 1
+
+    details = schema.BlockwiseQuantizationT()
+    details.blockSize = 4
+    details.scales = add(np.linspace(0.5, 1, 20, dtype=np.float16).reshape(10, 2), 1)
+    details.zeroPoints = (
+        -1 if zero_points is None else add(np.resize(np.array(zero_points, np.int32), (10, 2)), 2)
+    )
+    quantization = schema.QuantizationParametersT()
+    quantization.detailsType = schema.QuantizationDetails.BlockwiseQuantization
+    quantization.details = details
+    operand(content, "FULLY_CONNECTED", 1).quantization = quantization
+
+
+def test_blocks(static: QuantizedModel, patch: Any, operand: Any) -> None:
+    """Their scales stand in a tensor of their own, and their zero points, if any, too."""
+    fine = patch(static, lambda content: blocks(content, operand, None))
+    shifted = patch(static, lambda content: blocks(content, operand, [0, 2]))
+
+    assert_qparams(
+        fine,
+        "FULLY_CONNECTED",
+        symmetric=True,
+        zero_point=0,
+        granularity="blockwise_4",
+        scale_range=(0.5, 1),
+    )
+    with pytest.raises(AssertionError, match="granularity: expected blockwise_32, got blockwise_4"):
+        assert_qparams(fine, "FULLY_CONNECTED", granularity="blockwise_32")
+    with pytest.raises(AssertionError, match=r"expected 0\.6 … 1, got 20 scales 0\.5 … 1"):
+        assert_qparams(fine, "FULLY_CONNECTED", scale_range=(0.6, 1))
+    with pytest.raises(AssertionError, match="expected zero point 0, got 20 zero points 0 … 2"):
+        assert_qparams(shifted, "FULLY_CONNECTED", symmetric=True)
+
+
+def test_a_weight_computed_at_run_time_is_told(static: QuantizedModel, patch: Any) -> None:
+    """The other convolutions must not pass for it."""
+
+    def computed(content: Any) -> None:
+        graph = content.subgraphs[0]
+        graph.tensors[graph.operators[1].inputs[1]].buffer = 0
+
+    with pytest.raises(AssertionError, match=r"expected a weight in the file, got none \(1 of 3"):
+        assert_qparams(patch(static, computed), "CONV_2D", symmetric=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({}, ValueError, "expects nothing"),
+        ({"op": "CONV_2D", "module": "stem"}, ValueError, "expects nothing"),
+        ({"role": "weights", "symmetric": True}, ValueError, "did you mean weight"),
+        ({"symmetric": 1}, TypeError, "symmetric: expected True or False"),
+        ({"symmetric": "yes"}, TypeError, "symmetric: expected True or False"),
+        ({"zero_point": True}, TypeError, "zero_point: expected an integer"),
+        ({"zero_point": 0.0}, TypeError, "zero_point: expected an integer"),
+        ({"granularity": "per_axis"}, ValueError, "unknown granularity"),
+        ({"scale_range": 0.1}, TypeError, "scale_range: expected"),
+        ({"scale_range": (0.1,)}, TypeError, "scale_range: expected"),
+        ({"scale_range": ("0", "1")}, TypeError, "scale_range: expected a number"),
+        ({"scale_range": (False, 1)}, TypeError, "scale_range: expected a number"),
+        ({"scale_range": (1, 0.1)}, ValueError, "scale_range: expected 0"),
+        ({"scale_range": (-1, 1)}, ValueError, "scale_range: expected 0"),
+        ({"scale_range": (math.nan, 1)}, ValueError, "scale_range: expected 0"),
+        ({"scale_range": (0, math.inf)}, ValueError, "scale_range: expected 0"),
+        ({"op": "SOFTMAX", "symmetric": True}, UnmatchedError, "the model has no SOFTMAX"),
+        ({"op": "conv", "symmetric": True}, ValueError, "no operator 'conv'"),
+        ({"module": "layer9", "symmetric": True}, UnmatchedError, "no op matches module='layer9'"),
+        ({"shared_with": "layer9"}, UnmatchedError, "no op matches module='layer9'"),
+        ({"op": "ADD", "symmetric": True}, UnmatchedError, "no ADD has a weight"),
+    ],
+)
+def test_misuse(
+    static: QuantizedModel, arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    """Nothing expected, nothing matched, or an argument of the wrong kind."""
+    with pytest.raises(error, match=text):
+        assert_qparams(static, **arguments)
