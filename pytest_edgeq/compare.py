@@ -27,6 +27,9 @@ from pytest_edgeq.tflite.runtimes import check_runtime
 
 __all__ = ["compare", "static_findings"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 Arrays = list[np.ndarray[Any, Any]]
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Edgeq"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 
 class Edgeq:
     """
@@ -181,7 +184,6 @@ class Edgeq:
             ValueError: The remembered file cannot be read.
             RuntimeError: Not called from the body of a test.
         """
-        __tracebackhide__ = True
         if self._memory is None:
             raise RuntimeError(
                 "check_op_dtypes remembers by test: call it on the fixture `edgeq` in a test"

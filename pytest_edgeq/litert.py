@@ -51,8 +51,8 @@ SIGNATURE = "serving_default"
 
 
 # Loggers that say nothing that a user could act on, and would fill the captured log of every test
-# that fails: torch 2.13's structured trace (hundreds of empty DEBUG records an export), torchao 0.18
-# on extensions for GPUs that it could not load, and torch on torchao's enums.
+# that fails: torch 2.13's structured trace (hundreds of empty DEBUG records an export), torchao
+# 0.18 on extensions for GPUs that it could not load, and torch on torchao's enums.
 _CHATTER = ("torch.__trace", "torchao", "torchao.kernel.intmm", "torch.utils._pytree")
 
 
@@ -102,13 +102,16 @@ def is_pt2e_quantizer(candidate: object) -> bool:
     return isinstance(candidate, Quantizer)
 
 
-def prepare_pt2e(exported: torch.nn.Module, quantizer: Any) -> torch.fx.GraphModule:
+def prepare_pt2e(exported: torch.fx.GraphModule, quantizer: Any) -> torch.fx.GraphModule:
     """
     Insert the observers that a quantizer asks for.
 
     Annotations on tensors that are not floating point are dropped before: with strict export the
     converter's annotators take integer tensors and Python scalars too, and the observers then fail
     (`"histogram_cpu" not implemented for 'Long'`; litert-torch 0.10.0, torchao 0.18.0).
+    Nodes whose result nobody uses go first: strict export leaves them in (a transformer's position
+    ids), and the converter's annotator for ADD stumbles over them (`IndexError: list index out of
+    range`; torch 2.13, litert-torch 0.10.0).
     """
     with quiet():
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e as prepare
@@ -127,6 +130,8 @@ def prepare_pt2e(exported: torch.nn.Module, quantizer: Any) -> torch.fx.GraphMod
             def validate(self, model: Any) -> None:
                 quantizer.validate(model)
 
+        exported.graph.eliminate_dead_code()
+        exported.recompile()
         prepared: torch.fx.GraphModule = prepare(exported, FloatingPointOnly())
         return prepared
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Border", "QuantizedModel"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 
 @dataclass(frozen=True, slots=True)
 class Border:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["call_reference", "flatten_outputs", "module_tree", "parameter_names"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 
 def call_reference(
     reference: Callable[..., Any], sample: Sample

@@ -19,6 +19,9 @@ from pytest_edgeq.tflite.graph import Signature
 
 __all__ = ["InputSpec", "Sample", "SampleSpec", "as_array", "read_samples"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:

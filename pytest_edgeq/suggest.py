@@ -9,11 +9,11 @@ __all__ = ["nearest"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Give `; did you mean a or b?`, or an empty string where nothing is near."""
+    """Give ` (did you mean a or b?)`, or an empty string where nothing is near."""
     # The module path "" (the model itself) is nothing to suggest.
     folded = {candidate.lower(): candidate for candidate in known if candidate}
     # A lower cutoff than difflib's 0.6: 'CONV2D' against 'DEPTHWISE_CONV_2D' is worth showing.
     found = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)
     if not found:
         return ""
-    return f"; did you mean {' or '.join(folded[match] for match in found)}?"
+    return f" (did you mean {' or '.join(folded[match] for match in found)}?)"

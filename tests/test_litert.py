@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fixtures.models import IntScalar, ResidualNet, samples, seeded
 from pytest_edgeq import litert
+from pytest_edgeq.presets import PRESETS
 
 
 def _exported(model: type[Any]) -> Any:
@@ -40,6 +42,33 @@ def test_integer_annotations_are_dropped() -> None:
 
     assert litert.needs_calibration(prepared)
     assert litert.uncalibrated(prepared) == []
+
+
+class _DeadAdd(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add something that is never used, as the position ids of a transformer are."""
+        torch.arange(4) + 1  # unused on purpose
+        return x + x
+
+
+def _exported_dead_add() -> Any:
+    with litert.quiet():
+        return torch.export.export(_DeadAdd().eval(), (torch.ones(1, 4),), strict=True).module()
+
+
+def test_an_unused_add_still_breaks_the_annotator() -> None:
+    """Torch 2.13 leaves it in the graph, litert-torch 0.10.0 stumbles; see `prepare_pt2e`."""
+    with litert.quiet():
+        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+    with pytest.raises(IndexError, match="list index out of range"):
+        prepare_pt2e(_exported_dead_add(), litert.pt2e_preset("pt2e_static_int8"))
+
+
+def test_an_unused_add_is_dropped() -> None:
+    """With our face the graph is prepared, and the ADD that counts is observed."""
+    prepared = litert.prepare_pt2e(_exported_dead_add(), litert.pt2e_preset("pt2e_static_int8"))
+
+    assert litert.needs_calibration(prepared)
 
 
 def test_folded_weights_are_still_refused_by_the_converter() -> None:
@@ -126,7 +155,7 @@ def test_one_sample_a_call_gathers_the_same_ranges() -> None:
             np.testing.assert_array_equal(actual[name][key], value, err_msg=f"{name} {key}")
 
 
-@pytest.mark.parametrize("name", [name for name in litert.PRESETS if name.startswith("recipe_")])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("recipe_")])
 def test_every_recipe_preset_is_one_of_the_librarys(name: str) -> None:
     """Our names follow the library's own."""
     from ai_edge_quantizer import recipe

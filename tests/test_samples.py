@@ -53,7 +53,7 @@ def test_numpy_arrays_are_samples_too() -> None:
             BOTH,
             ((x, y), {"maks": mask}),
             ValueError,
-            "expected ['mask'] by name, got ['maks']; did you mean mask?",
+            "expected ['mask'] by name, got ['maks'] (did you mean mask?)",
         ),
         (
             POSITIONAL,

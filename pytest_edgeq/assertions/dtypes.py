@@ -9,7 +9,6 @@ from pytest_edgeq.assertions.channels import granularities
 from pytest_edgeq.assertions.expect import (
     CUSTOM,
     edge_of,
-    is_float,
     known_op,
     op_of,
     parse_count,
@@ -380,5 +379,5 @@ def assert_no_float_ops(model: Any, allow: Sequence[str] = ()) -> None:
 def _floats(edge: EdgeFile, entry: OpDtypes) -> tuple[str, ...]:
     """The float dtypes among all operands and results of an op, its arguments, too."""
     op = op_of(edge, entry)
-    dtypes = (edge.graph.tensor(op, i).dtype for i in (*op.inputs, *op.outputs) if i >= 0)
-    return tuple(dict.fromkeys(dtype for dtype in dtypes if is_float(dtype)))
+    tensors = (edge.graph.tensor(op, index) for index in (*op.inputs, *op.outputs) if index >= 0)
+    return tuple(dict.fromkeys(tensor.dtype for tensor in tensors if tensor.is_floating_point))

@@ -20,7 +20,6 @@ from pytest_edgeq.unmatched import UnmatchedError
 
 __all__ = [
     "edge_of",
-    "is_float",
     "known_op",
     "op_of",
     "parse_count",
@@ -88,11 +87,6 @@ def parse_dtype(dtype: Any) -> str:
     raise ValueError(
         f"unknown dtype {name!r}{hint or nearest(name, known)}; TFLite has {', '.join(known)}"
     )
-
-
-def is_float(dtype: str) -> bool:
-    """Whether a dtype of the flatbuffer needs floating point arithmetic; complex ones do."""
-    return "float" in dtype or dtype.startswith("complex")
 
 
 def parse_granularity(granularity: Any) -> str:

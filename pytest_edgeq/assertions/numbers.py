@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_edgeq.assertions.expect import edge_of, is_float, parse_number, spread, table
+from pytest_edgeq.assertions.expect import edge_of, parse_number, spread, table
 from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.results import StageErrors
@@ -362,6 +362,10 @@ def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | Non
     if max_bytes is None and max_ratio is None:
         raise ValueError("assert_size expects nothing: give max_bytes= or max_ratio=")
     edge = edge_of(model)
+    if any(tensor.is_external for graph in edge.graph.subgraphs for tensor in graph.tensors):
+        raise UnmatchedError(
+            "constants of the model lie in a file of their own: the size of this one says nothing"
+        )
     size = len(edge.graph.buffer)
     wrong = []
     if max_bytes is not None and size > max_bytes:
@@ -383,7 +387,7 @@ def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | Non
         if tensor.is_constant
     }
     largest = sorted(constants.values(), key=lambda pair: (-pair[0], pair[1].index))
-    in_float = sum(n for n, tensor in largest if is_float(tensor.dtype))
+    in_float = sum(n for n, tensor in largest if tensor.is_floating_point)
     raise AssertionError(
         "\n".join(wrong)
         + "\n"

@@ -214,29 +214,17 @@ def _tensors(edge: EdgeFile, op: Op, role: str) -> list[Tensor]:
 
 def _zero_points(edge: EdgeFile, op: Op, tensor: Tensor) -> npt.NDArray[np.int64]:
     """The zero points; of blocks those in the tensor that the file names for them, if it does."""
-    if not tensor.block_size:
+    if tensor.block_scales < 0:
         return tensor.zero_points
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.Model.GetRootAs(edge.graph.buffer, 0)
-    table = model.Subgraphs(op.subgraph).Tensors(tensor.index).Quantization().Details()
-    details = schema.BlockwiseQuantization()
-    details.Init(table.Bytes, table.Pos)
-    index = details.ZeroPoints()
-    # −1 stands for none, and so does the 0 of a field that was never written: tensor 0 counts only
-    # if it can be what it is taken for.
-    if index >= 0:
-        holder = edge.graph.tensor(op, index)
-        if holder.is_constant and holder.dtype in _WHOLE_BYTES:
-            values = edge.graph.constant(holder).view(np.dtype(holder.dtype)).astype(np.int64)
-            if values.size and (index > 0 or values.size == edge.graph.scales(op, tensor).size):
-                return values
-        if index > 0:
-            raise ValueError(
-                f"the zero points of {tensor.name!r} are kept in a tensor of dtype {holder.dtype} "
-                "that cannot be read here"
-            )
-    return np.zeros(1, np.int64)
+    if tensor.block_zero_points < 0:
+        return np.zeros(1, np.int64)
+    holder = edge.graph.tensor(op, tensor.block_zero_points)
+    if not holder.is_constant or holder.dtype not in _WHOLE_BYTES:
+        raise ValueError(
+            f"the zero points of {tensor.name!r} are kept in a tensor of dtype {holder.dtype} that "
+            "cannot be read here"
+        )
+    return edge.graph.constant(holder).view(np.dtype(holder.dtype)).astype(np.int64)
 
 
 def _several(what: str, values: npt.NDArray[Any]) -> str:

@@ -17,6 +17,9 @@ from pytest_edgeq.tflite.source import TflitePath
 
 __all__ = ["load_prebuilt"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 
 def load_prebuilt(
     tflite: TflitePath | bytes,

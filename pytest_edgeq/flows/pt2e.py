@@ -19,6 +19,9 @@ from pytest_edgeq.quantized import QuantizedModel
 
 __all__ = ["quantize_pt2e", "refusal"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 _Result = TypeVar("_Result")
 
 
@@ -39,7 +42,9 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     with litert.quiet():
         # The exported graph shares its parameters with the user's model; calibration runs it.
         graph = copy.deepcopy(exported.module())
-    prepared = litert.prepare_pt2e(graph, quantizer)
+    prepared = _refuse_clearly(
+        request, "the quantizer", lambda: litert.prepare_pt2e(graph, quantizer)
+    )
     static = litert.needs_calibration(prepared)
     with torch.no_grad():
         if static:
@@ -115,6 +120,11 @@ def refusal(name: str, who: str, error: Exception) -> str:
         "torch.export": (
             "the model's forward must be traceable: no Python branch on a tensor's values "
             "(torch.where or torch.cond instead), no data-dependent shapes"
+        ),
+        "the quantizer": (
+            "its annotations do not fit the exported graph; a part of the model that it does not "
+            "know can be left in float by a subclass that overrides annotate, or quantized by a "
+            "recipe instead"
         ),
         "the converter": (
             "an op or a dtype that litert-torch cannot lower; the last lines name it. Replace it "

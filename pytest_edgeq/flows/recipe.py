@@ -19,6 +19,9 @@ from pytest_edgeq.tflite.edge import EdgeFile
 
 __all__ = ["quantize_recipe"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 
 def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> QuantizedModel:
     """

@@ -22,6 +22,9 @@ from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
 
 __all__ = ["Request", "Session", "make_request", "seeded"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -185,7 +188,7 @@ def make_request(
     if training:
         which = "the model" if training[0] == "" else f"its submodule {training[0]!r}"
         raise ValueError(
-            f"{label}: {which} is in train mode ({len(training)} modules): dropout and batch "
+            f"{label}: {which} is in train mode: dropout and batch "
             "statistics would be exported. Call model.eval() first"
         )
     args = _positional(sample_inputs)

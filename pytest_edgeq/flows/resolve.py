@@ -15,6 +15,9 @@ from pytest_edgeq.quantized import QuantizedModel
 
 __all__ = ["describe", "run_flow"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 
 def describe(quantizer: Any) -> str:
     """

@@ -46,6 +46,28 @@ def _along_axis(tensor: Tensor, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.reshape(shape)
 
 
+def _parameters(
+    border: SignatureTensor, dtype: npt.DTypeLike
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Scale and zero point, ready to meet an array of the border's shape."""
+    tensor = border.tensor
+    if not len(tensor.scales):
+        raise TypeError(
+            f"{border.name!r} is quantized {tensor.granularity}: only inputs and outputs with one "
+            "scale, or one a channel, can be crossed"
+        )
+    if not np.all((tensor.scales > 0) & np.isfinite(tensor.scales)):
+        raise ValueError(
+            f"{border.name!r} has a scale of {tensor.scales.min()}: a scale is greater than 0 and "
+            "finite. The file is wrong; quantize again and look at the calibration data"
+        )
+    # In the array's own width: int64 zero points would promote everything to float64.
+    return (
+        _along_axis(tensor, tensor.scales.astype(dtype)),
+        _along_axis(tensor, tensor.zero_points.astype(dtype)),
+    )
+
+
 def encode(value: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]:
     """
     Turn an input into what the file takes.
@@ -61,7 +83,7 @@ def encode(value: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]
         An array of the input's dtype.
 
     Raises:
-        ValueError: NaN for a quantized input, or an integer that the input's dtype cannot hold.
+        ValueError: NaN for a quantized input, or a value that the input's dtype cannot hold.
         TypeError: Integers where floats belong or the other way round.
     """
     tensor = border.tensor
@@ -75,21 +97,14 @@ def encode(value: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]
                 f"input {border.name!r} expects floats, which it is quantized from to "
                 f"{tensor.dtype} here, got {value.dtype}; convert the sample to float32"
             )
-        if np.isnan(value).any():
-            raise ValueError(
-                f"input {border.name!r} holds {int(np.isnan(value).sum())} NaN, which has no code "
-                f"in {tensor.dtype}"
-            )
-        scale = _along_axis(tensor, tensor.scales)
-        zero_point = _along_axis(tensor, tensor.zero_points)
-        low, high = code_range(tensor.dtype)
-        codes = np.rint(value / scale) + zero_point
-        return np.ascontiguousarray(np.clip(codes, low, high).astype(target))
+        return _quantize(value, border, target)
     if is_float != np.issubdtype(target, np.floating):
         raise TypeError(
             f"input {border.name!r} expects {tensor.dtype}, got {value.dtype}; convert the sample"
         )
-    if not is_float and value.dtype != target and value.size:
+    if is_float:
+        return _cast_floats(value, border, target)
+    if value.dtype != target and value.size:
         low, high = (0, 1) if target is np.bool_ else code_range(tensor.dtype)
         if int(value.min()) < low or int(value.max()) > high:
             raise ValueError(
@@ -99,20 +114,57 @@ def encode(value: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]
     return np.ascontiguousarray(value.astype(target, copy=False))
 
 
+def _quantize(
+    value: npt.NDArray[Any], border: SignatureTensor, target: type[Any]
+) -> npt.NDArray[Any]:
+    n_nan = int(np.count_nonzero(np.isnan(value)))
+    if n_nan:
+        raise ValueError(
+            f"input {border.name!r} holds {n_nan} NaN, which has no code in {border.tensor.dtype}"
+        )
+    low, high = code_range(border.tensor.dtype)
+    # Codes of 16 bits and their sums are whole numbers in float32; wider ones are not.
+    width = np.float64 if np.iinfo(target).bits > 16 else np.result_type(value, np.float32)
+    scale, zero_point = _parameters(border, width)
+    with np.errstate(over="ignore"):
+        codes = np.divide(value, scale, dtype=width)
+    np.rint(codes, out=codes)
+    codes += zero_point
+    np.clip(codes, low, high, out=codes)
+    return np.ascontiguousarray(codes.astype(target))
+
+
+def _cast_floats(
+    value: npt.NDArray[Any], border: SignatureTensor, target: type[Any]
+) -> npt.NDArray[Any]:
+    with np.errstate(over="ignore"):
+        cast = np.ascontiguousarray(value.astype(target, copy=False))
+    if np.finfo(target).bits < np.finfo(value.dtype).bits:
+        lost = int(np.count_nonzero(np.isinf(cast) & np.isfinite(value)))
+        if lost:
+            raise ValueError(
+                f"input {border.name!r} is {border.tensor.dtype} in the file and cannot hold "
+                f"{lost} of the sample's values (they become infinite)"
+            )
+    return cast
+
+
 def decode(codes: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]:
     """
     Turn an output of the file into floats: scale · (code − zero point), in float32.
 
     An output that is not quantized comes back as it is, float16 as float32.
+
+    Raises:
+        TypeError, ValueError: Its quantization parameters cannot be used.
     """
-    tensor = border.tensor
     if codes.dtype == np.float16:
         return codes.astype(np.float32)
-    if not tensor.is_quantized:
+    if not border.tensor.is_quantized:
         return codes
-    scale = _along_axis(tensor, tensor.scales)
-    zero_point = _along_axis(tensor, tensor.zero_points)
-    # int64: a uint8 code minus a zero point must not wrap.
-    steps: npt.NDArray[Any] = (codes.astype(np.int64) - zero_point).astype(np.float32)
-    values: npt.NDArray[Any] = steps * scale
+    # A code of 16 bits minus a zero point is a whole number in float32, and cannot wrap there.
+    width = np.float32 if codes.dtype.itemsize <= 2 else np.float64
+    scale, zero_point = _parameters(border, width)
+    steps: npt.NDArray[Any] = codes - zero_point
+    values: npt.NDArray[Any] = (steps * scale).astype(np.float32, copy=False)
     return values

@@ -89,8 +89,9 @@ class EdgeFile:
         borders = self.signature.inputs
         given = dict(zip(names, arrays, strict=True))
         known = {border.name for border in borders}
-        if not known <= set(given):
-            if len(given) != len(borders):
+        if known != set(given):
+            # Names that agree in part would be matched by position to others' inputs.
+            if len(given) != len(borders) or known & set(given):
                 raise ValueError(
                     f"the file takes the inputs {[border.name for border in borders]}, "
                     f"got {list(given)}"

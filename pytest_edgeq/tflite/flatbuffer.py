@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -131,17 +131,13 @@ class Buffers:
         return bool(buffer.Size())
 
 
-_NO_SCALES = np.empty(0, np.float32)
-_NO_ZERO_POINTS = np.empty(0, np.int64)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantization:
     """Quantization parameters as `Tensor` in `graph.py` describes them."""
 
     axis: int = 0
-    scales: npt.NDArray[np.float32] = _NO_SCALES
-    zero_points: npt.NDArray[np.int64] = _NO_ZERO_POINTS
+    scales: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    zero_points: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     block_size: int = 0
     block_scales: int = -1
     block_zero_points: int = -1

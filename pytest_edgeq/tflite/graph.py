@@ -224,7 +224,7 @@ class OpGraph:
                 f"tensor {tensor.name!r}: its data lies in another file, which is not read"
             )
         buffer = self._model.Buffers(tensor.buffer)
-        if buffer.Size() > 1:
+        if buffer.Offset() > 1:
             return np.frombuffer(self._buffer, np.uint8, buffer.Size(), buffer.Offset())
         data = buffer.DataAsNumpy()
         return data if isinstance(data, np.ndarray) else np.empty(0, np.uint8)
@@ -316,7 +316,9 @@ def _read_tensor(raw: Any, index: int, count: int, buffers: Buffers) -> Tensor:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort `output_10` after `output_9`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]
 
 
 def _read_signatures(model: Any, subgraphs: tuple[Subgraph, ...]) -> tuple[Signature, ...]:
@@ -327,8 +329,8 @@ def _read_signatures(model: Any, subgraphs: tuple[Subgraph, ...]) -> tuple[Signa
             Signature(
                 None,
                 0,
-                tuple(SignatureTensor(main.tensors[i].name, main.tensors[i]) for i in main.inputs),
-                tuple(SignatureTensor(main.tensors[i].name, main.tensors[i]) for i in main.outputs),
+                _in_order([], main, main.inputs, "input"),
+                _in_order([], main, main.outputs, "output"),
             ),
         )
     signatures = []
@@ -341,27 +343,39 @@ def _read_signatures(model: Any, subgraphs: tuple[Subgraph, ...]) -> tuple[Signa
             Signature(
                 text(raw.SignatureKey()),
                 raw.SubgraphIndex(),
-                _in_order(inputs, subgraph, subgraph.inputs),
-                _in_order(outputs, subgraph, subgraph.outputs),
+                _in_order(inputs, subgraph, subgraph.inputs, "input"),
+                _in_order(outputs, subgraph, subgraph.outputs, "output"),
             )
         )
     return tuple(signatures)
 
 
 def _in_order(
-    entries: list[Any], subgraph: Subgraph, order: tuple[int, ...]
+    entries: list[Any], subgraph: Subgraph, order: tuple[int, ...], side: str
 ) -> tuple[SignatureTensor, ...]:
-    """Give the signature's names in the subgraph's order; one tensor may carry several names."""
+    """
+    Give the signature's names in the subgraph's order; one tensor may carry several names.
+
+    A border without a name in the signature keeps its tensor's; where that is empty (a stripped
+    file) or given already (one tensor twice), its position is told.
+    """
     names: dict[int, list[str]] = {}
     for entry in sorted(entries, key=lambda entry: _natural(text(entry.Name()))):
         index = checked("tensor", entry.TensorIndex(), len(subgraph.tensors))
         names.setdefault(index, []).append(text(entry.Name()))
+    taken = {name for queue in names.values() for name in queue}
     ordered = []
-    for index in order:
+    for position, index in enumerate(order):
         tensor = subgraph.tensors[index]
-        # A border of the subgraph without a name in the signature keeps its tensor's name.
         queue = names.get(index)
-        ordered.append(SignatureTensor(queue.pop(0) if queue else tensor.name, tensor))
+        if queue:
+            name = queue.pop(0)
+        else:
+            name = tensor.name or f"{side}_{position}"
+            while name in taken:
+                name += f"_{position}"
+            taken.add(name)
+        ordered.append(SignatureTensor(name, tensor))
     # Names of the signature alone: the interpreter knows them, so they are part of it.
     ordered += [
         SignatureTensor(name, subgraph.tensors[index])

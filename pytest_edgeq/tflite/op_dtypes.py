@@ -10,11 +10,12 @@ from typing import Any
 
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.modules import ModuleTree
-from pytest_edgeq.tflite.roles import Roles, roles_of
+from pytest_edgeq.tflite.roles import Roles, roles_of, stored_constant
 
 __all__ = ["BORDER_OPS", "SCHEMES", "OpDtypeMap", "OpDtypes"]
 
-SCHEMES = ("int8", "uint8", "int16x8", "dynamic", "weight_only", "float16", "float", "integer")
+_QUANTIZED = ("int16x8", "int8", "uint8", "int4", "int2", "uint4", "int32")
+SCHEMES = (*_QUANTIZED, "dynamic", "weight_only", "float16", "float", "integer")
 """What an op computes in; see `OpDtypes.scheme`."""
 
 BORDER_OPS = ("QUANTIZE", "DEQUANTIZE")
@@ -36,10 +37,10 @@ class OpDtypes:
         bias: dtype of the bias as stored in the file.
         outputs: dtypes of the results.
         granularity: `per_tensor`, `per_channel` or `blockwise_<size>` of a quantized weight.
-        scheme: `int8` (integer activations; `uint8` in older files), `int16x8`, `dynamic` (float
-            activations, integer weights), `weight_only` (integer weights behind a DEQUANTIZE),
-            `float16` (float16 weights or activations), `float`, or `integer` (no quantization,
-            such as indices).
+        scheme: `int8` (integer activations; `uint8` in older files, other widths by their own
+            name), `int16x8`, `dynamic` (float activations, integer weights), `weight_only`
+            (integer weights behind a DEQUANTIZE), `float16` (float16 weights or activations),
+            `float`, or `integer` (no quantization, such as indices).
     """
 
     index: int
@@ -180,27 +181,41 @@ def _joined(kinds: Any) -> str | None:
 
 def _scheme(graph: OpGraph, op: Op, roles: Roles) -> str:
     activations = [*roles.inputs, *roles.outputs]
-    quantized = sorted({_activation(t) for t in activations if t.is_quantized})
-    if op.name in BORDER_OPS and roles.inputs[0].is_constant:
-        return "float16" if roles.inputs[0].dtype == "float16" else "weight_only"
-    if any(t.dtype.startswith(("float", "bfloat")) for t in activations):
-        if op.name in BORDER_OPS and quantized:
-            return quantized[0]
-        return _float_scheme(activations, roles)
-    # Between two of them (a requantize) the first by name: int16x8 before int8 before uint8.
-    return quantized[0] if quantized else "integer"
+    quantized = {_activation(tensor) for tensor in activations if tensor.is_quantized}
+    # Between two of them (a requantize) the first in this order.
+    first = next((scheme for scheme in _QUANTIZED if scheme in quantized), None)
+    if op.name == "DEQUANTIZE" and op.inputs:
+        stored = stored_constant(graph.subgraphs[op.subgraph], op.inputs[0])
+        if stored is not None and not stored.dequantized:
+            return "float16" if stored.tensor.dtype == "float16" else "weight_only"
+    if any(tensor.is_floating_point for tensor in activations):
+        if op.name in BORDER_OPS and first is not None:
+            return first
+        return _float_scheme(op, activations, roles)
+    return first or min(quantized, default="integer")
 
 
 def _activation(tensor: Tensor) -> str:
     return "int16x8" if tensor.dtype == "int16" else tensor.dtype
 
 
-def _float_scheme(activations: list[Tensor], roles: Roles) -> str:
+def _float_scheme(op: Op, activations: list[Tensor], roles: Roles) -> str:
     for stored in roles.weights:
+        if stored.operand.is_quantized:
+            return "dynamic"
+        if stored.tensor.is_quantized:
+            return "weight_only"
         if stored.tensor.dtype == "float16":
             return "float16"
-        if stored.tensor.is_quantized:
-            return "weight_only" if stored.dequantized else "dynamic"
-    if {t.dtype for t in activations if "float" in t.dtype} == {"float16"}:
+    floats = {tensor.dtype for tensor in activations if tensor.is_floating_point}
+    if floats == {"float16"}:
         return "float16"
+    if op.name.startswith(_OF_UNKNOWN_OPERANDS) and any(
+        tensor.is_constant and tensor.is_quantized for tensor in roles.inputs
+    ):
+        return "dynamic"
     return "float"
+
+
+# Which of their operands is a weight is not written down in roles.py.
+_OF_UNKNOWN_OPERANDS = ("BIDIRECTIONAL_SEQUENCE_", "CUSTOM:", "UNKNOWN_")

@@ -23,7 +23,8 @@ class _Operands:
     biases: tuple[int, ...] = ()
 
 
-_LSTM_WEIGHTS = (*range(1, 12), 16)
+# Gates, peepholes, projection, layer normalization.
+_LSTM_WEIGHTS = (*range(1, 12), 16, *range(20, 24))
 _LSTM_BIASES = (12, 13, 14, 15, 17)
 
 _WEIGHTED = {
@@ -35,6 +36,7 @@ _WEIGHTED = {
     "TRANSPOSE_CONV": _Operands((2,), (1,), (3,)),
     "CONV_3D_TRANSPOSE": _Operands((2,), (1,), (3,)),
     "EMBEDDING_LOOKUP": _Operands((0,), (1,)),
+    "EMBEDDING_LOOKUP_SPARSE": _Operands((0, 3), (4,)),
     "PRELU": _Operands((0,), (1,)),
     "SVDF": _Operands((0,), (1, 2), (3,)),
     "RNN": _Operands((0,), (1, 2), (3,)),
@@ -66,6 +68,8 @@ _FIRST_ONLY = {
         "RESIZE_BILINEAR",
         "RESIZE_NEAREST_NEIGHBOR",
         "REVERSE_V2",
+        "RFFT2D",
+        "SEGMENT_SUM",
         "SLICE",
         "SPACE_TO_BATCH_ND",
         "SPLIT_V",
@@ -74,6 +78,10 @@ _FIRST_ONLY = {
         "TILE",
         "TOPK_V2",
         "TRANSPOSE",
+        "UNSORTED_SEGMENT_MAX",
+        "UNSORTED_SEGMENT_MIN",
+        "UNSORTED_SEGMENT_PROD",
+        "UNSORTED_SEGMENT_SUM",
     )
 }
 _ARGUMENTS = _FIRST_ONLY | {
@@ -89,7 +97,7 @@ _ARGUMENTS = _FIRST_ONLY | {
 
 # Between a constant in the file and the op that reads it: kernels that change how it is held, not
 # what it is.
-_CARRIERS = {"DEQUANTIZE", "DENSIFY", "TRANSPOSE", "RESHAPE", "CAST"}
+_CARRIERS = {"DEQUANTIZE", "QUANTIZE", "DENSIFY", "TRANSPOSE", "RESHAPE", "CAST"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,10 +108,12 @@ class StoredTensor:
     Attributes:
         tensor: What is stored.
         dequantized: It reaches the op through a DEQUANTIZE.
+        operand: What the op reads: the stored tensor, or what was made of it on the way.
     """
 
     tensor: Tensor
     dequantized: bool
+    operand: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,19 +128,25 @@ class Roles:
 
 def stored_constant(subgraph: Subgraph, index: int) -> StoredTensor | None:
     """
-    The constant that an operand holds, looked for behind DEQUANTIZE, DENSIFY, CAST and layout ops.
+    Find the constant that an operand holds: behind DEQUANTIZE, DENSIFY, CAST and layout ops, too.
 
     Returns:
         None where the operand is computed from an input.
     """
+    operand = index
     dequantized = False
-    while not subgraph.tensors[index].is_constant:
+    # A damaged file may lead in a circle.
+    seen: set[int] = set()
+    while index >= 0 and index not in seen:
+        if subgraph.tensors[index].is_constant:
+            return StoredTensor(subgraph.tensors[index], dequantized, subgraph.tensors[operand])
+        seen.add(index)
         op = subgraph.producer.get(index)
-        if op is None or op.name not in _CARRIERS:
+        if op is None or op.name not in _CARRIERS or not op.inputs:
             return None
         dequantized = dequantized or op.name == "DEQUANTIZE"
         index = op.inputs[0]
-    return StoredTensor(subgraph.tensors[index], dequantized)
+    return None
 
 
 def roles_of(graph: OpGraph, op: Op) -> Roles:
@@ -151,11 +167,15 @@ def roles_of(graph: OpGraph, op: Op) -> Roles:
         else:
             weights.append(stored)
     biases = [
-        stored_constant(subgraph, index) or StoredTensor(subgraph.tensors[index], False)
+        stored_constant(subgraph, index) or _computed(subgraph.tensors[index])
         for index in _present(op, operands.biases)
     ]
     outputs = tuple(subgraph.tensors[i] for i in op.outputs if i >= 0)
     return Roles(tuple(inputs), tuple(weights), tuple(biases), outputs)
+
+
+def _computed(tensor: Tensor) -> StoredTensor:
+    return StoredTensor(tensor, False, tensor)
 
 
 def _present(op: Op, positions: tuple[int, ...]) -> list[int]:
@@ -167,7 +187,7 @@ def _operands(subgraph: Subgraph, op: Op) -> _Operands:
         return _WEIGHTED[op.name]
     if op.name in _ARGUMENTS:
         return _ARGUMENTS[op.name]
-    if op.name == "GATHER":
+    if op.name == "GATHER" and op.inputs:
         # A table in the file is a weight and the indices are what comes in; otherwise the indices
         # are an argument, as in SLICE.
         is_table = stored_constant(subgraph, op.inputs[0]) is not None

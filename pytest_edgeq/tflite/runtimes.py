@@ -45,6 +45,11 @@ _KNOWN_REFUSALS = (
         "file broke it.",
     ),
     (
+        re.compile(r"in XNNPACK delegate"),
+        "the XNNPACK delegate takes no tensor of this kind: choose another runtime "
+        "(runtime='builtin'), and mind that a device that runs XNNPACK will refuse the file.",
+    ),
+    (
         re.compile(r"Didn't find op for builtin opcode|unresolved custom op"),
         "these kernels do not have the op, or not in this version: choose another runtime.",
     ),
@@ -111,8 +116,12 @@ class Runner:
             self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as error:
             raise RuntimeError(self._refusal("load", error)) from None
+        # Its own runner sizes and allocates everything again at each call, so it is only for the
+        # signatures that nothing else can run.
         self._runner = (
-            None if signature.key is None else self._interpreter.get_signature_runner(signature.key)
+            None
+            if signature.key is None or signature.subgraph == 0
+            else self._interpreter.get_signature_runner(signature.key)
         )
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
@@ -138,20 +147,21 @@ class Runner:
         if self._runner is not None:
             outputs = self._runner(**inputs)
             return [outputs[border.name] for border in self._signature.outputs]
+        interpreter = self._interpreter
         shapes = {
             border.tensor.index: np.shape(inputs[border.name]) for border in self._signature.inputs
         }
         if shapes != self._allocated:
+            # Not allocated with these shapes, should the kernels refuse them.
+            self._allocated = {}
             for index, shape in shapes.items():
-                self._interpreter.resize_tensor_input(index, shape)
-            self._interpreter.allocate_tensors()
+                interpreter.resize_tensor_input(index, shape)
+            interpreter.allocate_tensors()
             self._allocated = shapes
         for border in self._signature.inputs:
-            self._interpreter.set_tensor(border.tensor.index, inputs[border.name])
-        self._interpreter.invoke()
-        return [
-            self._interpreter.get_tensor(border.tensor.index) for border in self._signature.outputs
-        ]
+            interpreter.set_tensor(border.tensor.index, inputs[border.name])
+        interpreter.invoke()
+        return [interpreter.get_tensor(border.tensor.index) for border in self._signature.outputs]
 
     def _refusal(self, what: str, error: Exception) -> str:
         return _refusal(what, str(error), self._graph, self._runtime, self._modules)
@@ -161,12 +171,19 @@ def _refusal(
     what: str, error: str, graph: OpGraph, runtime: str, modules: ModuleTree | None
 ) -> str:
     node = re.search(r"Node number (\d+) \((\w+)\)", error)
+    tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
     where = ""
-    if node is not None:
+    if tensor is not None:
+        # The delegate names a tensor of the first subgraph, and itself as the node.
+        users = (op.index for op in graph.subgraphs[0].ops if int(tensor[1]) in op.inputs)
+        user = next(users, None)
+        entries = [e for e in OpDtypeMap(graph, modules) if (e.subgraph, e.index) == (0, user)]
+        where = "".join(f": {entry.where}" for entry in entries)
+    elif node is not None:
         index, name = int(node[1]), node[2]
-        entries = OpDtypeMap(graph, modules).ops(name)
-        entry = next((entry for entry in entries if entry.index == index), None)
-        where = f": {name} (op {index})" if entry is None else f": {entry.where}"
+        entries = [e for e in OpDtypeMap(graph, modules).ops(name) if e.index == index]
+        # Kernels number the ops of each subgraph from 0, and delegates behind the last.
+        where = f": {entries[0].where}" if len(entries) == 1 else f": {name} (op {index})"
     meaning = next((text for symptom, text in _KNOWN_REFUSALS if symptom.search(error)), None)
     lines = [f"the {runtime} runtime cannot {what} the .tflite file{where}"]
     if meaning is not None:

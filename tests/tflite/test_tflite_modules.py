@@ -1,0 +1,250 @@
+"""
+Module paths of ops, against a truth that is found without looking at names.
+
+An op with weights is owned by the module whose parameter its constant resembles, value by value and
+up to the order of axes, a scale a channel and rounding; other ops by `stacks.ORDERS`. What is told
+must be the owner or None: never a guess.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from fixtures.models import ResidualNet, SmallModel, TwinLists, Under_Scored_Net_1, seeded
+from fixtures.tflite import make, stacks
+from pytest_edgeq import litert
+from pytest_edgeq.reference import module_tree
+from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.modules import ModuleNode, ModuleTree
+from pytest_edgeq.tflite.op_dtypes import OpDtypeMap, OpDtypes
+from pytest_edgeq.tflite.roles import roles_of
+
+FILES = sorted(path.name for path in make.CONVERTED.glob("*.tflite"))
+Floats = npt.NDArray[np.float64]
+
+
+@functools.cache
+def _model(name: str) -> torch.nn.Module:
+    return stacks.build(name)
+
+
+def _told(file: str) -> list[tuple[OpGraph, Op, OpDtypes]]:
+    graph = OpGraph.read(make.CONVERTED / file)
+    entries = OpDtypeMap(graph, module_tree(_model(file.split(".")[0])))
+    return [(graph, op, entry) for op, entry in zip(graph.ops, entries, strict=True)]
+
+
+def _weight(graph: OpGraph, op: Op) -> Floats | None:
+    """The values of an op's weight; int4 is unpacked."""
+    weights = roles_of(graph, op).weights
+    if len(weights) != 1:
+        return None
+    tensor = weights[0].tensor
+    raw = graph.constant(tensor)
+    if tensor.dtype == "int4":
+        halves = np.stack([raw.view(np.int8) << 4, raw.view(np.int8)], -1).reshape(-1) >> 4
+        codes = halves[: np.prod(tensor.shape)].reshape(tensor.shape).astype(np.float64)
+    else:
+        codes = raw.view(np.dtype(tensor.dtype)).reshape(tensor.shape).astype(np.float64)
+    if not tensor.is_quantized:
+        return codes
+    along = [1] * codes.ndim
+    along[tensor.quantized_dimension] = -1
+    values: Floats = codes * tensor.scales.reshape(along if len(tensor.scales) > 1 else ())
+    return values
+
+
+def _resembles(weight: Floats, parameter: Floats, least: float) -> bool:
+    """Equal up to the order of axes and a factor a channel, which batch norms and folds leave."""
+    # A 1-D convolution is a 2-D one with an axis of length 1, and so is a matrix.
+    weight = weight.reshape([n for n in weight.shape if n != 1] or [1])
+    parameter = parameter.reshape([n for n in parameter.shape if n != 1] or [1])
+    if sorted(weight.shape) != sorted(parameter.shape):
+        return False
+    for axes in itertools.permutations(range(parameter.ndim)):
+        moved = parameter.transpose(axes)
+        if moved.shape != weight.shape:
+            continue
+        for channel in range(weight.ndim):
+            others = tuple(axis for axis in range(weight.ndim) if axis != channel)
+            dot = np.abs((weight * moved).sum(others))
+            size = np.sqrt((weight**2).sum(others) * (moved**2).sum(others))
+            if np.all(dot >= least * size):
+                return True
+    return False
+
+
+def _owners(model: torch.nn.Module, weight: Floats, least: float) -> set[str]:
+    """
+    Modules with a parameter of these values; one that has several names has its first.
+
+    torch's attention does not call its `out_proj`: it takes the weight from it.
+    """
+    return {
+        path.removesuffix(".out_proj")
+        for path, module in model.named_modules()
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim > 1 and _resembles(weight, parameter.detach().double().numpy(), least)
+    }
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_an_op_with_weights_is_told_its_owner_or_nothing(file: str) -> None:
+    """Whatever was fused, folded, shared or renamed: the values say whose weight it is."""
+    least = 0.9 if "wi4" in file else 0.999
+    wrong = []
+    for graph, op, entry in _told(file):
+        weight = _weight(graph, op)
+        if weight is None or entry.module is None:
+            continue
+        owners = _owners(_model(file.split(".")[0]), weight, least)
+        assert owners, f"{entry.where}: no module owns its weight, the test cannot judge"
+        if entry.module not in owners:
+            wrong.append(f"{entry.where}: owned by {owners}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.split(".")[0] in stacks.ORDERS])
+def test_an_op_without_weights_is_told_its_caller_or_nothing(file: str) -> None:
+    """ADD, MUL and the rest, in the order in which the model calls them."""
+    wrong = []
+    for name, callers in stacks.ORDERS[file.split(".")[0]].items():
+        told = [entry for _, op, entry in _told(file) if op.name == name]
+        assert len(told) == len(callers), f"{name}: {len(told)} ops, the test cannot judge"
+        wrong += [
+            f"{entry.where}: called by {caller!r}"
+            for entry, caller in zip(told, callers, strict=True)
+            if entry.module not in (None, caller)
+        ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("file", "least"),
+    [
+        ("activation_elsewhere.int8.tflite", 3),
+        ("activation_elsewhere.float.tflite", 3),
+        ("attention.float.tflite", 2),
+        ("batch_norms.float.tflite", 2),
+        ("batch_norms.int8.tflite", 2),
+        ("called_one_by_one.int8.tflite", 4),
+        ("decomposed.int8.tflite", 2),
+        ("folded.float.tflite", 3),
+        ("folded.int8.tflite", 3),
+        ("local.int8.tflite", 2),
+        ("nested.float.tflite", 8),
+        ("nested.int8.tflite", 8),
+        ("nested.recipe_dynamic_wi8_afp32.tflite", 8),
+        ("nested.recipe_static_wi8_ai8.tflite", 8),
+        ("nested.recipe_static_wi8_ai16.tflite", 8),
+        ("nested.recipe_weight_only_wi4_afp32.tflite", 8),
+        ("nested.recipe_weight_only_wi8_afp32.tflite", 8),
+        ("pad_then_conv.float.tflite", 2),
+        ("transposed.float.tflite", 3),
+        ("transposed.int8.tflite", 3),
+    ],
+)
+def test_ordinary_layers_are_told(file: str, least: int) -> None:
+    """None is always safe and would pass every other test here: layers by the book must be told."""
+    told = [e for graph, op, e in _told(file) if roles_of(graph, op).weights and e.module]
+    assert len(told) >= least
+
+
+@pytest.mark.parametrize(
+    ("file", "op", "index"),
+    [
+        ("two_loops.float.tflite", "FULLY_CONNECTED", 0),
+        ("two_loops.int8.tflite", "FULLY_CONNECTED", 1),
+        ("past_its_owner_twice.float.tflite", "FULLY_CONNECTED", 0),
+        ("past_its_owner_twice.int8.tflite", "FULLY_CONNECTED", 1),
+        ("shared_constants.float.tflite", "ADD", 1),
+        ("shared_constants.int8.tflite", "ADD", 2),
+        ("functional_linears.float.tflite", "FULLY_CONNECTED", 4),
+    ],
+)
+def test_what_cannot_be_told_is_none(file: str, op: str, index: int) -> None:
+    """Names that several modules would leave: no rule can tell them apart."""
+    told = [entry for _, _, entry in _told(file) if entry.op == op]
+    assert told[index].module is None
+
+
+def test_a_file_of_another_model_has_no_modules() -> None:
+    """The root of each stack must be the live model's class."""
+    graph = OpGraph.read(make.CONVERTED / "nested.float.tflite")
+    tree = module_tree(_model("folded"))
+    assert {entry.module for entry in OpDtypeMap(graph, tree)} == {None}
+
+
+def test_without_a_model_no_module_is_told() -> None:
+    """A loaded file without its torch model."""
+    graph = OpGraph.read(make.CONVERTED / "nested.float.tflite")
+    assert {entry.module for entry in OpDtypeMap(graph)} == {None}
+
+
+def test_one_tree_reads_several_files() -> None:
+    """A recipe flow has two files of one model: nothing of the first is left in the second."""
+    tree = module_tree(_model("nested"))
+    graphs = [
+        OpGraph.read(make.CONVERTED / f"nested.{flow}.tflite")
+        for flow in ("float", "int8", "float")
+    ]
+    maps = [[entry.module for entry in OpDtypeMap(graph, tree)] for graph in graphs]
+    assert maps[0] == maps[2]
+    assert "heads.a_b.0" in maps[0]
+    assert "heads.a_b.0" in maps[1]
+
+
+def _node(path: str, class_name: str, *children: ModuleNode, kind: str | None = None) -> ModuleNode:
+    return ModuleNode(path, path.rpartition(".")[2], class_name, kind, list(children))
+
+
+def test_labels_that_can_be_split_twice_tell_nothing() -> None:
+    """Class `A_b` as attribute `c` and class `A` as attribute `b_c` have one label: `A_b_c`."""
+    tree = ModuleTree(_node("", "Net", _node("c", "A_b"), _node("b_c", "A")))
+    assert len(tree.readings(["Net", "A_b_c"])) == 2
+    single = ModuleTree(_node("", "Net", _node("c", "A_b")))
+    assert [called[-1].path for called, _ in single.readings(["Net", "A_b_c"])] == ["c"]
+
+
+def test_below_a_sequential_only_its_own_children_are_called() -> None:
+    """The forward of torch's own Sequential calls its children; another class may call any."""
+    deep = _node("s.1", "Block", _node("s.1.0", "Linear"))
+    for container, ways in (("torch.nn.modules.container.Sequential", 1), ("Mine", 2)):
+        tree = ModuleTree(_node("", "Net", _node("s", container, _node("s.0", "Linear"), deep)))
+        assert len(tree.readings(["Net", f"{container}_s", "Linear_0"])) == ways
+
+
+@pytest.mark.parametrize(
+    ("factory", "expected"),
+    [
+        (ResidualNet, {"stem", "layer1.0.conv_a", "layer1.0", "layer1.1", "fc"}),
+        (TwinLists, set()),
+        (Under_Scored_Net_1, {"conv", "conv_1", "_conv_1_1", "block_1.conv_1", "block_1._"}),
+    ],
+)
+def test_a_model_converted_now_is_told(factory: type[SmallModel], expected: set[str]) -> None:
+    """The names are still written as the files in `converted` have them."""
+    model = seeded(factory)
+    inputs = factory.sample_inputs()
+    graph = OpGraph.read(litert.convert_model(model, inputs, {}))
+    entries = OpDtypeMap(graph, module_tree(model))
+    told = {e.module for e in entries if e.op in ("CONV_2D", "FULLY_CONNECTED", "ADD")}
+    assert expected <= told
+    if not expected:
+        assert {e.module for e in entries.ops("CONV_2D")} == {None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(stacks.MODELS))
+@pytest.mark.parametrize("flow", sorted(make.FLOWS))
+def test_the_converted_files_are_what_the_converter_writes(name: str, flow: str) -> None:
+    """A release that writes other names must be seen: run `python -m fixtures.tflite.make` then."""
+    kept = OpGraph.read(make.CONVERTED / f"{name}.{flow}.tflite")
+    now = OpGraph.read(make.convert(name, make.FLOWS[flow]))
+    assert [t.name for t in now.subgraphs[0].tensors] == [t.name for t in kept.subgraphs[0].tensors]

@@ -1,0 +1,293 @@
+"""Running files: output order, shapes, one interpreter a runtime, and refusals that name the op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fixtures.tflite import make, stacks
+from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
+from pytest_edgeq import litert
+from pytest_edgeq.presets import RUNTIMES
+from pytest_edgeq.reference import module_tree
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.runtimes import check_runtime
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+X = np.array([[1, -2, 3, -4]], np.float32)
+
+
+def _unary(signature: bool = True, dynamic: bool = False) -> bytes:
+    """Give twelve outputs, of which output i adds i."""
+    file = FileWriter()
+    graph = file.graph()
+    shape: dict[str, Any] = {"shape": (1, 4), "signature": (-1, 4) if dynamic else None}
+    x = graph.tensor("float32", **shape)
+    outputs = []
+    for i in range(12):
+        addend = graph.tensor("float32", (1,), data=np.array([i], np.float32))
+        outputs.append(graph.tensor("float32", **shape))
+        graph.op("ADD", [x, addend], [outputs[-1]], "AddOptions")
+    graph.borders([x], outputs)
+    if signature:
+        names = [f"output_{i}" for i in range(12)]
+        file.signature("main", [("x", x)], list(zip(names, outputs, strict=True)))
+    return file.content()
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES[:3])
+@pytest.mark.parametrize("signature", [True, False])
+def test_twelve_outputs_come_in_the_models_order(runtime: str, signature: bool) -> None:
+    """Not in the runner's alphabetical one, where output_10 comes before output_2."""
+    edge = EdgeFile(_unary(signature))
+    name = edge.signature.inputs[0].name
+    values = edge.decode(edge.run([name], [X], runtime))
+    assert [float(value[0, 0]) for value in values] == [1.0 + i for i in range(12)]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES[:3])
+@pytest.mark.parametrize("signature", [True, False])
+def test_one_output_twice_and_an_input_as_output(runtime: str, signature: bool) -> None:
+    """Each is given, in its place."""
+    file = FileWriter()
+    graph = file.graph()
+    x, y = graph.tensor("float32"), graph.tensor("float32")
+    graph.op("NEG", [x], [y])
+    graph.borders([x], [y, x, y])
+    if signature:
+        file.signature("main", [("x", x)], [("a", y), ("b", x), ("c", y)])
+    edge = EdgeFile(file.content())
+    values = edge.run([edge.signature.inputs[0].name], [X], runtime)
+    assert [value.tolist() for value in values] == [(-X).tolist(), X.tolist(), (-X).tolist()]
+
+
+def test_results_are_the_callers_own() -> None:
+    """The next sample must not change what the last one gave."""
+    edge = EdgeFile(_unary())
+    first = edge.run(["x"], [X], "builtin")[0]
+    kept = first.copy()
+    edge.run(["x"], [10 * X], "builtin")
+    assert np.array_equal(first, kept)
+
+
+@pytest.mark.parametrize("signature", [True, False])
+def test_dynamic_dimensions_take_any_length(signature: bool) -> None:
+    """The interpreter is sized again when the length changes, and back."""
+    edge = EdgeFile(_unary(signature, dynamic=True))
+    name = edge.signature.inputs[0].name
+    for rows in (1, 3, 1, 2, 2):
+        values = edge.run([name], [np.repeat(X, rows, 0)], "builtin")
+        assert {value.shape for value in values} == {(rows, 4)}
+        assert values[11].tolist() == np.repeat(X + 11, rows, 0).tolist()
+
+
+@pytest.mark.parametrize("signature", [True, False])
+@pytest.mark.parametrize("shape", [(2, 4), (4,), (1, 4, 1), (4, 1), (1, 5), (), (0, 4)])
+def test_other_shapes_are_refused(signature: bool, shape: tuple[int, ...]) -> None:
+    """The interpreter would size itself to whatever comes, without a word."""
+    edge = EdgeFile(_unary(signature))
+    name = edge.signature.inputs[0].name
+    with pytest.raises(ValueError, match=r"expects shape \[1, 4\], got"):
+        edge.run([name], [np.zeros(shape, np.float32)], "builtin")
+    dynamic = EdgeFile(_unary(signature, dynamic=True))
+    if len(shape) != 2 or shape[1] != 4:
+        with pytest.raises(ValueError, match=r"expects shape \[-1, 4\], got"):
+            dynamic.run([name], [np.zeros(shape, np.float32)], "builtin")
+
+
+def _subtract(names: tuple[str, str] | None) -> EdgeFile:
+    file = FileWriter()
+    graph = file.graph()
+    a, b, y = graph.tensor("float32"), graph.tensor("float32"), graph.tensor("float32")
+    graph.op("SUB", [a, b], [y], "SubOptions")
+    graph.borders([a, b], [y])
+    if names is not None:
+        # A signature lists its names in any order.
+        file.signature("main", [(names[1], b), (names[0], a)], [("y", y)])
+    return EdgeFile(file.content())
+
+
+def test_inputs_are_matched_by_name() -> None:
+    """Where the file knows the names, their order does not count."""
+    edge = _subtract(("a", "b"))
+    a, b = X, np.ones_like(X)
+    for names, arrays in ((["a", "b"], [a, b]), (["b", "a"], [b, a])):
+        assert edge.run(names, arrays, "builtin")[0].tolist() == (a - b).tolist()
+
+
+def test_inputs_are_matched_by_position_where_no_name_is_known() -> None:
+    """A loaded file, fed with positional arguments."""
+    for edge in (_subtract(None), _subtract(("left", "right"))):
+        assert edge.run(["args_0", "args_1"], [X, X + 1], "builtin")[0].tolist() == [[-1] * 4]
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b", "c"], ["b", "c"], ["args_0"]])
+def test_inputs_that_do_not_match_are_refused(names: list[str]) -> None:
+    """Too few, too many, and names that agree in part: `b` would be fed to `a`."""
+    with pytest.raises(ValueError, match=r"the file takes the inputs \['a', 'b'\], got"):
+        _subtract(("a", "b")).encode(names, [X] * len(names))
+
+
+def test_one_interpreter_a_runtime() -> None:
+    """Allocated once and used for every sample; each runtime has its own."""
+    edge = EdgeFile(_unary())
+    runners = {runtime: edge.runner(runtime) for runtime in RUNTIMES[:3]}
+    assert len({id(runner) for runner in runners.values()}) == 3
+    interpreters = {runtime: runner._interpreter for runtime, runner in runners.items()}
+    edge.run(["x"], [X], "builtin")
+    for runtime, runner in runners.items():
+        assert edge.runner(runtime) is runner
+        assert runner._interpreter is interpreters[runtime]
+
+
+def test_an_unknown_runtime_lists_the_known_ones() -> None:
+    """And the nearest, for a typo."""
+    with pytest.raises(
+        ValueError, match=r"unknown runtime 'xnnpak'.*xnnpack.*valid: xnnpack"
+    ) as caught:
+        check_runtime("xnnpak")
+    assert all(runtime in str(caught.value) for runtime in RUNTIMES)
+    with pytest.raises(ValueError, match="unknown runtime"):
+        EdgeFile(_unary()).runner("cuda")
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES[:3])
+def test_a_path_and_its_content_run_alike(tmp_path: Path, runtime: str) -> None:
+    """A mapped file is opened by the interpreter from its path."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(_unary())
+    by_path, by_content = EdgeFile(path), EdgeFile(path.read_bytes())
+    assert by_path.path == path
+    assert by_content.path is None
+    for left, right in zip(
+        by_path.run(["x"], [X], runtime), by_content.run(["x"], [X], runtime), strict=True
+    ):
+        assert np.array_equal(left, right)
+
+
+def test_the_first_signature_is_run_wherever_its_subgraph_stands() -> None:
+    """The interpreter numbers tensors by subgraph: those of another must not be fed."""
+    file = FileWriter()
+    for op in ("NEG", "ABS"):
+        graph = file.graph(op)
+        x, y = graph.tensor("float32"), graph.tensor("float32")
+        graph.op(op, [x], [y])
+        graph.borders([x], [y])
+    file.signature("abs", [("x", 0)], [("y", 1)], subgraph=1)
+    file.signature("neg", [("x", 0)], [("y", 1)], subgraph=0)
+    edge = EdgeFile(file.content())
+    assert edge.signature.key == "abs"
+    for _ in range(2):
+        assert edge.run(["x"], [X], "builtin")[0].tolist() == np.abs(X).tolist()
+
+
+def test_a_quantized_file_runs_from_float_to_float() -> None:
+    """Codes at both borders are the file's own business."""
+    edge = EdgeFile(make.CONVERTED / "nested.int8.tflite")
+    x = stacks.MODELS["nested"][1][0].numpy()
+    codes = edge.run(["args_0"], [x], "reference")
+    assert {value.dtype for value in codes} == {np.dtype(np.int8)}
+    values = edge.decode(codes)
+    assert {value.dtype for value in values} == {np.dtype(np.float32)}
+    assert [value.shape for value in values] == [(2, 2), (2, 3)]
+    expected = EdgeFile(make.CONVERTED / "nested.float.tflite").run(["args_0"], [x], "reference")
+    for value, reference in zip(values, expected, strict=True):
+        assert np.abs(value - reference).max() < 0.2 * np.abs(reference).max()
+
+
+def _softmax(scale: float) -> bytes:
+    return one_op(
+        "SOFTMAX",
+        [{"dtype": "int8", "scales": (0.1,)}],
+        [{"dtype": "int8", "scales": (scale,), "zero_points": (-128,)}],
+        "SoftmaxOptions",
+        beta=1.0,
+    )
+
+
+def test_a_softmax_with_another_scale_is_refused_with_the_reason() -> None:
+    """The file converts, and no kernel takes it; we say which op and what to do."""
+    assert EdgeFile(_softmax(1 / 256)).runner("builtin")
+    with pytest.raises(RuntimeError) as caught:
+        EdgeFile(_softmax(1 / 128)).runner("builtin")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "the builtin runtime cannot load the .tflite file: SOFTMAX (op 0)"
+    assert "scale=1/256" in lines[1]
+    assert lines[2].startswith("the kernels said: ")
+
+
+class _Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.sin(self.words(ids))
+
+
+def test_a_table_that_is_not_symmetric_is_refused_with_its_module() -> None:
+    """What dynamic PT2E quantization does to nn.Embedding: a zero point other than 0."""
+    model = _Words().eval()
+    content = litert.convert_model(model, (torch.tensor([[1, 2]]),), {})
+    raw = unpack(content)
+    graph = raw.subgraphs[0]
+    lookup = next(
+        op
+        for op in graph.operators
+        if len(op.inputs) == 2 and len(graph.tensors[op.inputs[1]].shape) == 2
+    )
+    table = graph.tensors[lookup.inputs[1]]
+    donor = (
+        unpack(
+            one_op(
+                "NEG",
+                [{"dtype": "int8", "scales": (0.1,), "zero_points": (3,)}],
+                [{"dtype": "int8"}],
+            )
+        )
+        .subgraphs[0]
+        .tensors[0]
+    )
+    table.type, table.quantization = donor.type, donor.quantization
+    raw.buffers[table.buffer].data = np.zeros(40, np.uint8)
+    edge = EdgeFile(pack(raw), modules=module_tree(model))
+    with pytest.raises(RuntimeError, match=r"EMBEDDING_LOOKUP at words") as caught:
+        edge.runner("builtin")
+    assert "the kernel takes only symmetric tables" in str(caught.value)
+
+
+def test_what_xnnpack_refuses_is_told_by_op(by_recipe: Callable[[str], bytes]) -> None:
+    """The delegate names itself as the node; int2 blocks run on no XNNPACK of today."""
+    edge = EdgeFile(by_recipe("dynamic_wi2b32_afp32"))
+    with pytest.raises(RuntimeError) as caught:
+        edge.runner("xnnpack")
+    first, second = str(caught.value).splitlines()[:2]
+    assert first.startswith("the xnnpack runtime cannot load the .tflite file: FULLY_CONNECTED (op")
+    assert "choose another runtime" in second
+
+
+def test_ops_of_two_subgraphs_with_one_number_are_not_confused() -> None:
+    """Kernels number the ops of each subgraph from 0: where two fit, only the number is told."""
+    model = unpack(_softmax(1 / 128))
+    model.subgraphs.append(model.subgraphs[0])
+    edge = EdgeFile(pack(model), modules=module_tree(_Words()))
+    with pytest.raises(RuntimeError, match=r"file: SOFTMAX \(op 0\)\n"):
+        edge.runner("builtin")
+
+
+def test_a_failing_run_is_told_as_such() -> None:
+    """GATHER of a row that is not there: the kernels fail at the sample, not at loading."""
+    table = {"dtype": "float32", "shape": (4, 1), "data": np.ones((4, 1), np.float32)}
+    ids, y = {"dtype": "int32", "shape": (1,)}, {"dtype": "float32", "shape": (1, 1)}
+    edge = EdgeFile(one_op("GATHER", [table, ids], [y], "GatherOptions"))
+    name = edge.signature.inputs[0].name
+    assert edge.run([name], [np.array([3])], "builtin")[0].tolist() == [[1]]
+    with pytest.raises(RuntimeError, match=r"the builtin runtime cannot run the \.tflite file"):
+        edge.run([name], [np.array([4])], "builtin")
+    assert edge.run([name], [np.array([0])], "builtin")[0].tolist() == [[1]]

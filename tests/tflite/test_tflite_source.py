@@ -1,0 +1,222 @@
+"""Files that are none: each is refused with what was seen and what to do, and nothing crashes."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fixtures.tflite import make
+from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.tflite.source import open_tflite
+
+SOUND = make.CONVERTED / "nested.int8.tflite"
+
+
+def test_a_path_is_mapped_and_bytes_are_used_where_they_stand() -> None:
+    """Nothing is copied, and both give the same map."""
+    content = SOUND.read_bytes()
+    assert open_tflite(content) is content
+    assert not isinstance(open_tflite(SOUND), bytes)
+    assert open_tflite(str(SOUND))[:8] == content[:8]
+    by_path, by_content = OpDtypeMap(OpGraph.read(SOUND)), OpDtypeMap(OpGraph.read(content))
+    assert by_path == by_content
+    assert OpDtypeMap(OpGraph.read(bytearray(content))) == by_content  # type: ignore[arg-type]
+
+
+def test_a_missing_path_names_its_neighbours(tmp_path: Path) -> None:
+    """A typo is the usual cause."""
+    (tmp_path / "model_int8.tflite").touch()
+    with pytest.raises(FileNotFoundError, match=r"no \.tflite file at .*holds model_int8\.tflite"):
+        open_tflite(tmp_path / "model_int4.tflite")
+    with pytest.raises(FileNotFoundError, match=r"no \.tflite file at"):
+        open_tflite(tmp_path / "nowhere" / "model.tflite")
+
+
+def test_a_folder_and_an_empty_file(tmp_path: Path) -> None:
+    """Neither is a file that was damaged."""
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        open_tflite(tmp_path)
+    empty = tmp_path / "empty.tflite"
+    empty.touch()
+    with pytest.raises(ValueError, match="is empty"):
+        open_tflite(empty)
+    with pytest.raises(ValueError, match="0 bytes are no"):
+        open_tflite(b"")
+
+
+def test_other_kinds_of_source() -> None:
+    """A model is not a file."""
+    with pytest.raises(TypeError, match=r"path or the bytes of a \.tflite file, got int"):
+        open_tflite(3)  # type: ignore[arg-type]
+
+
+def _zip() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("data.pkl", b"weights")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (_zip(), "a zip archive, such as a torch checkpoint"),
+        (b"\x08\x08\x12\x07pytorch", "protocol buffers, such as ONNX"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid",
+            "a Git LFS pointer: run `git lfs pull`",
+        ),
+        (b"\x89HDF\r\n\x1a\n" + bytes(8), "HDF5, such as a Keras model"),
+        (b"<!DOCTYPE html><html>", "an HTML page, such as a failed download"),
+        (b"\x1c\x00\x00\x00TFL2" + bytes(64), r"file identifier b'TFL2', expected b'TFL3'"),
+        (bytes(64), r"file identifier b'\\x00\\x00\\x00\\x00'"),
+    ],
+)
+@pytest.mark.parametrize("as_path", [True, False])
+def test_other_formats_are_recognized(
+    tmp_path: Path, content: bytes, hint: str, as_path: bool
+) -> None:
+    """The text says what it looks like, for what is met in practice."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=hint) as caught:
+        open_tflite(path if as_path else content)
+    assert str(caught.value).startswith(str(path) if as_path else f"{len(content)} bytes")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("as_path", [True, False])
+def test_a_truncated_file_is_refused(tmp_path: Path, share: float, as_path: bool) -> None:
+    """Cut after the header, in the tables, in the data, and by its last byte."""
+    content = SOUND.read_bytes()
+    cut = content[: min(len(content) - 1, 8 + int(share * len(content)))]
+    path = tmp_path / "cut.tflite"
+    path.write_bytes(cut)
+    with pytest.raises(ValueError, match=r"not a whole flatbuffer\. It was truncated"):
+        open_tflite(path if as_path else cut)
+
+
+@pytest.mark.parametrize(
+    ("where", "index"),
+    [
+        *(("op input", i) for i in (-2, 99, 2**30)),
+        *(("op output", i) for i in (-2, 99)),
+        *(("graph input", i) for i in (-1, 99)),
+        *(("graph output", i) for i in (-1, 99)),
+        *(("signature tensor", i) for i in (50, 99)),
+        *(("signature subgraph", i) for i in (1, 99)),
+        *(("operator code", i) for i in (1, 99)),
+        *(("buffer", i) for i in (5, 99)),
+    ],
+)
+def test_indices_that_point_at_nothing_are_refused(where: str, index: int) -> None:
+    """The flatbuffer's verifier does not look at them, and Python's −1 is the last of a list."""
+    file = FileWriter()
+    graph = file.graph()
+    x, y = graph.tensor("float32"), graph.tensor("float32")
+    graph.op("NEG", [x], [y])
+    graph.borders([x], [y])
+    file.signature("main", [("x", x)], [("y", y)])
+    assert OpGraph.read(file.content()).ops[0].name == "NEG"
+    raw = file.model.subgraphs[0]
+    definition = file.model.signatureDefs[0]
+    at = np.array([index], np.int32)
+    match where:
+        case "op input":
+            raw.operators[0].inputs = at
+        case "op output":
+            raw.operators[0].outputs = at
+        case "graph input":
+            raw.inputs = at
+        case "graph output":
+            raw.outputs = at
+        case "signature tensor":
+            definition.outputs[0].tensorIndex = index
+        case "signature subgraph":
+            definition.subgraphIndex = index
+        case "operator code":
+            raw.operators[0].opcodeIndex = index
+        case "buffer":
+            raw.tensors[0].buffer = index
+    with pytest.raises(
+        ValueError, match=rf"{index} does not exist|out of range|opcode_index {index}"
+    ):
+        OpGraph.read(file.content())
+
+
+def test_a_file_without_a_subgraph_is_refused() -> None:
+    """There is nothing in it that could be wrong, so every check would pass."""
+    with pytest.raises(ValueError, match=r"No subgraph|no subgraph"):
+        OpGraph.read(FileWriter().content())
+
+
+def test_a_file_of_another_schema_version_is_refused() -> None:
+    """The interpreter's own words are kept."""
+    model = unpack(SOUND.read_bytes())
+    model.version = 2
+    with pytest.raises(ValueError, match="schema version 2 not equal"):
+        OpGraph.read(pack(model))
+
+
+def test_a_file_for_other_kernels_is_read_all_the_same() -> None:
+    """A custom op or one of a later release: the graph can be told, only running it fails."""
+    for op in ("CUSTOM:Mine", "9999"):
+        edge = EdgeFile(one_op(op, [{"dtype": "float32"}], [{"dtype": "float32"}]))
+        assert len(edge.op_dtypes) == 1
+        with pytest.raises(RuntimeError, match=r"cannot load the \.tflite file"):
+            edge.runner("builtin")
+
+
+_FUZZ = """
+import pathlib, random, sys
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+content = pathlib.Path(sys.argv[1]).read_bytes()
+read = 0
+for seed in range(int(sys.argv[2])):
+    dice = random.Random(seed)
+    damaged = bytearray(content)
+    for _ in range(dice.choice((1, 2, 4, 16, 64))):
+        at = dice.randrange(8, len(damaged))
+        damaged[at] = dice.choice((0, 255, dice.randrange(256), damaged[at] ^ 1))
+    if dice.random() < 0.1:
+        at = dice.randrange(len(damaged))
+        del damaged[at : at + dice.randrange(1, 9)]
+    print(seed, flush=True)
+    try:
+        OpDtypeMap(OpGraph.read(bytes(damaged))).to_dict()
+        read += 1
+    except ValueError:
+        pass
+print("read", read)
+"""
+
+
+@pytest.mark.parametrize(
+    "file", ["activation_elsewhere.int8.tflite", "nested.recipe_weight_only_wi4_afp32.tflite"]
+)
+def test_random_damage_is_read_or_refused(file: str) -> None:
+    """1,000 files, the same in every run: a ValueError or a map, never a crash or a hang."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FUZZ, str(make.CONVERTED / file), "1000"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    lines = done.stdout.split("\n")
+    assert done.returncode == 0, f"seed {lines[-2]}: exit {done.returncode}\n{done.stderr[-2000:]}"
+    # Damage in a constant changes no structure: were all refused, nothing would have been tried.
+    assert 20 < int(lines[-2].removeprefix("read ")) < 980
