@@ -218,12 +218,12 @@ class _Names:
             if not stored.nodes and not stored.open:
                 continue
             # A constant has the names of the layer that it belongs to and of what was folded in.
-            of_kind = {node.path for node in stored.nodes if node.kind == kind}
-            if len(of_kind) == 1 and not stored.open:
-                (path,) = of_kind
-                others = {n.path for n in stored.nodes if n.kind != kind and _has_matrix(n)}
-                if not (alone and others) and (not told.nodes or path in told.paths()):
-                    return path
+            owners = {node.path: node.kind for node in stored.nodes if _has_matrix(node)}
+            if owners and told.nodes and not owners.keys() & told.paths():
+                return None
+            of_kind = [path for path, owner in owners.items() if owner == kind]
+            if len(of_kind) == 1 and not stored.open and (not alone or len(owners) == 1):
+                return of_kind[0] if not told.nodes or of_kind[0] in told.paths() else None
             break
         return _only(told, [node for node in told.nodes if _has_matrix(node)])
 

@@ -273,7 +273,7 @@ DECIBELS = st.one_of(st.floats(0, 1e3, exclude_min=True), st.just(math.inf))
 SHARES = st.one_of(st.floats(0, 1, exclude_min=True), st.floats(0.999999, 1))
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.fixed_dictionaries(
         dict.fromkeys(("max_abs_error", "mean_abs_error", "rmse", "max_lsb_error"), ERRORS)

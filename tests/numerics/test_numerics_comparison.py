@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample, WorstSamples
@@ -116,7 +116,6 @@ def test_nan_is_the_worst_sample_then_minus_infinity() -> None:
     assert [sample.inputs for sample in keeper.result()] == [2, 1, 4]
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.0, math.nan, -math.inf])), st.integers(0, 9))
 def test_worst_samples_merge_without_a_trace(values: list[float], cut: int) -> None:
     """Two keepers merged keep what one keeps, whichever came first."""

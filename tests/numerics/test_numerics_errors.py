@@ -299,7 +299,7 @@ def accumulate(samples: Sequence[tuple[int, Any]]) -> StageAccumulator:
     return copy
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(SAMPLES, st.randoms(use_true_random=False), st.integers(1, 4))
 def test_any_split_and_merge_order_is_one_pass(samples: list[Any], random: Any, parts: int) -> None:
     """However samples are dealt out and merged, every figure is the same, bit for bit."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.errors import OutputSpec
@@ -184,7 +184,6 @@ def test_different_outputs_do_not_merge() -> None:
 VALUES = st.sampled_from([0.0, 0.5, 1.0, 12.7, -12.8, 99.0, -99.0, math.nan, math.inf])
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.lists(st.tuples(VALUES, VALUES), max_size=3), max_size=5), st.integers(0, 5))
 def test_any_split_finds_the_same(samples: list[list[tuple[float, float]]], cut: int) -> None:
     """Two halves merged find what one pass finds."""

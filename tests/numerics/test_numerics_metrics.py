@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.metrics import (
@@ -49,7 +49,6 @@ def test_sqnr_without_answer_is_nan(signal: float, noise: float) -> None:
     assert math.isnan(sqnr_db(signal, noise))
 
 
-@settings(derandomize=True, deadline=None)
 @given(POWERS, POWERS, st.integers(-20, 20))
 def test_sqnr_does_not_depend_on_the_unit(signal: float, noise: float, exponent: int) -> None:
     """There is no epsilon: the same model in another unit has the same SQNR."""
@@ -85,7 +84,6 @@ def test_lsb_error_is_in_steps_of_the_scale() -> None:
     assert lsb_error(0.05, 0.1, 1.0) == 0.5
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.integers(-128, 127),
     st.integers(-128, 127),

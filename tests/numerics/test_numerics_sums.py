@@ -6,7 +6,7 @@ import math
 import pickle
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.sums import ExactSum, dot
@@ -22,14 +22,12 @@ def exact(values: list[float]) -> ExactSum:
     return total
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.floats(-1e300, 1e300)))
 def test_value_is_that_of_fsum(values: list[float]) -> None:
     """The sum is correctly rounded, as math.fsum's is."""
     assert exact(values).value() == math.fsum(values)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(FLOATS), st.lists(FLOATS))
 def test_merge_is_one_pass_in_any_order(left: list[float], right: list[float]) -> None:
     """Two halves merged, either way around, are one pass."""

@@ -104,7 +104,7 @@ def test_one_scale_a_channel() -> None:
         ("int8", -128, 127, 255),
         ("int16", -32768, 32767, 65535),
         ("int32", -(2**31), 2**31 - 1, 2**32 - 1),
-        ("int32", 2**24, 2**24 + 1, 1),
+        ("int32", 2**24 + 1, 2**24 + 2, 1),
     ],
 )
 def test_a_code_minus_a_zero_point_does_not_wrap(

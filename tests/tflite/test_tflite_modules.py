@@ -294,6 +294,8 @@ RESULT = "serving_default_output_0_output"
         (("a", "own"), ("a",), None, "a"),
         (("a", "own"), ("own",), None, None),
         (("own",), ("a",), None, None),
+        (("a",), ("own",), None, None),
+        (("own",), ("own", "a"), None, None),
         (None, ("a", "b"), None, None),
         (None, ("a", "?"), None, None),
         (None, ("relu", "norm", "a"), None, "a"),

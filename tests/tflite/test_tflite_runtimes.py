@@ -275,10 +275,13 @@ def test_what_xnnpack_refuses_is_told_by_op(by_recipe: Callable[[str], bytes]) -
 def test_ops_of_two_subgraphs_with_one_number_are_not_confused() -> None:
     """Kernels number the ops of each subgraph from 0: where two fit, only the number is told."""
     model = unpack(_softmax(1 / 128))
+    model.subgraphs[0].tensors[1].name = f"{_Words.__module__}.{_Words.__qualname__};"
+    modules = module_tree(_Words())
+    with pytest.raises(RuntimeError, match=r"file: SOFTMAX at the model itself \(op 0\)\n"):
+        EdgeFile(pack(model), modules=modules).runner("builtin")
     model.subgraphs.append(model.subgraphs[0])
-    edge = EdgeFile(pack(model), modules=module_tree(_Words()))
     with pytest.raises(RuntimeError, match=r"file: SOFTMAX \(op 0\)\n"):
-        edge.runner("builtin")
+        EdgeFile(pack(model), modules=modules).runner("builtin")
 
 
 def test_a_failing_run_is_told_as_such() -> None:
