@@ -16,6 +16,9 @@ from pytest_edgeq.tflite.graph import SignatureTensor, Tensor
 
 __all__ = ["code_range", "decode", "encode"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 _NUMPY_DTYPES = {
     "float32": np.float32,
     "float64": np.float64,

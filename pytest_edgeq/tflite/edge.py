@@ -18,6 +18,9 @@ from pytest_edgeq.tflite.source import TflitePath
 
 __all__ = ["EdgeFile"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 
 class EdgeFile:
     """

@@ -37,6 +37,9 @@ __all__ = [
     "tensor_types",
 ]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:

@@ -11,8 +11,9 @@ the last `;` (litert_torch/backend/debuginfo/_build.py, 0.10). Three things make
   if one way is left.
 - An op that several torch ops were merged into has all their stacks, in an order that depends on
   the converter's rewrite: the activation stands before a convolution and behind a linear layer, a
-  bias folded into the next layer leaves its own layer's name there. The order is not looked at,
-  but for elementwise functions, which stand before what they were moved across.
+  bias folded into the next layer leaves its own layer's name there. The order is looked at
+  for two kinds alone: elementwise functions, which stand before what they were moved across, and
+  ops that one module's stacks enclose.
 - The result of the graph is named after the output, not after a module.
 
 Where several modules are left that may have called the op, it is None.

@@ -19,6 +19,9 @@ from pytest_edgeq.tflite.source import TflitePath
 
 __all__ = ["Runner", "check_runtime"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 _RESOLVERS = {
     "xnnpack": "BUILTIN",
     "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",

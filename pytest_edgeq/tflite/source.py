@@ -13,6 +13,9 @@ from typing import Any, TypeAlias
 
 __all__ = ["Buffer", "TflitePath", "open_tflite"]
 
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
 Buffer: TypeAlias = "bytes | mmap.mmap"
 TflitePath: TypeAlias = "str | os.PathLike[str]"
 
