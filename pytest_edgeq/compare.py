@@ -10,6 +10,7 @@ import numpy as np
 from pytest_edgeq.numerics.comparison import Comparison, WorstSamples
 from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
 from pytest_edgeq.numerics.health import (
+    STATEFUL_REFERENCE,
     Finding,
     OutputHealth,
     check_bias,
@@ -17,8 +18,8 @@ from pytest_edgeq.numerics.health import (
     overlap_finding,
 )
 from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.reference import call_reference
-from pytest_edgeq.samples import read_samples
+from pytest_edgeq.reference import call_reference, undisturbed
+from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import SignatureTensor
@@ -30,7 +31,7 @@ __all__ = ["compare", "static_findings"]
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 
-Arrays = list[np.ndarray[Any, Any]]
+Arrays = Sequence[np.ndarray[Any, Any]]
 
 
 def compare(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) -> Comparison:
@@ -54,8 +55,11 @@ def compare(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) -
             f"{quantized.name} has no reference to compare with: load it with "
             "edgeq.load(tflite, reference=model)"
         )
-    borders = quantized.edge.signature.outputs
-    specs = [_output_spec(border) for border in borders]
+    quantized.edge.require_one_signature("compare")
+    for edge in (quantized.edge, quantized.float_edge):
+        if edge is not None:
+            edge.restart()
+    specs = [_output_spec(border) for border in quantized.edge.signature.outputs]
     sides = _sides(quantized)
     # Both sides of a conversion are float: there is no LSB.
     unscaled = [OutputSpec(spec.name) for spec in specs]
@@ -63,33 +67,28 @@ def compare(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) -
     health = [OutputHealth(spec) for spec in specs]
     worst = WorstSamples()
     overlap = count = 0
-    names = quantized.input_names
-    for sample in read_samples(inputs, quantized.spec, "evaluation"):
-        arrays = sample.arrays()
-        codes = quantized.edge.run(names, arrays, runtime)
-        values = {
-            "edge": quantized.edge.decode(codes),
-            "float": _in_order(call_reference(quantized.float_model, sample), borders, quantized),
-        }
-        if quantized.simulated is not None:
-            values["simulated"] = [v for _, v in call_reference(quantized.simulated, sample)]
-        if quantized.float_edge is not None:
-            values["float_tflite"] = _run_float(quantized.float_edge, names, arrays, runtime)
-        for name, accumulator in stages.items():
-            reference, actual = sides[name]
-            sqnr_db = accumulator.update(values[reference], values[actual])
-            if name == "total":
-                worst.offer(count, sqnr_db, sample.clone)
-        for watch, reference_value, edge_value, code in zip(
-            health, values["float"], values["edge"], codes, strict=True
-        ):
-            watch.update(reference_value, edge_value, code)
-        overlap += arrays in quantized.ledger
-        count += 1
+    with undisturbed(quantized.float_model, quantized.name) as changed:
+        for sample in read_samples(inputs, quantized.spec, "evaluation"):
+            arrays = sample.arrays()
+            codes = _run(quantized.edge, quantized, arrays, runtime, count)
+            values = _values(quantized, sample, arrays, codes, runtime, count)
+            for name, accumulator in stages.items():
+                reference, actual = sides[name]
+                sqnr_db = accumulator.update(values[reference], values[actual])
+                if name == "total":
+                    worst.offer(count, sqnr_db, sample.clone)
+            for watch, reference_value, edge_value, code in zip(
+                health, values["float"], values["edge"], codes, strict=True
+            ):
+                watch.update(reference_value, edge_value, code)
+            overlap += arrays in quantized.ledger
+            count += 1
     findings = [finding for watch in health for finding in watch.findings()]
     met_again = overlap_finding(overlap, count)
     if met_again is not None:
         findings.append(met_again)
+    if changed:
+        findings.append(_stateful(quantized.name, changed))
     results = {name: accumulator.result() for name, accumulator in stages.items()}
     return Comparison(
         name=quantized.name,
@@ -99,6 +98,51 @@ def compare(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) -
         worst_samples=worst.result(),
         **results,
     )
+
+
+def _stateful(name: str, changed: Sequence[str]) -> Finding:
+    return Finding(
+        STATEFUL_REFERENCE,
+        name,
+        f"its forward changes the buffer {changed[0]!r} ({len(changed)} in all), so what a sample "
+        "gives depends on those before it; the buffers were put back afterwards",
+    )
+
+
+def _run(
+    edge: EdgeFile, quantized: QuantizedModel, arrays: Arrays, runtime: str, index: int
+) -> Arrays:
+    try:
+        return edge.run(quantized.input_names, arrays, runtime)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"evaluation sample {index}: {error}") from None
+
+
+def _values(
+    quantized: QuantizedModel,
+    sample: Sample,
+    arrays: Arrays,
+    codes: Arrays,
+    runtime: str,
+    index: int,
+) -> dict[str, Arrays]:
+    """What every side gives for one sample, each in the file's own order of outputs."""
+    wanted = [border.name for border in quantized.edge.signature.outputs]
+    assert quantized.float_model is not None, "unreachable because compare has looked"
+    values = {
+        "edge": quantized.edge.decode(codes),
+        "float": _in_order(call_reference(quantized.float_model, sample), wanted, quantized.name),
+    }
+    if quantized.simulated is not None:
+        outputs = call_reference(quantized.simulated, sample)
+        values["simulated"] = _in_order(outputs, wanted, quantized.name)
+    between = quantized.float_edge
+    if between is not None:
+        decoded = between.decode(_run(between, quantized, arrays, runtime, index))
+        names = [border.name for border in between.signature.outputs]
+        outputs = list(zip(names, decoded, strict=True))
+        values["float_tflite"] = _in_order(outputs, wanted, quantized.name)
+    return values
 
 
 _Sides = dict[str, tuple[str, str]]
@@ -134,34 +178,43 @@ def _output_spec(border: SignatureTensor) -> OutputSpec:
     return OutputSpec(border.name, float(tensor.scales[0]), int(tensor.zero_points[0]), low, high)
 
 
-def _run_float(
-    edge: EdgeFile, names: Sequence[str], arrays: Sequence[np.ndarray[Any, Any]], runtime: str
-) -> Arrays:
-    return edge.decode(edge.run(names, arrays, runtime))
-
-
 def _in_order(
-    outputs: list[tuple[str | None, np.ndarray[Any, Any]]],
-    borders: Sequence[SignatureTensor],
-    quantized: QuantizedModel,
+    outputs: Sequence[tuple[str | None, np.ndarray[Any, Any]]], wanted: Sequence[str], name: str
 ) -> Arrays:
-    """The reference's outputs in the file's order: by name where both know the names."""
-    if len(outputs) != len(borders):
+    """
+    A reference's outputs in the file's order.
+
+    By name where the names are the same ones; an output without a key bears the name that the
+    converter gives it, `output_<position>`. By position where no name is known to both.
+    """
+    named = {f"output_{i}" if key is None else key: value for i, (key, value) in enumerate(outputs)}
+    if len(outputs) != len(wanted):
         raise ValueError(
-            f"{quantized.name}: the reference gives {len(outputs)} output(s) "
-            f"{[name or list(value.shape) for name, value in outputs]}, the file {len(borders)}: "
-            f"{[border.name for border in borders]}"
+            f"{name}: the reference gives {len(outputs)} output(s) {list(named)}, the file "
+            f"{len(wanted)}: {list(wanted)}"
         )
-    named = dict(outputs)
-    wanted = [border.name for border in borders]
-    if None not in named and set(named) == set(wanted):
-        return [named[name] for name in wanted]
+    if set(named) == set(wanted):
+        return [named[each] for each in wanted]
+    if set(named) & set(wanted):
+        raise ValueError(
+            f"{name}: the outputs of the reference {list(named)} and of the file {list(wanted)} "
+            "agree in part of their names only, so position would pair the wrong ones"
+        )
     return [value for _, value in outputs]
 
 
 def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
     """What is wrong in the file itself: scales, zero points, biases."""
     findings: list[Finding] = []
+    for signature in edge.graph.signatures:
+        for border in signature.inputs:
+            findings += check_scales(
+                f"the input {border.name!r}",
+                border.tensor.scales,
+                border.tensor.zero_points,
+                activation=True,
+                dtype=border.tensor.dtype,
+            )
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
         roles = roles_of(edge.graph, op)
         for tensor in roles.outputs:

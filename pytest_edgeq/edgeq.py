@@ -39,6 +39,7 @@ class Edgeq:
 
     Raises:
         ValueError: Unknown runtime, or a number of threads or a seed out of range.
+        TypeError: A number of threads or a seed that is no whole number.
     """
 
     def __init__(
@@ -53,6 +54,9 @@ class Edgeq:
         from pytest_edgeq.flows.request import Session
         from pytest_edgeq.tflite.runtimes import check_runtime
 
+        for setting, value in (("threads", threads), ("seed", seed)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{setting}: expected a whole number, got {value!r}")
         if threads < 1:
             raise ValueError(f"threads: expected at least 1, got {threads}")
         if not 0 <= seed < 2**32:
@@ -169,6 +173,7 @@ class Edgeq:
         """
         from pytest_edgeq.compare import compare
 
+        _require_model("compare", quantized)
         return compare(quantized, inputs, runtime=runtime or self._session.runtime())
 
     def check_op_dtypes(self, quantized: QuantizedModel, *, name: str | None = None) -> None:
@@ -184,8 +189,21 @@ class Edgeq:
             ValueError: The remembered file cannot be read.
             RuntimeError: Not called from the body of a test.
         """
+        _require_model("check_op_dtypes", quantized)
         if self._memory is None:
             raise RuntimeError(
                 "check_op_dtypes remembers by test: call it on the fixture `edgeq` in a test"
             )
         self._memory.check("op_dtype_map", name or "op_dtypes", quantized.op_dtypes.to_dict())
+
+
+def _require_model(method: str, quantized: object) -> None:
+    from pytest_edgeq.quantized import QuantizedModel
+
+    if not isinstance(quantized, QuantizedModel):
+        hint = "; load the file first: edgeq.load(path, reference=model)"
+        known = isinstance(quantized, (str, bytes, os.PathLike))
+        raise TypeError(
+            f"{method}: expected what edgeq.quantize or edgeq.load gives, got "
+            f"{type(quantized).__name__}{hint if known else ''}"
+        )

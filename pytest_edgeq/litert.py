@@ -64,7 +64,11 @@ def quiet() -> Iterator[None]:
     torch 2.13 and litert-torch 0.10 warn on each conversion (`isinstance(treespec, LeafSpec)` is
     deprecated) and on import (torchao's `KernelPreference`); nobody outside can act on it.
     """
+    progress = os.environ.get("LITERT_TORCH_SHOW_PROGRESS")
     os.environ.setdefault("LITERT_TORCH_SHOW_PROGRESS", "n")
+    # litert-torch 0.10 warns through logging.warning, which gives a bare root logger a handler.
+    root = logging.getLogger()
+    handlers = list(root.handlers)
     loggers = [logging.getLogger(name) for name in _CHATTER]
     disabled = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -76,6 +80,10 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, before in zip(loggers, disabled, strict=True):
             logger.disabled = before
+        for handler in [handler for handler in root.handlers if handler not in handlers]:
+            root.removeHandler(handler)
+        if progress is None:
+            os.environ.pop("LITERT_TORCH_SHOW_PROGRESS", None)
 
 
 def pt2e_preset(name: str) -> Any:

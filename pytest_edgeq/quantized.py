@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +85,7 @@ class QuantizedModel:
         self._float_edge = float_edge
         self._runtime = runtime
         self._directory = directory
-        self._path: Path | None = None if edge.path is None else Path(edge.path)
+        self._path = edge.path
         self.ledger = ledger if ledger is not None else SampleLedger()
 
     def __repr__(self) -> str:
@@ -113,9 +115,11 @@ class QuantizedModel:
     def path(self) -> Path:
         """Where the file lies; one that was made here is written at the first call."""
         if self._path is None:
-            directory = self._directory or Path(tempfile.mkdtemp(prefix="edgeq-"))
-            # Two models may bear one name.
-            folder = Path(tempfile.mkdtemp(dir=directory))
+            # A folder of its own, because two models may bear one name; it goes with the model
+            # where nobody gave a place.
+            folder = Path(tempfile.mkdtemp(prefix="edgeq-", dir=self._directory))
+            if self._directory is None:
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             stem = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)
             self._path = folder / f"{stem or 'model'}.tflite"
             self._path.write_bytes(self.tflite)
@@ -155,7 +159,7 @@ class QuantizedModel:
         self, *args: Any, runtime: str | None = None, **kwargs: Any
     ) -> dict[str, np.ndarray[Any, Any]]:
         """
-        Run the file: float in, float out.
+        Run the file: float in, float out. A file that keeps state starts anew at each call.
 
         Args:
             *args: Tensors or arrays as the model takes them.
@@ -171,6 +175,7 @@ class QuantizedModel:
             RuntimeError: The kernels cannot allocate the file.
         """
         sample = self.spec.bind((args, kwargs), "the input")
+        self._edge.restart()
         codes = self._edge.run(self.input_names, sample.arrays(), runtime or self.runtime)
         names = (border.name for border in self._edge.signature.outputs)
         return dict(zip(names, self._edge.decode(codes), strict=True))

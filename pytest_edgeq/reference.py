@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,14 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["call_reference", "flatten_outputs", "module_tree", "parameter_names"]
+__all__ = [
+    "as_tensor",
+    "call_reference",
+    "flatten_outputs",
+    "module_tree",
+    "parameter_names",
+    "undisturbed",
+]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -38,15 +46,51 @@ def call_reference(
     """
     import torch
 
+    # A copy of its own: a forward that works in place would change what the others are given.
+    sample = sample.clone()
     if not isinstance(reference, torch.nn.Module):
         return flatten_outputs(reference(*sample.args, **sample.kwargs))
-    args = [_as_tensor(value) for value in sample.args]
-    kwargs = {name: _as_tensor(value) for name, value in sample.kwargs.items()}
+    args = [as_tensor(value) for value in sample.args]
+    kwargs = {name: as_tensor(value) for name, value in sample.kwargs.items()}
     with torch.no_grad():
         return flatten_outputs(reference(*args, **kwargs))
 
 
-def _as_tensor(value: Any) -> torch.Tensor:
+@contextlib.contextmanager
+def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]:
+    """
+    Run a torch module and leave its buffers as they were.
+
+    Gives:
+        A list that holds, afterwards, the names of the buffers that its forward had changed.
+
+    Raises:
+        ValueError: The module is in train mode.
+    """
+    import torch
+
+    changed: list[str] = []
+    if not isinstance(reference, torch.nn.Module):
+        yield changed
+        return
+    if any(module.training for module in reference.modules()):
+        raise ValueError(
+            f"{name}: the reference is in train mode, switched after it was quantized: dropout and "
+            "batch statistics would be compared, and the statistics changed. Call model.eval()"
+        )
+    before = {key: buffer.detach().clone() for key, buffer in reference.named_buffers()}
+    try:
+        yield changed
+    finally:
+        with torch.no_grad():
+            for key, buffer in reference.named_buffers():
+                if not torch.equal(buffer, before[key]):
+                    changed.append(key)
+                    buffer.copy_(before[key])
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """A sample's tensor, or its numpy array as one."""
     import torch
 
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -86,16 +130,23 @@ def _numbered(value: Any) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
     return flatten_outputs(value)
 
 
-def parameter_names(reference: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the parameters that may be given by position; empty where they cannot be told."""
+def parameter_names(reference: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """
+    Names of the parameters that may be given by position, and of those by keyword only.
+
+    Empty where they cannot be told.
+    """
     function = getattr(reference, "forward", reference)
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         # Builtins and some extension types have no signature.
-        return ()
+        return (), ()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
+    return (
+        tuple(each.name for each in parameters if each.kind in kinds),
+        tuple(each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY),
+    )
 
 
 def module_tree(model: torch.nn.Module) -> ModuleTree:

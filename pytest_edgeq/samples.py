@@ -8,6 +8,7 @@ loaded from a file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,15 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.suggest import nearest
-from pytest_edgeq.tflite.graph import Signature
+from pytest_edgeq.tflite.graph import Signature, SignatureTensor
 
 __all__ = ["InputSpec", "Sample", "SampleSpec", "as_array", "read_samples"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
+
+
+_INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,14 @@ class InputSpec:
         name: `args_0`, `args_1`, … or the keyword.
         shape: −1 where any length will do.
         dtype: numpy's name for it.
+        any_integer: Integers of any width will do: the file's own may be narrower than the model's
+            (litert-torch stores int64 as int32), and values that do not fit are refused later.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    any_integer: bool = False
 
     def check(self, value: Any, where: str) -> None:
         """
@@ -65,7 +72,7 @@ class InputSpec:
                 f"{where}, input {self.name!r}: expected shape {_shape(self.shape)}, got "
                 f"{_shape(shape)}{hint}"
             )
-        if dtype != self.dtype:
+        if dtype != self.dtype and not (self.any_integer and dtype in _INTEGERS):
             floats = self.dtype.startswith("float") and not dtype.startswith(("float", "bfloat"))
             hint = (
                 "; integers stand where floats belong: convert them as the model was trained "
@@ -139,19 +146,45 @@ class SampleSpec:
         )
 
     @classmethod
-    def of_signature(cls, signature: Signature) -> SampleSpec:
-        """The spec that a file's own inputs give: floats where the file takes quantized codes."""
+    def of_signature(
+        cls, signature: Signature, parameters: Sequence[str] = (), positional: int = 0
+    ) -> SampleSpec:
+        """
+        The spec that a file's own inputs give: floats where the file takes quantized codes.
+
+        Inputs are told apart by name, as the file knows them: `args_<position>` as litert-torch
+        writes them, or the names of the reference's parameters. Only where neither is known the
+        file's own order counts.
+
+        Args:
+            signature: The file's entry point.
+            parameters: Names of the reference's parameters, in order.
+            positional: How many of them may be given by position.
+
+        Raises:
+            ValueError: The file's names are the reference's in part only.
+        """
+        specs = {border.name: _of_border(border) for border in signature.inputs}
+        numbered = {name for name in specs if re.fullmatch(r"args_\d+", name)}
+        args = [f"args_{i}" for i in range(len(numbered))]
+        named = [name for name in parameters if name in specs]
+        rest = [name for name in specs if name not in numbered and name not in named]
+        if numbered != set(args) or (rest and (numbered or named)):
+            raise ValueError(
+                f"the file takes the inputs {list(specs)} and the reference {list(parameters)}: "
+                "names that agree in part only would be paired by position. Give a reference whose "
+                "parameters bear the file's names"
+            )
+        if rest:
+            # Names of another converter: only position is left.
+            return cls(tuple(specs.values()), {}, tuple(parameters[: min(positional, len(specs))]))
+        first = [name for name in named if name in parameters[:positional]]
+        by_position = tuple(args) or tuple(first)
+        by_name = named if args else named[len(first) :]
         return cls(
-            tuple(
-                InputSpec(
-                    border.name,
-                    border.tensor.shape_signature,
-                    "float32" if border.tensor.is_quantized else border.tensor.dtype,
-                )
-                for border in signature.inputs
-            ),
-            {},
-            tuple(border.name for border in signature.inputs),
+            tuple(specs[name] for name in by_position),
+            {name: specs[name] for name in by_name},
+            tuple(parameters[: min(positional, len(args))]) if args else by_position,
         )
 
     @property
@@ -218,6 +251,12 @@ class SampleSpec:
             f"{where}: expected a tensor, a tuple of tensors or a dict of tensors, got "
             f"{type(sample).__name__}"
         )
+
+
+def _of_border(border: SignatureTensor) -> InputSpec:
+    quantized = border.tensor.is_quantized
+    dtype = "float32" if quantized else border.tensor.dtype
+    return InputSpec(border.name, border.tensor.shape_signature, dtype, dtype in _INTEGERS)
 
 
 def read_samples(

@@ -238,6 +238,7 @@ def assert_runtimes_agree(
     if len(names) < 2 or len(set(names)) < len(names):
         raise ValueError(f"runtimes: expected two or more different ones, got {runtimes!r}")
     edge = edge_of(model)
+    edge.require_one_signature("assert_runtimes_agree")
     for border in edge.signature.outputs:
         if not border.tensor.dtype.startswith(("int", "uint", "bool")):
             raise UnmatchedError(
@@ -245,10 +246,11 @@ def assert_runtimes_agree(
                 "model on each runtime with edgeq.compare(model, inputs, runtime=…) and a Budget"
             )
     if isinstance(model, QuantizedModel):
-        spec, inputs_of_sample = model.spec, model.input_names
+        spec = model.spec
     else:
         spec = SampleSpec.of_signature(edge.signature)
-        inputs_of_sample = tuple(border.name for border in edge.signature.inputs)
+    inputs_of_sample = tuple(each.name for each in spec.inputs)
+    edge.restart()
     pairs = [
         _Pair(border, names[0], other) for other in names[1:] for border in edge.signature.outputs
     ]

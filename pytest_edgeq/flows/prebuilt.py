@@ -49,18 +49,16 @@ def load_prebuilt(
         edge,
         name=name,
         flow="prebuilt",
-        spec=_spec(edge, reference),
+        spec=SampleSpec.of_signature(edge.signature, *_parameters(reference)),
         runtime=session.runtime,
         float_model=reference,
         directory=session.directory,
     )
 
 
-def _spec(edge: EdgeFile, reference: Callable[..., Any] | None) -> SampleSpec:
-    """The file's inputs; a torch reference's parameter names let a dict be a sample, too."""
-    spec = SampleSpec.of_signature(edge.signature)
-    if isinstance(reference, torch.nn.Module):
-        names = parameter_names(reference)[: len(spec.args)]
-        if len(names) == len(spec.args):
-            return SampleSpec(spec.args, {}, names)
-    return spec
+def _parameters(reference: Callable[..., Any] | None) -> tuple[tuple[str, ...], int]:
+    """Names of a reference's parameters, and how many of them may be given by position."""
+    if reference is None:
+        return (), 0
+    positional, by_name = parameter_names(reference)
+    return (*positional, *by_name), len(positional)

@@ -7,6 +7,7 @@ Each step is torchao's or the converter's own; see `litert.py` for what must be 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.flows.request import Request
 from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.reference import call_reference
 
 __all__ = ["quantize_pt2e", "refusal"]
 
@@ -48,8 +50,9 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     static = litert.needs_calibration(prepared)
     with torch.no_grad():
         if static:
-            for sample in request.calibration_samples():
-                prepared(*sample.args, **sample.kwargs)
+            for index, sample in enumerate(request.calibration_samples()):
+                call = functools.partial(call_reference, prepared, sample)
+                _refuse_clearly(request, f"calibration sample {index}", call)
         else:
             # Observers of weights look at them when the graph runs.
             prepared(*request.args, **request.kwargs)
@@ -126,13 +129,26 @@ def refusal(name: str, who: str, error: Exception) -> str:
             "know can be left in float by a subclass that overrides annotate, or quantized by a "
             "recipe instead"
         ),
+        "calibration": (
+            "the observers or the model cannot take this sample: look for NaN in the weights, and "
+            "for indices out of range"
+        ),
         "the converter": (
             "an op or a dtype that litert-torch cannot lower; the last lines name it. Replace it "
             "in the model, or keep that part out of the file"
         ),
     }
-    hint = hints[who]
+    hint = hints[who.split(" sample")[0]]
+    words = f"{type(error).__name__}: {error}"
     if "contained a None item" in str(error):
         # litert-torch 0.10.0 lowers no output that is None.
         hint = "its forward gives None among its outputs; wrap it in a module that gives tensors"
-    return f"{who} refuses {name}: {hint}\n{type(error).__name__}: {error}"
+    elif "'type' object is not iterable" in words:
+        # litert-torch 0.10.0 cannot name the outputs of a namedtuple.
+        hint = (
+            "its forward gives a namedtuple; wrap it in a module that gives a plain tuple or a dict"
+        )
+    elif "ScriptModule" in words or "TopLevelTracedModule" in words:
+        hint = "it is a scripted or traced module; pass the nn.Module that it was made from"
+    verb = "stops" if who.startswith("calibration") else "refuses"
+    return f"{who} {verb} {name}: {hint}\n{words}"

@@ -80,8 +80,8 @@ class Request:
         if self.calibration is None:
             raise ValueError(
                 f"quantizer {self.quantizer} needs calibration data and got none: its activation "
-                "ranges come from samples. Pass calibration=[sample, …], a few dozen inputs as "
-                "the model will see them"
+                "ranges come from samples. Pass calibration=[sample, …], inputs as the model will "
+                "see them: dozens for PT2E; 100 or more for recipes, which average over samples"
             )
         for sample in read_samples(self.calibration, self.spec, "calibration", finite=True):
             self.ledger.add(sample.arrays())
@@ -171,7 +171,14 @@ def make_request(
             f"expected a torch.nn.Module, got {what} {model!r:.80}"
             + ("; instantiate it" if isinstance(model, type) else "")
         )
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name: expected a string, got {name!r}")
     label = name if name is not None else type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            f"{label} is a scripted or traced module, which cannot be exported; pass the nn.Module "
+            "that it was made from"
+        )
     training = [path for path, module in model.named_modules() if module.training]
     if litert.holds_observers(model):
         raise ValueError(
@@ -192,6 +199,10 @@ def make_request(
             "statistics would be exported. Call model.eval() first"
         )
     args = _positional(sample_inputs)
+    if sample_kwargs is not None and not isinstance(sample_kwargs, Mapping):
+        raise TypeError(
+            f"sample_kwargs: expected a dict of tensors, got {type(sample_kwargs).__name__}"
+        )
     kwargs = dict(sample_kwargs or {})
     for where, value in [
         *((f"sample_inputs[{i}]", value) for i, value in enumerate(args)),
@@ -205,7 +216,7 @@ def make_request(
             "sample_inputs=(torch.randn(1, 3, 224, 224),), or sample_kwargs={'name': tensor}"
         )
     spec = SampleSpec.of_inputs(
-        args, kwargs, parameter_names(model), dynamic=dynamic_shapes is not None
+        args, kwargs, parameter_names(model)[0], dynamic=dynamic_shapes is not None
     )
     return Request(
         model=model,

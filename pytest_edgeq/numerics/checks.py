@@ -16,7 +16,8 @@ from .findings import (
 )
 from .sums import Array
 
-_CALIBRATED_DTYPES = ("int8", "uint8", "int16")
+# Raw pixels are uint8 with just these parameters.
+_CALIBRATED_DTYPES = ("int8", "int16")
 _INT32 = np.iinfo(np.int32)
 
 

@@ -31,6 +31,9 @@ UNCALIBRATED_ACTIVATION = "uncalibrated_activation"
 CALIBRATION_OVERLAP = "calibration_overlap"
 """Samples of the calibration are met again among those evaluated: the errors look too small."""
 
+STATEFUL_REFERENCE = "stateful_reference"
+"""The reference's forward changes its own buffers: outputs depend on the order of the samples."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

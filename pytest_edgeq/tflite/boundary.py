@@ -130,7 +130,8 @@ def _quantize(
     width = np.float64 if np.iinfo(target).bits > 16 else np.result_type(value, np.float32)
     scale, zero_point = _parameters(border, width)
     with np.errstate(over="ignore"):
-        codes = np.divide(value, scale, dtype=width)
+        # Of a scalar input, divide gives a number and not an array.
+        codes = np.asarray(np.divide(value, scale, dtype=width))
     np.rint(codes, out=codes)
     codes += zero_point
     np.clip(codes, low, high, out=codes)
@@ -169,5 +170,5 @@ def decode(codes: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]
     width = np.float32 if codes.dtype.itemsize <= 2 else np.float64
     scale, zero_point = _parameters(border, width)
     steps: npt.NDArray[Any] = codes - zero_point
-    values: npt.NDArray[Any] = (steps * scale).astype(np.float32, copy=False)
+    values: npt.NDArray[Any] = np.asarray(steps * scale, np.float32)
     return values

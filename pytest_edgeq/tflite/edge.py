@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from pytest_edgeq.tflite.graph import OpGraph, Signature
 from pytest_edgeq.tflite.modules import ModuleTree
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.runtimes import Runner, source_of
-from pytest_edgeq.tflite.source import TflitePath
+from pytest_edgeq.tflite.source import MappedFile, TflitePath
 
 __all__ = ["EdgeFile"]
 
@@ -42,7 +43,6 @@ class EdgeFile:
         modules: ModuleTree | None = None,
         threads: int = 1,
     ) -> None:
-        self.path = None if isinstance(source, (bytes, bytearray, memoryview)) else source
         self.graph = OpGraph.read(source)
         self.modules = modules
         self.threads = threads
@@ -66,9 +66,11 @@ class EdgeFile:
             ValueError: Unknown runtime.
             RuntimeError: The kernels cannot allocate the file.
         """
+        # Also for one made before: it reads on from a file that may have been written anew.
+        source = source_of(self.graph)
         if runtime not in self._runners:
             self._runners[runtime] = Runner(
-                source_of(self.graph, self.path),
+                source,
                 self.graph,
                 self.signature,
                 runtime,
@@ -76,6 +78,31 @@ class EdgeFile:
                 self.modules,
             )
         return self._runners[runtime]
+
+    def require_one_signature(self, what: str) -> None:
+        """
+        Refuse a file of which only one entry point would be looked at.
+
+        Raises:
+            ValueError: It has several signatures.
+        """
+        keys = [signature.key for signature in self.graph.signatures]
+        if len(keys) > 1:
+            raise ValueError(
+                f"{what}: the file has {len(keys)} signatures {keys}, and all but {keys[0]!r} "
+                "would pass unseen; give each a file of its own"
+            )
+
+    def restart(self) -> None:
+        """Let a file that keeps state from run to run start anew."""
+        if self.graph.is_stateful:
+            self._runners.clear()
+
+    @property
+    def path(self) -> Path | None:
+        """Where the file lies; None for one held in memory."""
+        buffer = self.graph.buffer
+        return buffer.path if isinstance(buffer, MappedFile) else None
 
     def encode(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]

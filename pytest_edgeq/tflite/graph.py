@@ -24,7 +24,7 @@ from pytest_edgeq.tflite.flatbuffer import (
     read_quantization,
     text,
 )
-from pytest_edgeq.tflite.source import Buffer, TflitePath, open_tflite
+from pytest_edgeq.tflite.source import Buffer, MappedFile, TflitePath, open_tflite
 
 __all__ = [
     "Op",
@@ -39,6 +39,9 @@ __all__ = [
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
+
+
+_STATEFUL_OPS = frozenset({"VAR_HANDLE", "ASSIGN_VARIABLE", "READ_VARIABLE", "CALL_ONCE"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,8 +204,22 @@ class OpGraph:
 
     @property
     def buffer(self) -> Buffer:
-        """The file's content."""
+        """
+        The file's content.
+
+        Raises:
+            FileNotFoundError, ValueError: A mapped file that is gone or was written anew.
+        """
+        if isinstance(self._buffer, MappedFile):
+            self._buffer.check()
         return self._buffer
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether a run leaves something behind for the next: variables, or resources."""
+        return any(op.name in _STATEFUL_OPS for op in self.ops) or any(
+            tensor.is_variable for subgraph in self.subgraphs for tensor in subgraph.tensors
+        )
 
     def tensor(self, op: Op, index: int) -> Tensor:
         """
@@ -226,9 +243,10 @@ class OpGraph:
             raise ValueError(
                 f"tensor {tensor.name!r}: its data lies in another file, which is not read"
             )
+        content = self.buffer
         buffer = self._model.Buffers(tensor.buffer)
         if buffer.Offset() > 1:
-            return np.frombuffer(self._buffer, np.uint8, buffer.Size(), buffer.Offset())
+            return np.frombuffer(content, np.uint8, buffer.Size(), buffer.Offset())
         data = buffer.DataAsNumpy()
         return data if isinstance(data, np.ndarray) else np.empty(0, np.uint8)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.graph import OpGraph, Signature
 from pytest_edgeq.tflite.modules import ModuleTree
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
-from pytest_edgeq.tflite.source import TflitePath
+from pytest_edgeq.tflite.source import MappedFile
 
 __all__ = ["Runner", "check_runtime"]
 
@@ -92,7 +92,7 @@ class Runner:
 
     def __init__(
         self,
-        source: TflitePath | bytes,
+        source: Path | bytes,
         graph: OpGraph,
         signature: Signature,
         runtime: str,
@@ -195,9 +195,7 @@ def _refusal(
     return "\n".join(lines)
 
 
-def source_of(graph: OpGraph, path: TflitePath | None) -> TflitePath | bytes:
+def source_of(graph: OpGraph) -> Path | bytes:
     """What an interpreter opens: the path of a mapped file, the content of one held in memory."""
-    if isinstance(graph.buffer, mmap.mmap):
-        assert path is not None, "unreachable because only files with a path are mapped"
-        return path
-    return graph.buffer
+    buffer = graph.buffer
+    return buffer.path if isinstance(buffer, MappedFile) else buffer

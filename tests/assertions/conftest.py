@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fixtures.models import DepthwiseSeparable, ResidualNet, SmallModel, samples, seeded
+from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
 
@@ -129,15 +130,11 @@ def plain() -> QuantizedModel:
 @pytest.fixture(scope="session")
 def patch() -> Callable[[QuantizedModel, Callable[[Any], None]], bytes]:
     """Give a file with something changed in it, by the flatbuffer's object API."""
-    import flatbuffers  # type: ignore[import-untyped] # ships no types
-    from ai_edge_litert import schema_py_generated as schema
 
     def patched(model: QuantizedModel, change: Callable[[Any], None]) -> bytes:
-        content = schema.ModelT.InitFromPackedBuf(bytearray(model.tflite), 0)
+        content = unpack(model.tflite)
         change(content)
-        builder = flatbuffers.Builder(len(model.tflite))
-        builder.Finish(content.Pack(builder), b"TFL3")
-        return bytes(builder.Output())
+        return pack(content)
 
     return patched
 

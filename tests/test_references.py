@@ -1,0 +1,362 @@
+"""
+What stands beside the file: inputs and outputs are paired by name, and nobody is disturbed.
+
+Each case is one that passed, or accused the wrong stage, before it was looked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import normal, seeded
+from fixtures.tflite.writer import pack, unpack
+from pytest_edgeq import Edgeq, assert_runtimes_agree
+from pytest_edgeq.numerics.health import STATEFUL_REFERENCE, UNCALIBRATED_ACTIVATION
+
+
+@pytest.fixture
+def maker(tmp_path: Path) -> Edgeq:
+    """Quantize and compare; writes into a folder of the test's own."""
+    return Edgeq(directory=tmp_path)
+
+
+class Weighted(nn.Module):
+    """Two inputs of one shape that may not change places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(8, 4)
+        self.right = nn.Linear(8, 4)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Weigh b twice."""
+        result: torch.Tensor = self.left(a) + 2 * self.right(b)
+        return result
+
+
+class Swapped(Weighted):
+    """The defect: its inputs are exchanged."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Take one for the other."""
+        return super().forward(b, a)
+
+
+class KeywordOnly(nn.Module):
+    """One input by position, one by keyword only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weighted = Weighted()
+
+    def forward(self, a: torch.Tensor, *, b: torch.Tensor) -> torch.Tensor:
+        """Weigh b twice."""
+        result: torch.Tensor = self.weighted(a, b)
+        return result
+
+
+class Pair(nn.Module):
+    """Two outputs of one shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(8, 4)
+        self.right = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give both."""
+        return self.left(x), self.right(x)
+
+
+def _samples(n: int = 4, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    return [
+        {"a": normal(1, 8, seed=seed + 2 * i), "b": normal(1, 8, seed=seed + 2 * i + 1)}
+        for i in range(n)
+    ]
+
+
+def test_inputs_of_a_loaded_file_are_paired_by_name(maker: Edgeq) -> None:
+    """A file whose inputs stand in another order is sound; one that exchanges them is not."""
+    model, (sample, *_) = seeded(Weighted), _samples()
+    backwards = {"b": sample["b"], "a": sample["a"]}
+    sound = maker.quantize(model, sample_kwargs=backwards, quantizer=None)
+    wrong = maker.quantize(seeded(Swapped), sample_kwargs=backwards, quantizer=None)
+    assert [border.name for border in sound.inputs] == ["b", "a"]
+
+    def total(tflite: bytes, samples: list[Any]) -> float:
+        return maker.compare(maker.load(tflite, reference=model), samples).total.sqnr_db
+
+    tuples = [(s["a"], s["b"]) for s in _samples(seed=50)]
+    for data in (_samples(seed=50), tuples):
+        assert total(sound.tflite, data) > 100
+        assert total(wrong.tflite, data) < 10
+
+
+def test_a_loaded_file_with_keyword_only_inputs(maker: Edgeq) -> None:
+    """Numbered inputs go by position, the others by name."""
+    model, (sample, *_) = seeded(KeywordOnly), _samples()
+    made = maker.quantize(model, (sample["a"],), sample_kwargs={"b": sample["b"]}, quantizer=None)
+    loaded = maker.load(made.tflite, reference=model)
+    pairs = [((s["a"],), {"b": s["b"]}) for s in _samples(seed=50)]
+
+    assert maker.compare(loaded, pairs).total.sqnr_db > 100
+    assert maker.compare(loaded, _samples(seed=50)).total.sqnr_db > 100
+
+
+def test_inputs_that_agree_in_part_are_refused(maker: Edgeq) -> None:
+    """Position would pair `b` with a parameter that is not it."""
+    sample = _samples()[0]
+    made = maker.quantize(seeded(Weighted), sample_kwargs=sample, quantizer=None)
+
+    def other(b: Any, c: Any) -> Any:
+        return b + c
+
+    with pytest.raises(ValueError, match="names that agree in part only"):
+        maker.load(made.tflite, reference=other)
+
+
+def _edit(tflite: bytes, change: Callable[[Any], None]) -> bytes:
+    model = unpack(tflite)
+    change(model)
+    return pack(model)
+
+
+def _exchange_output_names(model: Any) -> None:
+    first, second = model.signatureDefs[0].outputs
+    first.tensorIndex, second.tensorIndex = second.tensorIndex, first.tensorIndex
+
+
+def _exchange_outputs(model: Any) -> None:
+    outputs = list(model.subgraphs[0].outputs)
+    model.subgraphs[0].outputs = np.array(outputs[::-1], np.int32)
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
+def test_outputs_are_paired_by_their_names(maker: Edgeq, preset: str) -> None:
+    """Exchanged names are a defect; another order under the right names is none, in any stage."""
+    data = [normal(1, 8, seed=i) for i in range(40)]
+    made = maker.quantize(seeded(Pair), (data[0],), quantizer=preset, calibration=data)
+    wrong = made.with_tflite(_edit(made.tflite, _exchange_output_names))
+    sound = made.with_tflite(_edit(made.tflite, _exchange_outputs))
+    new = [normal(1, 8, seed=i) for i in range(100, 108)]
+    expected = maker.compare(made, new)
+    reordered = maker.compare(sound, new)
+
+    assert maker.compare(wrong, new).total.sqnr_db < 5
+    assert list(reordered.total.outputs) == ["output_1", "output_0"]
+    for name, stage in expected.stages.items():
+        other = reordered.stages[name]
+        for output, errors in stage.outputs.items():
+            assert other.outputs[output].sqnr_db == errors.sqnr_db, (name, output)
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
+def test_a_forward_that_works_in_place_disturbs_nobody(maker: Edgeq, preset: str) -> None:
+    """Neither the user's samples nor the other sides; every stage is as without it."""
+
+    class Normalizing(nn.Module):
+        def __init__(self, in_place: bool) -> None:
+            super().__init__()
+            self.in_place = in_place
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scaled = x.sub_(1.0).div_(2.0) if self.in_place else x.sub(1.0).div(2.0)
+            result: torch.Tensor = self.linear(scaled)
+            return result
+
+    data = [normal(1, 8, seed=i) for i in range(20)]
+    before = [sample.clone() for sample in data]
+    figures = []
+    for in_place in (True, False):
+        model = seeded(lambda in_place=in_place: Normalizing(in_place))  # type: ignore[misc] # bound now
+        made = maker.quantize(model, (data[0],), quantizer=preset, calibration=data[:10])
+        figures.append(maker.compare(made, data[10:]).to_dict()["stages"])
+
+    assert figures[0] == figures[1]
+    assert all(torch.equal(a, b) for a, b in zip(data, before, strict=True))
+
+
+def test_a_model_that_was_switched_to_train_mode(maker: Edgeq) -> None:
+    """Another test may have done it; nothing is compared, and no statistics change."""
+    model = seeded(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
+    sample = normal(1, 3, 8, 8, seed=0)
+    made = maker.quantize(model, (sample,), quantizer="recipe_dynamic_wi8_afp32")
+    model.train()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"in train mode, switched after.*model\.eval\(\)"):
+        maker.compare(made, [sample])
+
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_buffers_that_forward_changes_are_put_back(maker: Edgeq) -> None:
+    """And the comparison says that outputs depend on the order of the samples."""
+
+    class Counting(nn.Module):
+        n: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+            self.register_buffer("n", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n.add_(1)
+            result: torch.Tensor = self.linear(x) + self.n
+            return result
+
+    model = seeded(Counting)
+    data = [normal(1, 8, seed=i) for i in range(6)]
+    made = maker.quantize(model, (data[0],), quantizer="recipe_dynamic_wi8_afp32")
+    comparison = maker.compare(made, data)
+
+    assert float(model.n) == 0.0
+    assert STATEFUL_REFERENCE in [finding.kind for finding in comparison.health]
+
+
+def test_a_scalar_input(maker: Edgeq) -> None:
+    """A 0-d tensor is an input like any other."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.linear(x) * by
+            return result
+
+    data = [(normal(1, 8, seed=i), normal(1, seed=i + 99)[0].abs()) for i in range(30)]
+    made = maker.quantize(seeded(Scaled), data[0], calibration=data[:20])
+
+    assert maker.compare(made, data[20:]).total.sqnr_db > 10
+
+
+def test_integer_samples_of_the_model_fit_a_loaded_file(maker: Edgeq) -> None:
+    """The converter stores int64 as int32; the model's own samples go through all the same."""
+    model = seeded(lambda: nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 3)))
+    ids = torch.tensor([[1, 2, 3]])
+    made = maker.quantize(model, (ids,), quantizer=None)
+    loaded = maker.load(made.tflite, reference=model)
+
+    assert maker.compare(loaded, [ids]).total.sqnr_db > 100
+    with pytest.raises(ValueError, match=r"sample 0: .*cannot hold the values"):
+        maker.compare(loaded, [ids + 2**40])
+
+
+def test_a_file_that_was_written_anew(maker: Edgeq, tmp_path: Path) -> None:
+    """It is refused, never run under another file's map; a cut file does not kill the process."""
+    sample = normal(1, 8, seed=0)
+    files = [
+        maker.quantize(seeded(lambda: nn.Linear(8, 4), seed=seed), (sample,), quantizer=None).tflite
+        for seed in (0, 1)
+    ]
+    path = tmp_path / "model.tflite"
+    path.write_bytes(files[0])
+    loaded = maker.load(path, reference=seeded(lambda: nn.Linear(8, 4)))
+    assert maker.compare(loaded, [sample]).total.sqnr_db > 100
+    path.write_bytes(files[1][: len(files[1]) // 2])
+    os.utime(path, (1, 1))
+
+    for use in (
+        lambda: loaded.tflite,
+        lambda: loaded.run(sample),
+        lambda: loaded.run(sample, runtime="builtin"),
+        lambda: maker.compare(loaded, [sample]),
+    ):
+        with pytest.raises(ValueError, match="was written anew since it was loaded: load it again"):
+            use()
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="is gone since it was loaded"):
+        loaded.run(sample)
+
+
+def test_a_relative_path_outlives_the_working_directory(
+    maker: Edgeq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another test may change it before the first run."""
+    sample = normal(1, 8, seed=0)
+    made = maker.quantize(seeded(lambda: nn.Linear(8, 4)), (sample,), quantizer=None)
+    (tmp_path / "model.tflite").write_bytes(made.tflite)
+    monkeypatch.chdir(tmp_path)
+    loaded = maker.load("model.tflite")
+    monkeypatch.chdir("/")
+
+    np.testing.assert_array_equal(loaded.run(sample)["output_0"], made.run(sample)["output_0"])
+
+
+def test_a_file_of_several_signatures_is_refused(maker: Edgeq) -> None:
+    """Only the first would be looked at, and a defect in another one would pass."""
+    import litert_torch
+
+    from pytest_edgeq import litert
+
+    sample = (normal(1, 8, seed=0),)
+    good, bad = (seeded(lambda: nn.Linear(8, 4), seed=seed) for seed in (0, 1))
+    with litert.quiet():
+        edge = litert_torch.signature("good", good, sample).signature("bad", bad, sample).convert()
+        tflite = edge.model_content()
+    loaded = maker.load(tflite, reference=good)
+
+    with pytest.raises(ValueError, match=r"the file has 2 signatures.*would pass unseen"):
+        maker.compare(loaded, [sample])
+    with pytest.raises(ValueError, match="the file has 2 signatures"):
+        assert_runtimes_agree(loaded, [sample], 1)
+
+
+def test_an_input_that_was_never_calibrated_is_found(maker: Edgeq) -> None:
+    """Scale 1.0 and zero point 0 on the graph's own input, which no op of the file gives."""
+    data = [normal(1, 8, seed=i) for i in range(20)]
+    made = maker.quantize(seeded(lambda: nn.Linear(8, 4)), (data[0],), calibration=data)
+
+    def reset(model: Any) -> None:
+        graph = model.subgraphs[0]
+        quantization = graph.tensors[graph.inputs[0]].quantization
+        quantization.scale, quantization.zeroPoint = [1.0], [0]
+
+    wrong = made.with_tflite(_edit(made.tflite, reset))
+    found = {f.kind: f.where for f in maker.compare(wrong, data).health}
+
+    assert found[UNCALIBRATED_ACTIVATION] == "the input 'args_0'"
+    assert UNCALIBRATED_ACTIVATION not in {f.kind for f in maker.compare(made, data).health}
+
+
+@pytest.mark.parametrize("thing", ["model.tflite", b"TFL3", None, 3])
+def test_what_is_no_quantized_model(maker: Edgeq, thing: Any) -> None:
+    """A path is to be loaded first."""
+    with pytest.raises(TypeError, match="expected what edgeq"):
+        maker.compare(thing, [])
+    with pytest.raises(TypeError, match="expected what edgeq"):
+        maker.check_op_dtypes(thing)
+
+
+def test_a_calibration_sample_that_the_model_cannot_take(maker: Edgeq) -> None:
+    """The library's own error is kept, with the sample's number before it."""
+    model = seeded(lambda: nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 3)))
+    with pytest.raises(RuntimeError, match=r"calibration sample 1 stops.*\n.*out of range"):
+        maker.quantize(
+            model,
+            (torch.tensor([[1, 2]]),),
+            calibration=[torch.tensor([[1, 2]]), torch.tensor([[1, 99]])],
+        )
+
+
+def test_numpy_samples_calibrate_too(maker: Edgeq) -> None:
+    """Arrays and tensors of the same values give the same file."""
+    data = [normal(1, 8, seed=i) for i in range(4)]
+    model = seeded(lambda: nn.Linear(8, 4))
+    made = [
+        maker.quantize(model, (data[0],), calibration=samples).tflite
+        for samples in (data, [sample.numpy() for sample in data])
+    ]
+
+    assert made[0] == made[1]
