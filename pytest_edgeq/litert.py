@@ -14,11 +14,12 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.presets import PRESETS
+from pytest_edgeq.suggest import nearest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,7 +131,8 @@ def prepare_pt2e(exported: torch.fx.GraphModule, quantizer: Any) -> torch.fx.Gra
                 return quantizer.transform_for_annotation(model)
 
             def annotate(self, model: Any) -> Any:
-                annotated = quantizer.annotate(model)
+                with _matching_modules(quantizer, model):
+                    annotated = quantizer.annotate(model)
                 # torchao ignores the result and reads the graph that it gave.
                 _drop_annotations_off_floats(model)
                 return annotated
@@ -142,6 +144,66 @@ def prepare_pt2e(exported: torch.fx.GraphModule, quantizer: Any) -> torch.fx.Gra
         exported.recompile()
         prepared: torch.fx.GraphModule = prepare(exported, FloatingPointOnly())
         return prepared
+
+
+@contextlib.contextmanager
+def _matching_modules(quantizer: Any, model: torch.fx.GraphModule) -> Iterator[None]:
+    """
+    Make `set_module_name` and `set_module_type` of the converter's quantizer match.
+
+    litert-torch 0.10.0 looks for module names in the keys of `nn_module_stack`, which torch 2.13
+    fills with numbers, and for classes where torch writes their names: neither ever matches, and
+    the layers get the global config, or none, without a word. `set_operator_type` it never reads.
+
+    Raises:
+        ValueError: A name or a class that no module of the model has, or `set_operator_type`.
+    """
+    from litert_torch.quantize import pt2e_quantizer
+
+    if not isinstance(quantizer, pt2e_quantizer.PT2EQuantizer):
+        yield
+        return
+    stacks = [list(n.meta.get("nn_module_stack", {}).values()) for n in model.graph.nodes]
+    paths = {path for stack in stacks for path, _ in stack}
+    classes = {_class_name(kind) for stack in stacks for _, kind in stack}
+    for name in quantizer.module_name_config:
+        if name not in paths:
+            raise ValueError(f"set_module_name({name!r}) matches no module{nearest(name, paths)}")
+    for kind in quantizer.module_type_config:
+        name = _class_name(kind)
+        if name not in classes:
+            raise ValueError(f"set_module_type({name}) matches no module{nearest(name, classes)}")
+    own = type(quantizer).annotate is pt2e_quantizer.PT2EQuantizer.annotate
+    if own and quantizer.operator_type_config:
+        raise ValueError(
+            "set_operator_type has no effect in litert-torch 0.10: its annotate never reads it. "
+            "Use set_module_type or set_module_name, or override annotate"
+        )
+
+    def layers(node: Any) -> list[tuple[str, Any]]:
+        # A parameter is called in no module: it belongs to those that use it.
+        nodes = [node] if "nn_module_stack" in node.meta else list(node.users)
+        return [layer for n in nodes for layer in n.meta.get("nn_module_stack", {}).values()]
+
+    def by_name(module_name: str) -> Callable[[Any], bool]:
+        return lambda node: any(path == module_name for path, _ in layers(node))
+
+    def by_type(kind: Any) -> Callable[[Any], bool]:
+        return lambda node: any(_class_name(each) == _class_name(kind) for _, each in layers(node))
+
+    shims = {"_get_module_name_filter": by_name, "_get_module_type_filter": by_type}
+    originals = {name: getattr(pt2e_quantizer, name) for name in shims}
+    for name, shim in shims.items():
+        setattr(pt2e_quantizer, name, shim)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(pt2e_quantizer, name, original)
+
+
+def _class_name(kind: Any) -> str:
+    return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _drop_annotations_off_floats(model: torch.fx.GraphModule) -> None:

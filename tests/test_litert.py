@@ -161,3 +161,24 @@ def test_every_recipe_preset_is_one_of_the_librarys(name: str) -> None:
     from ai_edge_quantizer import recipe
 
     assert litert.load_recipe(name) == getattr(recipe, name.removeprefix("recipe_"))()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("method", ["set_module_name", "set_module_type"])
+def test_the_converters_module_filters_still_match_nothing(method: str, strict: bool) -> None:
+    """litert-torch 0.10.0 with torch 2.13; see `_matching_modules`."""
+    with litert.quiet():
+        from litert_torch.quantize.pt2e_quantizer import (
+            PT2EQuantizer,
+            get_symmetric_quantization_config,
+        )
+        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+        model = nn.Sequential(nn.Linear(4, 4)).eval()
+        graph = torch.export.export(model, (torch.ones(1, 4),), strict=strict).module()
+        quantizer = PT2EQuantizer()
+        target = "0" if method == "set_module_name" else nn.Linear
+        getattr(quantizer, method)(target, get_symmetric_quantization_config())
+        prepared = prepare_pt2e(graph, quantizer)
+
+    assert not litert.holds_observers(prepared)
