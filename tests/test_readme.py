@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from pytest_edgeq.options import CI_VARIABLES
 from tests.readme import blocks, commands
 
 
 @pytest.fixture
 def files(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The README's Python files, written as a reader would; not on CI, so that it may remember."""
-    for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS"):
+    for name in CI_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     # What comes with the converter's own dependencies warns when pytest loads it.
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:anyio -p no:randomly -p no:xdist")
