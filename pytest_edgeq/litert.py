@@ -44,7 +44,6 @@ __all__ = [
     "quantize_recipe",
     "quiet",
     "uncalibrated",
-    "wants_static_conversion",
 ]
 
 # Where the float conversion of a torch model puts its only entry point.
@@ -286,7 +285,11 @@ def _graphs(model: torch.nn.Module) -> list[torch.fx.GraphModule]:
 
 
 def needs_calibration(prepared: torch.fx.GraphModule) -> bool:
-    """Whether any activation of a prepared graph is observed to be quantized statically."""
+    """
+    Whether any activation of a prepared graph is observed to be quantized statically.
+
+    Such a graph the converter must be told to convert in its STATIC mode; DYNAMIC is for weights.
+    """
     return bool(_static_activations(prepared))
 
 
@@ -321,11 +324,6 @@ def uncalibrated(prepared: torch.fx.GraphModule) -> list[str]:
         if low is not None and (low.numel() == 0 or bool(low.isinf().any())):
             names.append(name)
     return names
-
-
-def wants_static_conversion(prepared: torch.fx.GraphModule) -> bool:
-    """Whether the converter must be told STATIC; False is its DYNAMIC mode (weights only)."""
-    return bool(_static_activations(prepared))
 
 
 def finish_pt2e(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:

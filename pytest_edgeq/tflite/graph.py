@@ -104,13 +104,6 @@ class Tensor:
             return f"blockwise_{self.block_size}" if self.block_size else "multi_axis"
         return "per_tensor" if len(self.scales) == 1 else "per_channel"
 
-    @property
-    def n_channels(self) -> int | None:
-        """Length of the quantized dimension, None where the tensor is not quantized."""
-        if not self.is_quantized or not 0 <= self.quantized_dimension < len(self.shape):
-            return None
-        return self.shape[self.quantized_dimension]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:

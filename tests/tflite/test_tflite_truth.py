@@ -249,12 +249,12 @@ def test_dynamic_dimensions_are_minus_one() -> None:
 @pytest.mark.parametrize(
     ("scales", "zero_points", "expected"),
     [
-        ((0.5,), (), ((0.5,), (0,), "per_tensor", 3)),
-        ((0.5,), (-3,), ((0.5,), (-3,), "per_tensor", 3)),
-        ((1, 2, 3), (), ((1, 2, 3), (0, 0, 0), "per_channel", 3)),
-        ((1, 2, 3), (7,), ((1, 2, 3), (7, 7, 7), "per_channel", 3)),
-        ((1, 2, 3), (1, 2, 3), ((1, 2, 3), (1, 2, 3), "per_channel", 3)),
-        ((), (), ((), (), None, None)),
+        ((0.5,), (), ((0.5,), (0,), "per_tensor")),
+        ((0.5,), (-3,), ((0.5,), (-3,), "per_tensor")),
+        ((1, 2, 3), (), ((1, 2, 3), (0, 0, 0), "per_channel")),
+        ((1, 2, 3), (7,), ((1, 2, 3), (7, 7, 7), "per_channel")),
+        ((1, 2, 3), (1, 2, 3), ((1, 2, 3), (1, 2, 3), "per_channel")),
+        ((), (), ((), (), None)),
     ],
 )
 def test_scales_and_zero_points(
@@ -268,7 +268,7 @@ def test_scales_and_zero_points(
     given = {"dtype": "int8", "shape": (2, 3), "scales": scales, "zero_points": zero_points}
     content = one_op("9999", [given | {"axis": 1}], [{"dtype": "int8"}])
     tensor = OpGraph.read(content).subgraphs[0].tensors[0]
-    told = (tuple(tensor.scales), tuple(tensor.zero_points), tensor.granularity, tensor.n_channels)
+    told = (tuple(tensor.scales), tuple(tensor.zero_points), tensor.granularity)
     assert told == expected
 
 
