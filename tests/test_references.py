@@ -158,7 +158,9 @@ def test_outputs_are_paired_by_their_names(maker: Edgeq, preset: str) -> None:
             assert other.outputs[output].sqnr_db == errors.sqnr_db, (name, output)
 
 
-@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
+@pytest.mark.parametrize(
+    "preset", ["pt2e_static_int8", "pt2e_dynamic_int8", "recipe_dynamic_wi8_afp32"]
+)
 def test_a_forward_that_works_in_place_disturbs_nobody(maker: Edgeq, preset: str) -> None:
     """Neither the user's samples nor the other sides; every stage is as without it."""
 

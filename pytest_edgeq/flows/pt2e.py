@@ -55,7 +55,7 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
                 _refuse_clearly(request, f"calibration sample {index}", call)
         else:
             # Observers of weights look at them when the graph runs.
-            prepared(*request.args, **request.kwargs)
+            call_reference(prepared, request.sample)
     blind = litert.uncalibrated(prepared)
     if blind:
         raise ValueError(
@@ -148,7 +148,5 @@ def refusal(name: str, who: str, error: Exception) -> str:
         hint = (
             "its forward gives a namedtuple; wrap it in a module that gives a plain tuple or a dict"
         )
-    elif "ScriptModule" in words or "TopLevelTracedModule" in words:
-        hint = "it is a scripted or traced module; pass the nn.Module that it was made from"
     verb = "stops" if who.startswith("calibration") else "refuses"
     return f"{who} {verb} {name}: {hint}\n{words}"

@@ -70,6 +70,11 @@ class Request:
     session: Session
     ledger: SampleLedger = field(default_factory=SampleLedger)
 
+    @property
+    def sample(self) -> Sample:
+        """The sample inputs, as a sample."""
+        return Sample(self.args, self.kwargs)
+
     def calibration_samples(self) -> Iterator[Sample]:
         """
         Read the calibration data, once.
@@ -118,9 +123,8 @@ class Request:
         if flow != "float":
             _check_something_is_quantized(edge, self)
         # Conversion succeeds for files that no kernel takes; better now than in the first run.
-        sample = Sample(self.args, self.kwargs)
         names = [spec.name for spec in self.spec.inputs]
-        edge.run(names, sample.arrays(), self.session.runtime())
+        edge.run(names, self.sample.arrays(), self.session.runtime())
         return QuantizedModel(
             edge,
             name=self.name,
