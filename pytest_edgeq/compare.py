@@ -22,7 +22,7 @@ from pytest_edgeq.reference import call_reference, undisturbed
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import SignatureTensor
+from pytest_edgeq.tflite.graph import SignatureTensor, Tensor
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.runtimes import check_runtime
 
@@ -208,33 +208,22 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for signature in edge.graph.signatures:
         for border in signature.inputs:
-            findings += check_scales(
-                f"the input {border.name!r}",
-                border.tensor.scales,
-                border.tensor.zero_points,
-                activation=True,
-                dtype=border.tensor.dtype,
-            )
+            findings += _scale_findings(f"the input {border.name!r}", border.tensor)
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
         roles = roles_of(edge.graph, op)
         for tensor in roles.outputs:
-            findings += check_scales(
-                f"the output of {entry.where}",
-                tensor.scales,
-                tensor.zero_points,
-                activation=True,
-                dtype=tensor.dtype,
-            )
+            findings += _scale_findings(f"the output of {entry.where}", tensor)
         for stored in roles.weights:
-            findings += check_scales(
-                f"the weight of {entry.where}",
-                stored.tensor.scales,
-                stored.tensor.zero_points,
-                activation=False,
-                dtype=stored.tensor.dtype,
-            )
+            where = f"the weight of {entry.where}"
+            findings += _scale_findings(where, stored.tensor, activation=False)
         for stored in roles.biases:
             if stored.tensor.dtype == "int32" and stored.tensor.is_constant:
                 values = edge.graph.constant(stored.tensor).view(np.int32)
                 findings += check_bias(f"the bias of {entry.where}", values)
     return tuple(dict.fromkeys(findings))
+
+
+def _scale_findings(where: str, tensor: Tensor, *, activation: bool = True) -> list[Finding]:
+    return check_scales(
+        where, tensor.scales, tensor.zero_points, activation=activation, dtype=tensor.dtype
+    )

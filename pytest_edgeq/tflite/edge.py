@@ -95,8 +95,13 @@ class EdgeFile:
 
     def restart(self) -> None:
         """Let a file that keeps state from run to run start anew."""
-        if self.graph.is_stateful:
+        if self._is_stateful:
             self._runners.clear()
+
+    @functools.cached_property
+    def _is_stateful(self) -> bool:
+        # Asked at each run, and every tensor of the file is looked at to tell.
+        return self.graph.is_stateful
 
     @property
     def path(self) -> Path | None:
