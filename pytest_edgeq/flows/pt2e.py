@@ -1,7 +1,7 @@
 """
 The `pt2e` flow: export, prepare, calibrate, convert, lower to `.tflite`.
 
-Each step is torchao's or the converter's own; see `litert.py` for what must be met on the way.
+Each step is torchao's or the converter's own; see `litert/` for what must be met on the way.
 """
 
 from __future__ import annotations

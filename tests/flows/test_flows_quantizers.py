@@ -103,7 +103,7 @@ def test_a_static_quantizer_whose_observers_see_nothing(
 
     def blind(exported: Any, quantizer: Any) -> Any:
         prepared = original(exported, quantizer)
-        _, observer = litert._static_activations(prepared)[1]
+        _, observer = litert.pt2e._static_activations(prepared)[1]
         observer.forward = lambda x: x
         return prepared
 

@@ -1,89 +1,28 @@
-"""
-The converter and the quantizer libraries behind one face.
-
-The only module that imports litert_torch, torchao or ai_edge_quantizer, so that a release of theirs
-is answered in one file. Each shim names the versions and the symptom, and has a test in
-`tests/test_litert.py` that fails when it is no longer needed.
-"""
+"""PT2E quantization of exported graphs: torchao's observers, the converter's quantizer."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import json
-import logging
-import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.presets import PRESETS
+from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.suggest import nearest
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import torch
-
-    Recipe = list[dict[str, Any]]
 
 
 __all__ = [
-    "calibrate_recipe",
-    "convert_graph",
-    "convert_model",
     "finish_pt2e",
     "holds_observers",
     "holds_quantization",
     "is_pt2e_quantizer",
-    "load_recipe",
     "needs_calibration",
     "prepare_pt2e",
     "pt2e_preset",
-    "quantize_recipe",
-    "quiet",
     "uncalibrated",
 ]
-
-# Where the float conversion of a torch model puts its only entry point.
-SIGNATURE = "serving_default"
-
-
-# Loggers that say nothing that a user could act on, and would fill the captured log of every test
-# that fails: torch 2.13's structured trace (hundreds of empty DEBUG records an export), torchao
-# 0.18 on extensions for GPUs that it could not load, and torch on torchao's enums.
-_CHATTER = ("torch.__trace", "torchao", "torchao.kernel.intmm", "torch.utils._pytree")
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """
-    Keep the libraries' own chatter away from tests, and from suites that make warnings errors.
-
-    torch 2.13 and litert-torch 0.10 warn on each conversion (`isinstance(treespec, LeafSpec)` is
-    deprecated) and on import (torchao's `KernelPreference`); nobody outside can act on it.
-    """
-    progress = os.environ.get("LITERT_TORCH_SHOW_PROGRESS")
-    os.environ.setdefault("LITERT_TORCH_SHOW_PROGRESS", "n")
-    # litert-torch 0.10 warns through logging.warning, which gives a bare root logger a handler.
-    root = logging.getLogger()
-    handlers = list(root.handlers)
-    loggers = [logging.getLogger(name) for name in _CHATTER]
-    disabled = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, before in zip(loggers, disabled, strict=True):
-            logger.disabled = before
-        for handler in [handler for handler in root.handlers if handler not in handlers]:
-            root.removeHandler(handler)
-        if progress is None:
-            os.environ.pop("LITERT_TORCH_SHOW_PROGRESS", None)
 
 
 def pt2e_preset(name: str) -> Any:
@@ -342,159 +281,3 @@ def finish_pt2e(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
     # it "is converted in training mode" (litert-torch 0.10.0, harmless).
     converted.training = False
     return converted
-
-
-def convert_graph(
-    converted: torch.fx.GraphModule,
-    args: tuple[torch.Tensor, ...],
-    kwargs: Mapping[str, torch.Tensor],
-    *,
-    static: bool,
-    dynamic_shapes: Any = None,
-) -> bytes:
-    """
-    Convert a PT2E graph to `.tflite`.
-
-    The quantizer's own config is not passed on: the converter looks at nothing but
-    `global_config.is_dynamic` (litert-torch 0.10.0, `quant_config.py`), which a quantizer that
-    sets configs by module or by operator does not have. So it gets one of that kind.
-    """
-    with quiet():
-        from litert_torch.quantize.quant_config import QuantConfig
-
-        preset = "pt2e_static_int8" if static else "pt2e_dynamic_int8"
-        config = QuantConfig(pt2e_quantizer=pt2e_preset(preset))
-    return _convert(converted, args, kwargs, dynamic_shapes=dynamic_shapes, quant_config=config)
-
-
-def convert_model(
-    model: torch.nn.Module,
-    args: tuple[torch.Tensor, ...],
-    kwargs: Mapping[str, torch.Tensor],
-    *,
-    dynamic_shapes: Any = None,
-) -> bytes:
-    """Convert a torch model to a float `.tflite`."""
-    return _convert(model, args, kwargs, dynamic_shapes=dynamic_shapes)
-
-
-def _convert(
-    model: torch.nn.Module,
-    args: tuple[torch.Tensor, ...],
-    kwargs: Mapping[str, torch.Tensor],
-    **options: Any,
-) -> bytes:
-    with quiet():
-        import litert_torch
-
-        edge = litert_torch.convert(model, args, dict(kwargs) or None, **options)
-        content: bytes = edge.model_content()
-        return content
-
-
-def load_recipe(recipe: str | Path | Recipe) -> Recipe:
-    """
-    Give a recipe's rules from our preset's name, a `.json` path or the list itself.
-
-    Raises:
-        FileNotFoundError: The path does not exist.
-        ValueError: The file is not JSON, or there is no rule in it.
-        TypeError: The content is not a list of dicts.
-    """
-    where = "recipe"
-    if isinstance(recipe, str) and recipe in PRESETS:
-        with quiet():
-            from ai_edge_quantizer import recipe as recipes
-
-            rules = getattr(recipes, recipe.removeprefix("recipe_"))()
-    elif isinstance(recipe, (str, Path)):
-        path = Path(recipe)
-        where = f"recipe {path}"
-        if not path.is_file():
-            raise FileNotFoundError(f"no recipe at {path}")
-        try:
-            rules = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{where} is not JSON: {error}") from None
-    else:
-        rules = recipe
-    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-        raise TypeError(
-            f"{where}: expected a list of dicts, one a rule, got {type(rules).__name__}"
-        )
-    if not rules:
-        raise ValueError(f"{where} has no rule: nothing would be quantized")
-    return rules
-
-
-def _recipe_quantizer(float_tflite: bytes, recipe: Recipe) -> Any:
-    with quiet():
-        from ai_edge_quantizer import quantizer
-
-        with _refusals("refuses the recipe"):
-            return quantizer.Quantizer(float_tflite, recipe)
-
-
-@contextlib.contextmanager
-def _refusals(what: str) -> Iterator[None]:
-    """Say whose error it is: ai-edge-quantizer raises whatever it stumbles over."""
-    try:
-        yield
-    except Exception as error:
-        raise RuntimeError(
-            f"ai-edge-quantizer {what}: check the rules' operations, bits and granularity, and "
-            "whether the library knows every op of the float .tflite (model.float_tflite)\n"
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def calibrate_recipe(
-    float_tflite: bytes,
-    recipe: Recipe,
-    samples: Iterable[Mapping[str, npt.NDArray[np.generic]]],
-    *,
-    threads: int,
-) -> Any | None:
-    """
-    Collect the ranges that a recipe needs, by running the float `.tflite`.
-
-    Args:
-        float_tflite: What will be quantized.
-        recipe: Its rules.
-        samples: Inputs by signature name; read only if the recipe needs them.
-        threads: Of the interpreter.
-
-    Returns:
-        What `quantize_recipe` wants, None where the recipe needs no calibration.
-    """
-    if not _recipe_quantizer(float_tflite, recipe).need_calibration:
-        return None
-    with quiet():
-        from ai_edge_quantizer.calibrator import Calibrator
-        from ai_edge_quantizer.recipe_manager import RecipeManager
-
-        manager = RecipeManager()
-        manager.load_quantization_recipe(recipe)
-        calibrator = Calibrator(float_tflite, num_threads=threads)
-    # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it reads
-    # it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held whole. The
-    # ranges gathered are the same.
-    for sample in samples:
-        with quiet(), _refusals("cannot calibrate for the recipe"):
-            calibrator.calibrate({SIGNATURE: [sample]}, manager)
-    return calibrator.get_model_qsvs()
-
-
-def quantize_recipe(float_tflite: bytes, recipe: Recipe, calibration: Any | None) -> bytes:
-    """Quantize a float `.tflite` by a recipe."""
-    quantizer = _recipe_quantizer(float_tflite, recipe)
-    # Its report of sizes and times goes to standard output.
-    with (
-        quiet(),
-        contextlib.redirect_stdout(io.StringIO()),
-        _refusals("cannot apply the recipe"),
-    ):
-        result = quantizer.quantize(
-            calibration, enable_progress_bar=False, enable_progress_report=False
-        )
-    return bytes(result.quantized_model)

@@ -1,0 +1,131 @@
+"""Recipes: the rules of ai-edge-quantizer, on a float `.tflite`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.converter import SIGNATURE
+from pytest_edgeq.presets import PRESETS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Recipe = list[dict[str, Any]]
+
+
+__all__ = ["calibrate_recipe", "load_recipe", "quantize_recipe"]
+
+
+def load_recipe(recipe: str | Path | Recipe) -> Recipe:
+    """
+    Give a recipe's rules from our preset's name, a `.json` path or the list itself.
+
+    Raises:
+        FileNotFoundError: The path does not exist.
+        ValueError: The file is not JSON, or there is no rule in it.
+        TypeError: The content is not a list of dicts.
+    """
+    where = "recipe"
+    if isinstance(recipe, str) and recipe in PRESETS:
+        with quiet():
+            from ai_edge_quantizer import recipe as recipes
+
+            rules = getattr(recipes, recipe.removeprefix("recipe_"))()
+    elif isinstance(recipe, (str, Path)):
+        path = Path(recipe)
+        where = f"recipe {path}"
+        if not path.is_file():
+            raise FileNotFoundError(f"no recipe at {path}")
+        try:
+            rules = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{where} is not JSON: {error}") from None
+    else:
+        rules = recipe
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        raise TypeError(
+            f"{where}: expected a list of dicts, one a rule, got {type(rules).__name__}"
+        )
+    if not rules:
+        raise ValueError(f"{where} has no rule: nothing would be quantized")
+    return rules
+
+
+def _recipe_quantizer(float_tflite: bytes, recipe: Recipe) -> Any:
+    with quiet():
+        from ai_edge_quantizer import quantizer
+
+        with _refusals("refuses the recipe"):
+            return quantizer.Quantizer(float_tflite, recipe)
+
+
+@contextlib.contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Say whose error it is: ai-edge-quantizer raises whatever it stumbles over."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(
+            f"ai-edge-quantizer {what}: check the rules' operations, bits and granularity, and "
+            "whether the library knows every op of the float .tflite (model.float_tflite)\n"
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def calibrate_recipe(
+    float_tflite: bytes,
+    recipe: Recipe,
+    samples: Iterable[Mapping[str, npt.NDArray[np.generic]]],
+    *,
+    threads: int,
+) -> Any | None:
+    """
+    Collect the ranges that a recipe needs, by running the float `.tflite`.
+
+    Args:
+        float_tflite: What will be quantized.
+        recipe: Its rules.
+        samples: Inputs by signature name; read only if the recipe needs them.
+        threads: Of the interpreter.
+
+    Returns:
+        What `quantize_recipe` wants, None where the recipe needs no calibration.
+    """
+    if not _recipe_quantizer(float_tflite, recipe).need_calibration:
+        return None
+    with quiet():
+        from ai_edge_quantizer.calibrator import Calibrator
+        from ai_edge_quantizer.recipe_manager import RecipeManager
+
+        manager = RecipeManager()
+        manager.load_quantization_recipe(recipe)
+        calibrator = Calibrator(float_tflite, num_threads=threads)
+    # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it reads
+    # it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held whole. The
+    # ranges gathered are the same.
+    for sample in samples:
+        with quiet(), _refusals("cannot calibrate for the recipe"):
+            calibrator.calibrate({SIGNATURE: [sample]}, manager)
+    return calibrator.get_model_qsvs()
+
+
+def quantize_recipe(float_tflite: bytes, recipe: Recipe, calibration: Any | None) -> bytes:
+    """Quantize a float `.tflite` by a recipe."""
+    quantizer = _recipe_quantizer(float_tflite, recipe)
+    # Its report of sizes and times goes to standard output.
+    with (
+        quiet(),
+        contextlib.redirect_stdout(io.StringIO()),
+        _refusals("cannot apply the recipe"),
+    ):
+        result = quantizer.quantize(
+            calibration, enable_progress_bar=False, enable_progress_report=False
+        )
+    return bytes(result.quantized_model)

@@ -1,0 +1,36 @@
+"""Which room imports what: the libraries of the converter stand in one, pytest in two modules."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import pytest_edgeq
+
+ROOT = Path(pytest_edgeq.__file__).parent
+CONVERTER = {"litert_torch", "ai_edge_torch", "torchao", "ai_edge_quantizer", "litert_quantizer"}
+
+
+def _imports(path: Path) -> set[str]:
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    names = set()
+    for node in tree:
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_room_imports_only_what_it_may(path: Path) -> None:
+    """A release of the converter's libraries is answered in `litert/` alone."""
+    where, names = path.relative_to(ROOT), _imports(path)
+    if where.parts[0] != "litert":
+        assert not names & CONVERTER
+    if str(where) not in ("plugin.py", "options.py"):
+        assert "pytest" not in names
+    if where.parts[0] in ("numerics", "tflite", "snapshots"):
+        assert "torch" not in names
