@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.numerics.comparison import Comparison, WorstSamples
 from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
 from pytest_edgeq.numerics.health import (
@@ -23,8 +24,8 @@ from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import SignatureTensor, Tensor
+from pytest_edgeq.tflite.layout import mismatch_hint
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.tflite.runtimes import check_runtime
 
 __all__ = ["compare", "static_findings"]
 
@@ -49,17 +50,16 @@ def compare(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) -
         TypeError: A sample of another kind or dtype.
         RuntimeError: The kernels cannot allocate the file.
     """
-    check_runtime(runtime)
+    quantized.edge.runtimes.check(runtime)
     if quantized.float_model is None:
         raise ValueError(
             f"{quantized.name} has no reference to compare with: load it with "
             "edgeq.load(tflite, reference=model)"
         )
-    quantized.edge.require_one_signature("compare")
+    specs = [_output_spec(border) for border in quantized.edge.signature.outputs]
     for edge in (quantized.edge, quantized.float_edge):
         if edge is not None:
             edge.restart()
-    specs = [_output_spec(border) for border in quantized.edge.signature.outputs]
     sides = _sides(quantized)
     # Both sides of a conversion are float: there is no LSB.
     unscaled = [OutputSpec(spec.name) for spec in specs]
@@ -78,7 +78,7 @@ def compare(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) -
                 if name == "total":
                     worst.offer(count, sqnr_db, sample.clone)
             for watch, reference_value, edge_value, code in zip(
-                health, values["float"], values["edge"], codes, strict=True
+                health, values["float"], values["edge"], quantized.edge.turned(codes), strict=True
             ):
                 watch.update(reference_value, edge_value, code)
             overlap += arrays in quantized.ledger
@@ -128,11 +128,15 @@ def _values(
 ) -> dict[str, Arrays]:
     """What every side gives for one sample, each in the file's own order of outputs."""
     wanted = [border.name for border in quantized.edge.signature.outputs]
-    assert quantized.float_model is not None, "unreachable because compare has looked"
+    reference = quantized.float_model
+    assert reference is not None, "unreachable because compare has looked"
+    aliases = keras_output_names(reference) if is_keras(reference) else ()
+    outputs = call_reference(reference, sample)
     values = {
         "edge": quantized.edge.decode(codes),
-        "float": _in_order(call_reference(quantized.float_model, sample), wanted, quantized.name),
+        "float": _in_order(outputs, wanted, quantized.name, aliases),
     }
+    _check_layout(quantized, values["float"], values["edge"])
     if quantized.simulated is not None:
         outputs = call_reference(quantized.simulated, sample)
         values["simulated"] = _in_order(outputs, wanted, quantized.name)
@@ -178,15 +182,39 @@ def _output_spec(border: SignatureTensor) -> OutputSpec:
     return OutputSpec(border.name, float(tensor.scales[0]), int(tensor.zero_points[0]), low, high)
 
 
+def _check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:
+    borders = quantized.edge.signature.outputs
+    for border, expected, actual in zip(borders, reference, edge, strict=True):
+        if expected.shape == actual.shape:
+            continue
+        hint = mismatch_hint(expected.shape, actual.shape)
+        if not hint:
+            # Told with all other shapes, by the figures' own check.
+            continue
+        if quantized.edge.layouts.of(border) is not None:
+            hint = "; it was turned by layout=, and would fit as the file has it"
+        raise ValueError(
+            f"{quantized.name}: output {border.name!r}: the reference gives shape "
+            f"{list(expected.shape)}, the file {list(actual.shape)}{hint}"
+        )
+
+
 def _in_order(
-    outputs: Sequence[tuple[str | None, np.ndarray[Any, Any]]], wanted: Sequence[str], name: str
+    outputs: Sequence[tuple[str | None, np.ndarray[Any, Any]]],
+    wanted: Sequence[str],
+    name: str,
+    aliases: Sequence[str] = (),
 ) -> Arrays:
     """
     A reference's outputs in the file's order.
 
     By name where the names are the same ones; an output without a key bears the name that the
-    converter gives it, `output_<position>`. By position where no name is known to both.
+    converter gives it, `output_<position>`, or its alias. By position where no name is known to
+    both.
     """
+    keys = [key for key, _ in outputs]
+    if len(aliases) == len(keys) and set(aliases) == set(wanted) and set(keys) == {None}:
+        outputs = [(alias, value) for alias, (_, value) in zip(aliases, outputs, strict=True)]
     named = {f"output_{i}" if key is None else key: value for i, (key, value) in enumerate(outputs)}
     if len(outputs) != len(wanted):
         raise ValueError(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.snapshots.session import SnapshotSession
+    from pytest_edgeq.tflite.registry import Runtime, Runtimes
     from pytest_edgeq.tflite.source import TflitePath
 
 
@@ -30,16 +31,20 @@ class Edgeq:
     remembered.
 
     Args:
-        runtime: Kernels that run files where a call names none, or a callable that tells.
+        runtime: What runs files where a call names none, or a callable that tells.
         threads: Of every interpreter.
         seed: Of the random number generators of torch, numpy and Python while a model is
             quantized.
         directory: Where files are written; a temporary folder by default.
         memory: What remembers; given by the plugin.
+        runtimes: Runtimes of your own by name (`pytest_edgeq.tflite.runtimes.Runtime`), beside
+            the built-in ones. Inside pytest they come from the hook `pytest_edgeq_runtimes`.
 
     Raises:
-        ValueError: Unknown runtime, or a number of threads or a seed out of range.
-        TypeError: A number of threads or a seed that is no whole number.
+        ValueError: Unknown runtime, one of your own with a built-in one's name, or a number of
+            threads or a seed out of range.
+        TypeError: A number of threads or a seed that is no whole number, or a runtime of your own
+            that cannot be called.
     """
 
     def __init__(
@@ -50,9 +55,10 @@ class Edgeq:
         seed: int = 0,
         directory: Path | None = None,
         memory: SnapshotSession | None = None,
+        runtimes: Mapping[str, Runtime] | Runtimes | None = None,
     ) -> None:
         from pytest_edgeq.flows.request import Session
-        from pytest_edgeq.tflite.runtimes import check_runtime
+        from pytest_edgeq.tflite.registry import Runtimes
 
         for setting, value in (("threads", threads), ("seed", seed)):
             if isinstance(value, bool) or not isinstance(value, int):
@@ -61,22 +67,25 @@ class Edgeq:
             raise ValueError(f"threads: expected at least 1, got {threads}")
         if not 0 <= seed < 2**32:
             raise ValueError(f"seed: expected 0 … 2**32 − 1, got {seed}")
+        if not isinstance(runtimes, Runtimes):
+            runtimes = Runtimes({} if runtimes is None else runtimes)
         if isinstance(runtime, str):
-            fixed = check_runtime(runtime)
+            fixed = runtimes.check(runtime)
             tell: Callable[[], str] = lambda: fixed  # noqa: E731 # a name for one value
         else:
             tell = runtime
-        self._session = Session(tell, threads, seed, directory)
+        self._session = Session(tell, threads, seed, directory, runtimes)
         self._memory = memory
 
     def quantize(
         self,
-        model: torch.nn.Module,
+        model: torch.nn.Module | Mapping[str, torch.nn.Module],
         sample_inputs: Any = None,
         *,
         quantizer: Any = "pt2e_static_int8",
-        calibration: Iterable[Any] | None = None,
+        calibration: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
         sample_kwargs: Mapping[str, torch.Tensor] | None = None,
+        train: Callable[[torch.fx.GraphModule], Any] | None = None,
         dynamic_shapes: Any = None,
         strict_export: bool = True,
         name: str | None = None,
@@ -86,15 +95,30 @@ class Edgeq:
 
         The model is left as it was: parameters, buffers, training flag and hooks.
 
+        A file with several signatures, for instance for two sizes of input, comes from dicts by
+        signature: `sample_inputs={"small": (x,), "large": (y,)}`, `calibration` and
+        `dynamic_shapes` likewise; `model` is one for all or a dict, too. Each signature is run and
+        compared by itself: `quantized.signature("small")`.
+
         Args:
             model: In eval mode.
-            sample_inputs: A tuple of tensors that the model is traced with.
+            sample_inputs: A tuple of tensors that the model is traced with; a dict of such
+                samples by signature.
             quantizer: A preset's name (`pytest_edgeq.presets.PRESETS`), a torchao PT2E `Quantizer`
-                instance, an ai-edge-quantizer recipe (list of dicts, or a `.json` path), or None
-                for plain float.
+                instance, a torchao `AOBaseConfig` (as for `quantize_`; `FqnToConfig` chooses
+                layers), an ai-edge-quantizer recipe (list of dicts, or a `.json` path), or None for
+                plain float.
             calibration: Any iterable of samples, each a tensor, a tuple of tensors or a dict;
                 read once, in order, and only by quantizers that need it.
             sample_kwargs: Keyword inputs to trace with.
+            train: Of quantization-aware training, with `pt2e_qat_int8` or a quantizer of fake
+                quantizers: called once with the prepared graph, to train it in place. The graph
+                shares nothing with the model, takes batches of any size where the model allows,
+                comes in eval mode, and can be switched by `train()` and `eval()`, which reach its
+                batch norms and dropouts. No calibration is read. Errors are measured against the
+                model as it was given, so what training changes in its outputs counts, too: train
+                towards those to keep them, or hold the file against the trained weights by
+                `load(quantized.path, reference=trained)`.
             dynamic_shapes: As `torch.export.export` takes it.
             strict_export: Of PT2E flows. A model that strict export refuses is exported
                 non-strictly with a warning.
@@ -106,7 +130,8 @@ class Edgeq:
         Raises:
             TypeError: Not a module, not a quantizer, or a sample of another kind or dtype.
             ValueError: A model in train mode, missing, empty or bad calibration data, an unknown
-                preset, or a model in which nothing was quantized.
+                preset, `train` missing, unfit or without effect, or a model in which nothing was
+                quantized.
             FileNotFoundError: The recipe's path does not exist.
             RuntimeError: torch.export, the converter or the kernels refuse the model.
         """
@@ -118,6 +143,7 @@ class Edgeq:
             sample_inputs,
             sample_kwargs=sample_kwargs,
             calibration=calibration,
+            train=train,
             dynamic_shapes=dynamic_shapes,
             strict_export=strict_export,
             name=name,
@@ -131,28 +157,38 @@ class Edgeq:
         self,
         tflite: TflitePath | bytes,
         *,
-        reference: Callable[..., Any] | None = None,
+        reference: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
         name: str | None = None,
+        layout: str | Mapping[str, str] | None = None,
     ) -> QuantizedModel:
         """
         Take a `.tflite` file made elsewhere.
 
         Args:
             tflite: Path or content.
-            reference: What it should compute: a torch module in eval mode, or any callable on the
-                samples' own tensors or arrays. Without one it cannot be compared.
+            reference: What it should compute: a torch module in eval mode, a Keras model,
+                `onnx_reference(session)`, or any other callable. It is given numpy arrays, and
+                tensors in their place if it fails on arrays. Without a reference the file cannot be
+                compared. A file with several signatures takes a dict by signature.
             name: For texts and files; the file's stem by default.
+            layout: How the file lays out its inputs and outputs where the reference does otherwise.
+                `"nhwc"`: the file keeps the channels of every input and output of four dimensions
+                last, the reference first; `"nchw"`: the other way round. A dict says it for single
+                ones by their names in the file, also of three or five dimensions (`"nwc"`,
+                `"ndhwc"`, …). Samples, and what `run` gives, are laid out as the reference has
+                them. Nothing is turned without it.
 
         Raises:
             FileNotFoundError: No such file.
-            ValueError: Not a whole `.tflite` file, or a reference in train mode.
+            ValueError: Not a whole `.tflite` file, a reference in train mode, or a layout that
+                fits nothing in the file.
             TypeError: Neither a path nor bytes, or a reference that cannot be called.
         """
         from pytest_edgeq.flows.prebuilt import load_prebuilt
 
         if name is None:
             name = Path(tflite).stem if isinstance(tflite, (str, os.PathLike)) else "model"
-        return load_prebuilt(tflite, reference, name, self._session)
+        return load_prebuilt(tflite, reference, name, self._session, layout)
 
     def compare(
         self, quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str | None = None
@@ -163,18 +199,28 @@ class Edgeq:
         Args:
             quantized: From `quantize` or `load`.
             inputs: Any iterable of samples; read once, in order, one held at a time.
-            runtime: Kernels that run the file; the session's own by default.
+            runtime: What runs the file: `xnnpack`, `builtin`, `reference`, `compiled`,
+                `tensorflow`, or one of your own; the session's own by default.
 
         Raises:
             ValueError: No sample, one that does not fit, no reference, an unknown runtime, or
                 outputs that differ from the reference's in number or shape.
             TypeError: A sample of another kind or dtype.
             RuntimeError: The kernels cannot allocate the file.
+            ModuleNotFoundError: The runtime needs a package that is not installed.
         """
         from pytest_edgeq.compare import compare
 
         _require_model("compare", quantized)
         return compare(quantized, inputs, runtime=runtime or self._session.runtime())
+
+    def close(self) -> None:
+        """
+        Close every file that is open on a runtime of your own; inside pytest the fixture does it.
+
+        Models of this session cannot be run on such a runtime any more.
+        """
+        self._session.runtimes.close()
 
     def check_op_dtypes(self, quantized: QuantizedModel, *, name: str | None = None) -> None:
         """

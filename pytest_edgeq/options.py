@@ -12,6 +12,7 @@ belong to what the test asserts, and nothing overrides them.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,11 +23,13 @@ import pytest
 from pytest_edgeq.presets import (
     DEFAULT_PRESET,
     DEFAULT_RUNTIME,
+    NEEDS_TENSORFLOW,
     PRESETS,
     RUNTIMES,
     unknown_preset,
 )
 from pytest_edgeq.suggest import nearest
+from pytest_edgeq.tflite.registry import BUILT_IN, Runtimes
 
 UPDATE_CATEGORIES: Final = ("new", "changed", "prune")
 OBSOLETE_LEVELS: Final = ("info", "error")
@@ -62,10 +65,18 @@ _MARKER_IS_KEYWORD_ONLY: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where an option's text was written: a name for messages and the folder for its paths."""
+    """
+    Where an option's text was written.
+
+    Attributes:
+        where: A name for messages.
+        folder: What its paths are relative to.
+        runtimes: The runtimes that can be named there.
+    """
 
     where: str
     folder: Path
+    runtimes: Runtimes = BUILT_IN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +176,17 @@ def _quantizers(text: str, place: Place) -> tuple[str | None, ...]:
     return values
 
 
+def _runtime(text: str, place: Place) -> str:
+    """Resolve a runtime's name; TensorFlow is looked for, not imported."""
+    try:
+        place.runtimes.check(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"{place.where}: {error}") from None
+    if text == "tensorflow" and importlib.util.find_spec("tensorflow") is None:
+        raise pytest.UsageError(f"{place.where}: {NEEDS_TENSORFLOW}")
+    return text
+
+
 def _update(text: str, place: Place) -> frozenset[str]:
     words = _split(text)
     for word in words:
@@ -203,8 +225,9 @@ OPTIONS: Final = (
         "runtime",
         DEFAULT_RUNTIME,
         "NAME",
-        f"The kernels that run the .tflite: {', '.join(RUNTIMES)}.",
-        _choice(RUNTIMES),
+        f"What runs the .tflite: {', '.join(RUNTIMES)}, or a name from the hook "
+        "pytest_edgeq_runtimes.",
+        _runtime,
     ),
     Option("threads", 1, "N", "Threads of the interpreter.", _integer(1)),
     Option("seed", 0, "N", "Seed of everything random in quantization.", _integer(0, 2**32)),
@@ -244,7 +267,7 @@ class Settings:
 
     Attributes:
         quantizers: Presets, absolute paths of recipes, None for float.
-        runtime: The kernels that run the `.tflite`.
+        runtime: What runs the `.tflite`.
         threads: Threads of the interpreter.
         seed: Seed of everything random in quantization.
         update: Categories of remembered files that may be written.
@@ -283,7 +306,7 @@ class Marks:
 
 MARKER: Final = (
     "edgeq(*, quantizers=[…], runtime=None): run the test once under each of these quantizers "
-    "(for tests that ask for edgeq_quantizer), on these kernels. --edgeq-runtime wins over runtime."
+    "(for tests that ask for edgeq_quantizer), on this runtime. --edgeq-runtime wins over runtime."
 )
 
 
@@ -330,9 +353,13 @@ def _ini(config: pytest.Config, option: Option) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value).strip()
 
 
-def resolve(config: pytest.Config) -> Settings:
+def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
     """
     Make the settings of a run from its command line and ini file.
+
+    Args:
+        config: Of the run.
+        runtimes: Those that can be named.
 
     Raises:
         pytest.UsageError: A value is not valid, or an update was asked for on CI.
@@ -343,23 +370,25 @@ def resolve(config: pytest.Config) -> Settings:
         text = config.getoption(option.name)
         if text is None:
             folder = config.rootpath if config.inipath is None else config.inipath.parent
-            text, place = _ini(config, option), Place(f"ini option {option.name}", folder)
+            text = _ini(config, option)
+            place = Place(f"ini option {option.name}", folder, runtimes)
         else:
             given.add(option.stem)
-            place = Place(option.flag, config.invocation_params.dir)
+            place = Place(option.flag, config.invocation_params.dir, runtimes)
         if option.stem == "snapshot_dir":
             place = dataclasses.replace(place, folder=config.rootpath)
         values[option.stem] = option.resolve(text, place)
     return Settings(**values, on_command_line=frozenset(given))
 
 
-def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path) -> Marks:
+def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtimes) -> Marks:
     """
     Make one of the markers `edgeq` on a test, the closest first; each keyword counts by itself.
 
     Args:
         marks: The markers, as `item.iter_markers("edgeq")` gives them.
         rootdir: What the paths of recipes are relative to.
+        runtimes: Those that can be named.
 
     Raises:
         pytest.UsageError: A keyword or a value is not valid.
@@ -386,7 +415,7 @@ def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path) -> Marks:
     if "quantizers" in said:
         said["quantizers"] = _marked_quantizers(said["quantizers"], rootdir)
     if "runtime" in said:
-        _choice(RUNTIMES)(said["runtime"], Place("the marker edgeq(runtime=…)", rootdir))
+        _runtime(said["runtime"], Place("the marker edgeq(runtime=…)", rootdir, runtimes))
     return Marks(**said)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,9 +26,11 @@ from pytest_edgeq.snapshots.producer import version_of
 from pytest_edgeq.snapshots.record import Owner, Phase
 from pytest_edgeq.snapshots.session import SnapshotSession
 from pytest_edgeq.snapshots.summary import Outcome, Severity, summarize
+from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
+    from pytest_edgeq.tflite.registry import Runtime
 
 _HEADER_VERSIONS = ("torch", "torchao", "litert-torch", "ai-edge-litert")
 _MARKUP: dict[Severity | None, dict[str, bool]] = {
@@ -40,6 +42,7 @@ _MARKUP: dict[Severity | None, dict[str, bool]] = {
 
 settings_key = pytest.StashKey[options.Settings]()
 memory_key = pytest.StashKey[SnapshotSession]()
+_runtimes_key = pytest.StashKey[Runtimes]()
 _outcome_key = pytest.StashKey[Outcome]()
 _running_key = pytest.StashKey["pytest.Item | None"]()
 
@@ -47,15 +50,38 @@ _running_key = pytest.StashKey["pytest.Item | None"]()
 # --- options and what the run says first --------------------------------------------------------
 
 
+class HookSpecs:
+    """The hooks that other plugins, and conftest.py files, may implement."""
+
+    @staticmethod
+    def pytest_edgeq_runtimes(config: pytest.Config) -> Mapping[str, Runtime] | None:
+        """
+        Give runtimes of your own: a dict of name → runner.
+
+        Called once, while pytest is being configured and in each worker of pytest-xdist by itself,
+        so it must stand in a plugin or in a conftest.py that pytest reads before it collects.
+        Results of several plugins are merged. A name is valid wherever a runtime is named.
+        `pytest_edgeq.tflite.runtimes.Runtime` says what a runner is.
+        """
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hooks."""
+    pluginmanager.add_hookspecs(HookSpecs)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Register the options."""
     options.add_options(parser)
 
 
+# After the plugins that register others while they are configured.
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Resolve the options, so that a wrong one stops the run at once; register the marker."""
     config.addinivalue_line("markers", options.MARKER)
-    settings = config.stash[settings_key] = options.resolve(config)
+    runtimes = config.stash[_runtimes_key] = _registered(config)
+    settings = config.stash[settings_key] = options.resolve(config, runtimes)
     config.stash[memory_key] = SnapshotSession(
         Layout(config.rootpath, settings.snapshot_dir),
         update=settings.update,
@@ -66,11 +92,33 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Controller(config), "edgeq-controller")
 
 
+def _registered(config: pytest.Config) -> Runtimes:
+    """Ask the plugins for runtimes, and merge them."""
+    hook = config.hook.pytest_edgeq_runtimes
+    results = hook(config=config)
+    merged: dict[str, Runtime] = {}
+    try:
+        for runtimes in results:
+            found = Runtimes(runtimes).own
+            twice = sorted(found.keys() & merged.keys())
+            if twice:
+                raise ValueError(f"runtimes: {twice[0]!r} is given twice")  # noqa: TRY301
+            merged |= found
+    except (TypeError, ValueError) as error:
+        plugins = ", ".join(str(each.plugin_name) for each in hook.get_hookimpls())
+        raise pytest.UsageError(
+            f"the hook pytest_edgeq_runtimes: {error}\n  implemented by: {plugins}"
+        ) from None
+    return Runtimes(merged)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Tell the effective settings and the versions, which are read without an import."""
     settings = config.stash[settings_key]
     words = [f"{name}={getattr(settings, name)}" for name in ("runtime", "threads", "seed")]
     words += [f"{name}={version_of(name) or 'not installed'}" for name in _HEADER_VERSIONS]
+    if own := config.stash[_runtimes_key].own:
+        words.append(f"runtimes={','.join(own)}")
     if settings.update:
         words.append(f"update={','.join(sorted(settings.update))}")
     return f"edgeq: {' '.join(words)}"
@@ -80,7 +128,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def edgeq(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
+def edgeq(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Edgeq]:
     """
     Quantize a model, run it beside torch, and remember what was accepted.
 
@@ -91,13 +141,16 @@ def edgeq(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
     config = request.config
     settings = config.stash[settings_key]
-    return Edgeq(
+    session = Edgeq(
         runtime=lambda: _runtime(config),
         threads=settings.threads,
         seed=settings.seed,
         directory=tmp_path_factory.mktemp("edgeq"),
         memory=config.stash[memory_key],
+        runtimes=config.stash[_runtimes_key],
     )
+    yield session
+    session.close()
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +187,9 @@ def _parametrized(metafunc: pytest.Metafunc) -> bool:
 
 def _marks(item: pytest.Item) -> options.Marks:
     try:
-        return options.resolve_marks(item.iter_markers("edgeq"), item.config.rootpath)
+        return options.resolve_marks(
+            item.iter_markers("edgeq"), item.config.rootpath, item.config.stash[_runtimes_key]
+        )
     except pytest.UsageError as error:
         message = f"{item.nodeid}: {error}"
     # As pytest does for its own markers: a message for this file, without a traceback.

@@ -17,6 +17,7 @@ PRESETS: tuple[str, ...] = (
     "pt2e_static_int8",
     "pt2e_static_int8_per_tensor",
     "pt2e_dynamic_int8",
+    "pt2e_qat_int8",
     "recipe_static_wi8_ai8",
     "recipe_static_wi8_ai16",
     "recipe_dynamic_wi8_afp32",
@@ -26,8 +27,12 @@ PRESETS: tuple[str, ...] = (
 )
 DEFAULT_PRESET = "pt2e_static_int8"
 
-RUNTIMES: tuple[str, ...] = ("xnnpack", "builtin", "reference")
+RUNTIMES: tuple[str, ...] = ("xnnpack", "builtin", "reference", "compiled", "tensorflow")
 DEFAULT_RUNTIME = "xnnpack"
+NEEDS_TENSORFLOW = (
+    "the runtime 'tensorflow' needs TensorFlow, which is not installed: "
+    "pip install 'pytest-edgeq[tensorflow]'"
+)
 
 
 def unknown_preset(name: str) -> str:

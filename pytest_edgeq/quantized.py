@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_edgeq.tflite.graph import OpGraph, SignatureTensor
+    from pytest_edgeq.tflite.layout import LayoutArgument
     from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
     from pytest_edgeq.tflite.source import TflitePath
 
 
-__all__ = ["Border", "QuantizedModel"]
+__all__ = ["Border", "Leg", "QuantizedModel"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -49,17 +50,34 @@ class Border:
     zero_point: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """
+    What one signature of a file is held against.
+
+    Attributes:
+        spec: What a sample must hold.
+        float_model: The reference: the torch module, any callable for a loaded file, or None.
+        simulated: The quantized torch graph of a flow that has one, else None.
+        ledger: Digests of the calibration samples.
+    """
+
+    spec: SampleSpec
+    float_model: Callable[..., Any] | None = None
+    simulated: torch.nn.Module | None = None
+    ledger: SampleLedger = field(default_factory=SampleLedger)
+
+
 class QuantizedModel:
     """
     What a flow made of a model; `edgeq.quantize` and `edgeq.load` give it.
 
+    Of a file with several signatures it is the whole: its ops and its size. To run one, or to
+    compare it, choose it with `.signature(name)`.
+
     Attributes:
         name: For texts and for the files made from it.
-        flow: `pt2e`, `recipe`, `float` (no quantizer) or `prebuilt`.
-        float_model: The reference: the torch module, any callable for a loaded file, or None.
-        simulated: The quantized torch graph of a PT2E flow, else None.
-        spec: What a sample must hold.
-        ledger: Digests of the calibration samples.
+        flow: `pt2e`, `recipe`, `torchao`, `float` (no quantizer) or `prebuilt`.
     """
 
     def __init__(
@@ -68,25 +86,20 @@ class QuantizedModel:
         *,
         name: str,
         flow: str,
-        spec: SampleSpec,
+        legs: Mapping[str | None, Leg],
         runtime: Callable[[], str],
-        float_model: Callable[..., Any] | None = None,
-        simulated: torch.fx.GraphModule | None = None,
         float_edge: EdgeFile | None = None,
-        ledger: SampleLedger | None = None,
         directory: Path | None = None,
     ) -> None:
         self.name = name
         self.flow = flow
-        self.spec = spec
-        self.float_model = float_model
-        self.simulated = simulated
+        self._legs = legs
         self._edge = edge
         self._float_edge = float_edge
         self._runtime = runtime
         self._directory = directory
         self._path = edge.path
-        self.ledger = ledger if ledger is not None else SampleLedger()
+        self._views: dict[str, QuantizedModel] = {}
 
     def __repr__(self) -> str:
         return f"<QuantizedModel {self.name!r}: {self.flow} flow, {self.op_dtypes!r}>"
@@ -100,6 +113,68 @@ class QuantizedModel:
     def float_edge(self) -> EdgeFile | None:
         """The float file of a recipe flow with its interpreters."""
         return self._float_edge
+
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """Names of the entry points: the chosen one, else all of the file."""
+        return tuple(each.key for each in self._edge.signatures if each.key is not None)
+
+    def signature(self, name: str) -> QuantizedModel:
+        """
+        Choose one signature of the file, to run it and to compare it.
+
+        The ops and the size are the whole file's all the same.
+
+        Raises:
+            ValueError: The file has no such signature.
+        """
+        if name not in self._views:
+            edge = self._edge.at(name)
+            float_edge = None if self._float_edge is None else self._float_edge.at(name)
+            label = f"{self.name}[{name}]"
+            self._views[name] = self._with_edge(edge, float_edge, label, self._legs)
+        return self._views[name]
+
+    def _with_edge(
+        self,
+        edge: EdgeFile,
+        float_edge: EdgeFile | None,
+        name: str,
+        legs: Mapping[str | None, Leg],
+    ) -> QuantizedModel:
+        return QuantizedModel(
+            edge,
+            name=name,
+            flow=self.flow,
+            legs=legs,
+            runtime=self._runtime,
+            float_edge=float_edge,
+            directory=self._directory,
+        )
+
+    @property
+    def _leg(self) -> Leg:
+        return self._legs[self._edge.signature.key]
+
+    @property
+    def spec(self) -> SampleSpec:
+        """What a sample must hold."""
+        return self._leg.spec
+
+    @property
+    def float_model(self) -> Callable[..., Any] | None:
+        """The reference: the torch module, any callable for a loaded file, or None."""
+        return self._leg.float_model
+
+    @property
+    def simulated(self) -> torch.nn.Module | None:
+        """The quantized torch graph of a flow that has one, else None."""
+        return self._leg.simulated
+
+    @property
+    def ledger(self) -> SampleLedger:
+        """Digests of the calibration samples."""
+        return self._leg.ledger
 
     @property
     def tflite(self) -> bytes:
@@ -163,7 +238,8 @@ class QuantizedModel:
 
         Args:
             *args: Tensors or arrays as the model takes them.
-            runtime: Kernels to run on; the session's own by default.
+            runtime: What to run on: `xnnpack`, `builtin`, `reference`, `compiled`, `tensorflow`, or
+                one of your own; the session's own by default.
             **kwargs: Keyword inputs.
 
         Returns:
@@ -173,6 +249,7 @@ class QuantizedModel:
         Raises:
             ValueError, TypeError: Inputs that do not fit, or an unknown runtime.
             RuntimeError: The kernels cannot allocate the file.
+            ModuleNotFoundError: The runtime needs a package that is not installed.
         """
         sample = self.spec.bind((args, kwargs), "the input")
         self._edge.restart()
@@ -185,29 +262,36 @@ class QuantizedModel:
         """Names of a sample's tensors in order: `args_0`, …, then the keywords."""
         return tuple(spec.name for spec in self.spec.inputs)
 
-    def with_tflite(self, tflite: TflitePath | bytes) -> QuantizedModel:
+    def with_tflite(
+        self, tflite: TflitePath | bytes, *, layout: LayoutArgument = None
+    ) -> QuantizedModel:
         """
         Hold another file against the same references.
 
         Args:
             tflite: Path or content, for instance of the artifact that a build really ships.
+            layout: As `edgeq.load` takes it; by default that of this model's own file.
 
         Raises:
             FileNotFoundError, ValueError, TypeError: As `edgeq.load` does.
         """
-        edge = EdgeFile(tflite, modules=self._edge.modules, threads=self._edge.threads)
-        return QuantizedModel(
-            edge,
-            name=self.name,
-            flow=self.flow,
-            spec=self.spec,
-            runtime=self._runtime,
-            float_model=self.float_model,
-            simulated=self.simulated,
-            float_edge=self._float_edge,
-            ledger=self.ledger,
-            directory=self._directory,
+        edge = EdgeFile(
+            tflite,
+            modules=self._edge.modules,
+            threads=self._edge.threads,
+            runtimes=self._edge.runtimes,
+            layout=self._edge.layout if layout is None else layout,
         )
+        theirs, ours = [each.key for each in edge.graph.signatures], list(self._legs)
+        legs = self._legs
+        if len(theirs) == len(ours) == 1:
+            # What its only entry point is called is the other tool's own business.
+            legs = {theirs[0]: self._leg}
+        elif set(theirs) != set(ours):
+            raise ValueError(f"the file has the signatures {theirs}, the model {ours}")
+        elif len(self.signatures) == 1:
+            edge = edge.at(self.signatures[0])
+        return self._with_edge(edge, self._float_edge, self.name, legs)
 
 
 def _border(border: SignatureTensor) -> Border:

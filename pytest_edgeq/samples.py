@@ -8,6 +8,7 @@ loaded from a file.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.graph import Signature, SignatureTensor
+from pytest_edgeq.tflite.layout import UNTURNED, Layouts, mismatch_hint
 
 __all__ = ["InputSpec", "Sample", "SampleSpec", "as_array", "read_samples"]
 
@@ -38,12 +40,17 @@ class InputSpec:
         dtype: numpy's name for it.
         any_integer: Integers of any width will do: the file's own may be narrower than the model's
             (litert-torch stores int64 as int32), and values that do not fit are refused later.
+        any_float: float16 will do as well as float32: the file stores float16.
+        layout: How the file lays it out where the reference does otherwise; `""` where both are
+            said to agree, None where no file was asked.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     any_integer: bool = False
+    any_float: bool = False
+    layout: str | None = None
 
     def check(self, value: Any, where: str) -> None:
         """
@@ -68,11 +75,21 @@ class InputSpec:
                 hint = f"; the file is built for batches of {self.shape[0]}: " + (
                     "split the batch" if batched else "add the batch dimension"
                 )
+            elif self.layout == "":
+                hint = mismatch_hint(shape, self.shape)
+            elif self.layout and mismatch_hint(shape, self.shape):
+                hint = (
+                    f"; samples are laid out as the reference has them, and layout="
+                    f"{self.layout!r} turns them for the file"
+                )
             raise ValueError(
                 f"{where}, input {self.name!r}: expected shape {_shape(self.shape)}, got "
                 f"{_shape(shape)}{hint}"
             )
-        if dtype != self.dtype and not (self.any_integer and dtype in _INTEGERS):
+        will_do = (self.any_integer and dtype in _INTEGERS) or (
+            self.any_float and dtype in ("float16", "float32")
+        )
+        if dtype != self.dtype and not will_do:
             floats = self.dtype.startswith("float") and not dtype.startswith(("float", "bfloat"))
             hint = (
                 "; integers stand where floats belong: convert them as the model was trained "
@@ -147,28 +164,40 @@ class SampleSpec:
 
     @classmethod
     def of_signature(
-        cls, signature: Signature, parameters: Sequence[str] = (), positional: int = 0
+        cls,
+        signature: Signature,
+        parameters: Sequence[str] = (),
+        positional: int = 0,
+        layouts: Layouts = UNTURNED,
     ) -> SampleSpec:
         """
         The spec that a file's own inputs give: floats where the file takes quantized codes.
 
         Inputs are told apart by name, as the file knows them: `args_<position>` as litert-torch
         writes them, or the names of the reference's parameters. Only where neither is known the
-        file's own order counts.
+        file's own order counts. Where there are no parameters (no reference, or one that takes
+        anything) the file's own names are what a sample may use.
 
         Args:
             signature: The file's entry point.
             parameters: Names of the reference's parameters, in order.
             positional: How many of them may be given by position.
+            layouts: Where the reference has another layout than the file.
 
         Raises:
             ValueError: The file's names are the reference's in part only.
         """
-        specs = {border.name: _of_border(border) for border in signature.inputs}
+        specs = {border.name: _of_border(border, layouts) for border in signature.inputs}
         numbered = {name for name in specs if re.fullmatch(r"args_\d+", name)}
         args = [f"args_{i}" for i in range(len(numbered))]
         named = [name for name in parameters if name in specs]
         rest = [name for name in specs if name not in numbered and name not in named]
+        if not named and not positional and numbered == set(args):
+            if numbered:
+                return cls(
+                    tuple(specs[name] for name in args), {name: specs[name] for name in rest}
+                )
+            return cls(tuple(specs.values()), {}, tuple(specs))
         if numbered != set(args) or (rest and (numbered or named)):
             raise ValueError(
                 f"the file takes the inputs {list(specs)} and the reference {list(parameters)}: "
@@ -178,7 +207,8 @@ class SampleSpec:
         if rest:
             # Names of another converter: only position is left.
             return cls(tuple(specs.values()), {}, tuple(parameters[: min(positional, len(specs))]))
-        first = [name for name in named if name in parameters[:positional]]
+        # One that the file does not take would let those behind it slip into its place.
+        first = list(itertools.takewhile(specs.__contains__, parameters[:positional]))
         by_position = tuple(args) or tuple(first)
         by_name = named if args else named[len(first) :]
         return cls(
@@ -238,25 +268,38 @@ class SampleSpec:
         if is_tensor(sample):
             return (sample,), {}
         if isinstance(sample, Mapping):
-            named = dict(sample)
-            if self.parameters and set(self.parameters) <= set(named):
-                return [named.pop(name) for name in self.parameters], named
-            return (), named
+            return self._by_name((), sample)
         if isinstance(sample, (tuple, list)):
             if len(sample) == 2 and isinstance(sample[1], Mapping):
                 args = (sample[0],) if is_tensor(sample[0]) else tuple(sample[0])
-                return args, dict(sample[1])
+                return self._by_name(args, sample[1])
             return sample, {}
         raise TypeError(
             f"{where}: expected a tensor, a tuple of tensors or a dict of tensors, got "
             f"{type(sample).__name__}"
         )
 
+    def _by_name(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """As in a call, parameters behind those given by position may be given by name."""
+        named, left = dict(kwargs), self.parameters[len(args) :]
+        if left and set(left) <= set(named):
+            args = (*args, *(named.pop(name) for name in left))
+        return args, named
 
-def _of_border(border: SignatureTensor) -> InputSpec:
-    quantized = border.tensor.is_quantized
-    dtype = "float32" if quantized else border.tensor.dtype
-    return InputSpec(border.name, border.tensor.shape_signature, dtype, dtype in _INTEGERS)
+
+def _of_border(border: SignatureTensor, layouts: Layouts) -> InputSpec:
+    half = border.tensor.dtype == "float16"
+    dtype = "float32" if half or border.tensor.is_quantized else border.tensor.dtype
+    return InputSpec(
+        border.name,
+        layouts.shape(border),
+        dtype,
+        any_integer=dtype in _INTEGERS,
+        any_float=half,
+        layout=layouts.of(border) or "",
+    )
 
 
 def read_samples(

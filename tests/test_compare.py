@@ -109,7 +109,7 @@ def test_an_unknown_runtime(maker: Edgeq, residual: QuantizedModel) -> None:
         residual.run(*ResidualNet.sample_inputs(), runtime="tpu")
 
 
-@pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference"])
+@pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled"])
 def test_every_runtime_runs_the_file(maker: Edgeq, residual: QuantizedModel, runtime: str) -> None:
     """And the comparison says which one it was."""
     comparison = maker.compare(residual, samples(ResidualNet, 4, seed=3), runtime=runtime)

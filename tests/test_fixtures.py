@@ -10,7 +10,19 @@ import torch
 from torch import Tensor
 
 from fixtures import crepe, digits, efficientnet, photographs
-from fixtures.models import ALL, NeverExported, NonStrictOnly, ResidualNet, samples, seeded
+from fixtures.models import (
+    ALL,
+    CondBranch,
+    DynamicBatch,
+    DynamicImage,
+    NeverExported,
+    NonContiguous,
+    NonStrictOnly,
+    ResidualNet,
+    TiedWeights,
+    samples,
+    seeded,
+)
 from fixtures.models.base import SmallModel
 
 
@@ -46,6 +58,35 @@ def test_data_dependent_control_flow_is_never_exported(strict: bool) -> None:
     model = seeded(NeverExported)
     with pytest.raises(Exception, match=r"[Dd]ata-dependent"):
         torch.export.export(model, model.sample_inputs(), strict=strict)
+
+
+def test_cond_is_exported_and_takes_both_branches() -> None:
+    """It is the converter that has no lowering; and a dark image gives another result."""
+    model = seeded(CondBranch)
+    [image] = model.sample_inputs()
+    bright, dark = image - image.mean() + 1, image - image.mean() - 1
+    torch.export.export(model, (image,), strict=True)
+    with torch.no_grad():
+        assert torch.equal(model(bright), model.conv(bright))
+        assert torch.equal(model(dark), model.conv(dark) / 2)
+
+
+def test_constants_lie_as_they_say() -> None:
+    """What a converter that ignores strides would permute, and one parameter in two layers."""
+    model = seeded(NonContiguous)
+    constants = (model.conv.weight, model.transposed, model.strided, model.expanded)
+    assert not any(constant.is_contiguous() for constant in constants)
+    tied = seeded(TiedWeights)
+    assert tied.head.weight is tied.embed.weight
+
+
+@pytest.mark.parametrize("model", [DynamicBatch, DynamicImage])
+def test_open_dimensions_are_exported_open(model: type[SmallModel]) -> None:
+    """The shapes that the model says are what export accepts; none became a constant."""
+    exported = torch.export.export(
+        seeded(model), model.sample_inputs(), dynamic_shapes=model.dynamic_shapes(), strict=True
+    )
+    assert len(exported.range_constraints) == (1 if model is DynamicBatch else 2)
 
 
 def test_no_pixel_is_in_calibration_and_evaluation() -> None:

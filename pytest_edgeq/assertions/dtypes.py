@@ -108,7 +108,7 @@ def _assert_border_dtypes(edge: EdgeFile, expected: Any, what: str) -> None:
 
 def _borders(edge: EdgeFile, what: str) -> list[tuple[str, str]]:
     """Name and dtype of the inputs or outputs, over all signatures: each is a way to call."""
-    signatures = edge.graph.signatures
+    signatures = edge.signatures
     return [
         (
             f"{signature.key}:{border.name}" if len(signatures) > 1 else border.name,

@@ -17,7 +17,6 @@ from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import SampleSpec, read_samples
 from pytest_edgeq.tflite.graph import SignatureTensor
-from pytest_edgeq.tflite.runtimes import check_runtime
 from pytest_edgeq.unmatched import UnmatchedError
 
 __all__ = ["assert_runtimes_agree", "assert_size", "assert_within_budget"]
@@ -221,24 +220,25 @@ def assert_runtimes_agree(
         model: QuantizedModel, path or bytes.
         inputs: Samples, read once.
         max_lsb_error: Greatest difference of two codes of one output, in LSB.
-        runtimes: Two or more; each is held against the first.
+        runtimes: Two or more; each is held against the first. A runtime of your own is known to a
+            QuantizedModel, not to a path or bytes.
 
     Raises:
         AssertionError: Codes differ by more, or an output is float and has no LSB.
         ValueError, TypeError: An unknown runtime, fewer than two, no or bad samples, a bound that
             is negative or not finite.
         RuntimeError: A runtime cannot load the file.
+        ModuleNotFoundError: A runtime needs a package that is not installed.
     """
     bound = parse_number("max_lsb_error", max_lsb_error)
     if not 0 <= bound < math.inf:
         raise ValueError(f"max_lsb_error: expected 0 or more, and finite, got {max_lsb_error!r}")
     names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
-    for runtime in names:
-        check_runtime(runtime)
     if len(names) < 2 or len(set(names)) < len(names):
         raise ValueError(f"runtimes: expected two or more different ones, got {runtimes!r}")
     edge = edge_of(model)
-    edge.require_one_signature("assert_runtimes_agree")
+    for runtime in names:
+        edge.runtimes.check(runtime)
     for border in edge.signature.outputs:
         if not border.tensor.dtype.startswith(("int", "uint", "bool")):
             raise UnmatchedError(

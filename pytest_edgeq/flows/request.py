@@ -14,13 +14,16 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.numerics.health import SampleLedger
-from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.reference import module_tree, parameter_names
+from pytest_edgeq.quantized import Leg, QuantizedModel
+from pytest_edgeq.reference import is_quantized_by_torch_ao, module_tree, parameter_names
 from pytest_edgeq.samples import Sample, SampleSpec, is_tensor, read_samples
+from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
+from pytest_edgeq.tflite.registry import Runtimes
 
-__all__ = ["Request", "Session", "make_request", "seeded"]
+__all__ = ["Entry", "Request", "Session", "make_request", "seeded"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -36,44 +39,53 @@ class Session:
         threads: Of every interpreter.
         seed: Of the random number generators while a model is quantized.
         directory: Where files are written; None makes a temporary folder when needed.
+        runtimes: What files can be run on.
     """
 
     runtime: Callable[[], str]
     threads: int
     seed: int
     directory: Path | None
+    runtimes: Runtimes
 
 
 @dataclass(slots=True)
-class Request:
+class Entry:
     """
-    One call of `edgeq.quantize`, checked.
+    One signature that is asked for, checked.
 
     Attributes:
+        key: The signature's name in the file.
         model: In eval mode.
         args: Positional sample inputs.
         kwargs: Keyword sample inputs.
         spec: What they say that a sample must be.
         calibration: As the user gave it; read at most once.
+        name: For texts: the model's, with the signature behind it where there are several.
+        quantizer: For texts.
         ledger: Digests of the calibration samples read, to meet them again among the evaluated.
     """
 
+    key: str
     model: torch.nn.Module
     args: tuple[torch.Tensor, ...]
     kwargs: dict[str, torch.Tensor]
     spec: SampleSpec
     calibration: Iterable[Any] | None
     dynamic_shapes: Any
-    strict_export: bool
     name: str
     quantizer: str
-    session: Session
     ledger: SampleLedger = field(default_factory=SampleLedger)
 
     @property
     def sample(self) -> Sample:
         """The sample inputs, as a sample."""
         return Sample(self.args, self.kwargs)
+
+    def traced(self, model: torch.nn.Module | None = None) -> litert.Traced:
+        """What the converter is given: the model, or what a flow made of it."""
+        model = self.model if model is None else model
+        return litert.Traced(model, self.args, self.kwargs, self.dynamic_shapes)
 
     def calibration_samples(self) -> Iterator[Sample]:
         """
@@ -84,58 +96,126 @@ class Request:
         """
         if self.calibration is None:
             raise ValueError(
-                f"quantizer {self.quantizer} needs calibration data and got none: its activation "
-                "ranges come from samples. Pass calibration=[sample, …], inputs as the model will "
-                "see them: dozens for PT2E; 100 or more for recipes, which average over samples"
+                f"{self.name}: quantizer {self.quantizer} needs calibration data and got none: its "
+                "activation ranges come from samples. Pass calibration=[sample, …], inputs as the "
+                "model will see them: dozens for PT2E; 100 or more for recipes, which average over "
+                "samples"
             )
-        for sample in read_samples(self.calibration, self.spec, "calibration", finite=True):
+        kind = "calibration"
+        for sample in read_samples(self.calibration, self.spec, kind, finite=True):
             self.ledger.add(sample.arrays())
             yield sample
 
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """
+    One call of `edgeq.quantize`, checked.
+
+    Attributes:
+        entries: One a signature of the file.
+        strict_export: Whether PT2E flows export strictly.
+        name: Of the model.
+        quantizer: For texts.
+        session: What holds for every model.
+        train: Trains the graph of a QAT quantizer, if given.
+    """
+
+    entries: tuple[Entry, ...]
+    strict_export: bool
+    name: str
+    quantizer: str
+    session: Session
+    train: Callable[[torch.fx.GraphModule], Any] | None = None
+
     def edge(self, tflite: bytes) -> EdgeFile:
-        """Open a file that this model was converted to."""
-        return EdgeFile(tflite, modules=module_tree(self.model), threads=self.session.threads)
+        """Open a file that the models were converted to."""
+        first = self.entries[0].model
+        if all(entry.model is first for entry in self.entries):
+            modules: ModulePaths = module_tree(first)
+        else:
+            modules = SignatureModules({e.key: module_tree(e.model) for e in self.entries})
+        return EdgeFile(
+            tflite,
+            modules=modules,
+            threads=self.session.threads,
+            runtimes=self.session.runtimes,
+        )
 
     def finish(
         self,
         flow: str,
         edge: EdgeFile,
         *,
-        simulated: torch.fx.GraphModule | None = None,
+        simulated: Sequence[torch.nn.Module] = (),
         float_edge: EdgeFile | None = None,
     ) -> QuantizedModel:
         """
         Check the finished file and put it together with its references.
 
+        Args:
+            flow: Its name.
+            edge: The file.
+            simulated: The quantized torch graphs, one an entry, where the flow has them.
+            float_edge: The float file, where the flow has one.
+
         Raises:
             RuntimeError: The runtime cannot allocate or run the file.
             ValueError: Nothing in it is quantized, or two outputs came out with one name.
         """
-        outputs = edge.signature.outputs
-        nameless = [border for border in outputs if border.name == border.tensor.name]
-        if nameless:
-            raise ValueError(
-                f"{self.name}: of {len(outputs)} outputs the file names "
-                f"{len(outputs) - len(nameless)}, so {len(nameless)} could never be read. The "
-                "converter joins the keys of nested outputs with '_', and two keys came out the "
-                f"same ({', '.join(border.tensor.name for border in outputs)}); rename one"
-            )
         if flow != "float":
             _check_something_is_quantized(edge, self)
-        # Conversion succeeds for files that no kernel takes; better now than in the first run.
-        names = [spec.name for spec in self.spec.inputs]
-        edge.run(names, self.sample.arrays(), self.session.runtime())
+        legs: dict[str | None, Leg] = {}
+        for index, entry in enumerate(self.entries):
+            view = edge.at(entry.key)
+            if float_edge is not None:
+                _check_outputs_are_kept(view, float_edge.at(entry.key), entry.name)
+            _check_output_names(view, entry.name)
+            # Conversion succeeds for files that no kernel takes; better now than in the first run.
+            names = [spec.name for spec in entry.spec.inputs]
+            view.run(names, entry.sample.arrays(), self.session.runtime())
+            legs[entry.key] = Leg(
+                entry.spec, entry.model, simulated[index] if simulated else None, entry.ledger
+            )
         return QuantizedModel(
             edge,
             name=self.name,
             flow=flow,
-            spec=self.spec,
+            legs=legs,
             runtime=self.session.runtime,
-            float_model=self.model,
-            simulated=simulated,
             float_edge=float_edge,
-            ledger=self.ledger,
             directory=self.session.directory,
+        )
+
+
+def _check_outputs_are_kept(edge: EdgeFile, float_edge: EdgeFile, name: str) -> None:
+    """
+    Refuse a file that a recipe gave more outputs than the model has.
+
+    ai-edge-quantizer 0.10.0, for some outputs that other ops read, too (a GRU's last state): it
+    adds a requantized one, leaves the old one in, and the signature names but one.
+    """
+    before = [border.tensor.name for border in float_edge.signature.outputs]
+    after = [border.tensor.name for border in edge.signature.outputs]
+    if len(after) != len(before):
+        raise ValueError(
+            f"{name}: ai-edge-quantizer made {len(after)} outputs ({', '.join(after)}) of the "
+            f"{len(before)} of the float file: an output that another op reads, too, was "
+            "requantized and left in as well. Quantize by PT2E, leave that op in float by a rule "
+            "of no_quantize, or give out only what no op of the model reads"
+        )
+
+
+def _check_output_names(edge: EdgeFile, name: str) -> None:
+    outputs = edge.signature.outputs
+    nameless = [border for border in outputs if border.name == border.tensor.name]
+    # Of outputs with one name the last is named; where none is, the tensors bear the names.
+    if 0 < len(nameless) < len(outputs):
+        raise ValueError(
+            f"{name}: of {len(outputs)} outputs the file names "
+            f"{len(outputs) - len(nameless)}, so {len(nameless)} could never be read. The "
+            "converter joins the keys of nested outputs with '_', and two keys came out the "
+            f"same ({', '.join(border.tensor.name for border in outputs)}); rename one"
         )
 
 
@@ -155,29 +235,155 @@ def make_request(
     sample_inputs: Any,
     *,
     sample_kwargs: Mapping[str, Any] | None,
-    calibration: Iterable[Any] | None,
+    calibration: Any,
     dynamic_shapes: Any,
     strict_export: bool,
     name: str | None,
     quantizer: str,
     session: Session,
+    train: Any = None,
 ) -> Request:
     """
     Check what `edgeq.quantize` was given.
 
     Raises:
         TypeError: The model is not a module, or a sample input not a tensor.
-        ValueError: The model is in train mode, prepared or quantized already; no sample inputs.
+        ValueError: The model is in train mode, prepared or quantized already; no sample inputs; a
+            signature is missing or not known.
     """
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name: expected a string, got {name!r}")
+    several = _signatures(model, sample_inputs)
+    if several is None:
+        label = name if name is not None else type(model).__name__
+        entries = [
+            _entry(
+                litert.SIGNATURE,
+                model,
+                (sample_inputs, sample_kwargs),
+                calibration=calibration,
+                dynamic_shapes=dynamic_shapes,
+                name=label,
+                quantizer=quantizer,
+            )
+        ]
+    else:
+        if sample_kwargs is not None:
+            raise ValueError(
+                "sample_kwargs: with several signatures the keyword inputs stand among "
+                "sample_inputs: {signature: (args, kwargs)}"
+            )
+        first = next(iter(several.values()))
+        label = name if name is not None else type(first).__name__
+        samples = _by_signature("calibration", calibration, several)
+        shapes = _by_signature("dynamic_shapes", dynamic_shapes, several)
+        entries = [
+            _entry(
+                key,
+                each,
+                _args_and_kwargs(sample_inputs[key]),
+                calibration=samples[key],
+                dynamic_shapes=shapes[key],
+                name=f"{label}[{key}]",
+                quantizer=quantizer,
+            )
+            for key, each in several.items()
+        ]
+    if train is not None and not callable(train):
+        raise TypeError(f"train: expected a function of the prepared graph, got {train!r:.80}")
+    if train is not None and len(entries) > 1:
+        raise ValueError(
+            f"{label}: train= takes one signature, got {len(entries)}: each has a graph of its "
+            "own, and their trained weights would differ"
+        )
+    return Request(tuple(entries), strict_export, label, quantizer, session, train)
+
+
+def _signatures(model: Any, sample_inputs: Any) -> dict[str, Any] | None:
+    """Models by signature; None where there is one signature without a name."""
+    named = isinstance(sample_inputs, Mapping) and not any(map(is_tensor, sample_inputs.values()))
+    if isinstance(model, Mapping):
+        if not named or not sample_inputs:
+            raise TypeError(
+                f"several models, by signature {list(model)}, need sample inputs by signature: "
+                "sample_inputs={'encode': (tensor,), 'decode': (tensor,)}"
+            )
+        _require_same("sample_inputs", sample_inputs, "the models", model)
+        return dict(model)
+    return dict.fromkeys(sample_inputs, model) if named and sample_inputs else None
+
+
+def _by_signature(what: str, given: Any, signatures: Mapping[str, Any]) -> Mapping[str, Any]:
+    if given is None:
+        return dict.fromkeys(signatures)
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{what}: with several signatures expected a dict by signature {list(signatures)}, got "
+            f"{type(given).__name__}"
+        )
+    _require_same(what, given, "sample_inputs", signatures)
+    return given
+
+
+def _require_same(what: str, given: Iterable[str], other: str, known: Iterable[str]) -> None:
+    given, known = list(given), list(known)
+    if set(given) != set(known):
+        hint = "".join(nearest(key, known) for key in given if key not in known)
+        raise ValueError(
+            f"{what} has the signatures {given}, {other} {known}: they must be the same{hint}"
+        )
+
+
+def _args_and_kwargs(inputs: Any) -> tuple[Any, Any]:
+    """The sample inputs of one signature: as a sample is written."""
+    if isinstance(inputs, Mapping):
+        return None, inputs
+    if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], Mapping):
+        args, kwargs = inputs
+        return args, kwargs
+    return inputs, None
+
+
+def _entry(
+    key: str,
+    model: Any,
+    inputs: tuple[Any, Any],
+    *,
+    name: str,
+    **options: Any,
+) -> Entry:
+    _check_model(model, name)
+    sample_inputs, sample_kwargs = inputs
+    args = _positional(sample_inputs)
+    if sample_kwargs is not None and not isinstance(sample_kwargs, Mapping):
+        raise TypeError(
+            f"sample_kwargs: expected a dict of tensors, got {type(sample_kwargs).__name__}"
+        )
+    kwargs = dict(sample_kwargs or {})
+    for where, value in [
+        *((f"sample_inputs[{i}]", value) for i, value in enumerate(args)),
+        *((f"sample_kwargs[{key!r}]", value) for key, value in kwargs.items()),
+    ]:
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{where}: expected a torch.Tensor, got {type(value).__name__}")
+    if not args and not kwargs:
+        raise ValueError(
+            f"{name}: no sample inputs: the model is traced with them. Pass "
+            "sample_inputs=(torch.randn(1, 3, 224, 224),), or sample_kwargs={'name': tensor}"
+        )
+    spec = SampleSpec.of_inputs(
+        args, kwargs, parameter_names(model)[0], dynamic=options["dynamic_shapes"] is not None
+    )
+    return Entry(key, model, args, kwargs, spec, name=name, **options)
+
+
+def _check_model(model: Any, label: str) -> None:
     if not isinstance(model, torch.nn.Module):
         what = "the class" if isinstance(model, type) else f"a {type(model).__name__}:"
         raise TypeError(
             f"expected a torch.nn.Module, got {what} {model!r:.80}"
             + ("; instantiate it" if isinstance(model, type) else "")
         )
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name: expected a string, got {name!r}")
-    label = name if name is not None else type(model).__name__
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             f"{label} is a scripted or traced module, which cannot be exported; pass the nn.Module "
@@ -196,44 +402,29 @@ def make_request(
             "converted without its quantizer's config, every op would stay in float between them. "
             "Pass the float model, and the quantizer as quantizer="
         )
+    if litert.holds_ao_weights(model):
+        raise ValueError(
+            f"{label} is already quantized by torchao's quantize_ (it holds quantized weights), so "
+            "there is no float model to compare with. Pass that, and the config as quantizer="
+        )
+    if litert.is_prepared_by_torch_ao(model):
+        raise ValueError(
+            f"{label} holds observers or fake quantizers of torch's eager or FX graph mode, which "
+            "the converter cannot take. For a model that FX prepared, pass "
+            "quantizer=pytest_edgeq.quantizer_from_fx(prepared), and its float_model as the model"
+        )
+    if any(map(is_quantized_by_torch_ao, model.modules())):
+        raise ValueError(
+            f"{label} holds modules that torch's eager or FX graph mode has quantized, which the "
+            "converter cannot take. Pass the float model; this one can be the reference of a file: "
+            "edgeq.load(path, reference=model)"
+        )
     if training:
         which = "the model" if training[0] == "" else f"its submodule {training[0]!r}"
         raise ValueError(
             f"{label}: {which} is in train mode: dropout and batch "
             "statistics would be exported. Call model.eval() first"
         )
-    args = _positional(sample_inputs)
-    if sample_kwargs is not None and not isinstance(sample_kwargs, Mapping):
-        raise TypeError(
-            f"sample_kwargs: expected a dict of tensors, got {type(sample_kwargs).__name__}"
-        )
-    kwargs = dict(sample_kwargs or {})
-    for where, value in [
-        *((f"sample_inputs[{i}]", value) for i, value in enumerate(args)),
-        *((f"sample_kwargs[{key!r}]", value) for key, value in kwargs.items()),
-    ]:
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{where}: expected a torch.Tensor, got {type(value).__name__}")
-    if not args and not kwargs:
-        raise ValueError(
-            f"{label}: no sample inputs: the model is traced with them. Pass "
-            "sample_inputs=(torch.randn(1, 3, 224, 224),), or sample_kwargs={'name': tensor}"
-        )
-    spec = SampleSpec.of_inputs(
-        args, kwargs, parameter_names(model)[0], dynamic=dynamic_shapes is not None
-    )
-    return Request(
-        model=model,
-        args=args,
-        kwargs=kwargs,
-        spec=spec,
-        calibration=calibration,
-        dynamic_shapes=dynamic_shapes,
-        strict_export=strict_export,
-        name=label,
-        quantizer=quantizer,
-        session=session,
-    )
 
 
 def _positional(sample_inputs: Any) -> tuple[Any, ...]:
@@ -245,7 +436,11 @@ def _positional(sample_inputs: Any) -> tuple[Any, ...]:
         return tuple(sample_inputs)
     raise TypeError(
         f"sample_inputs: expected a tuple of tensors, got {type(sample_inputs).__name__}"
-        + ("; pass a dict as sample_kwargs" if isinstance(sample_inputs, Mapping) else "")
+        + (
+            "; keyword inputs are sample_kwargs, and signatures hold tuples: {name: (tensor,)}"
+            if isinstance(sample_inputs, Mapping)
+            else ""
+        )
     )
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.tflite.graph import SignatureTensor, Tensor
 
-__all__ = ["code_range", "decode", "encode"]
+__all__ = ["code_range", "decode", "encode", "numpy_dtype"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -33,6 +33,11 @@ _NUMPY_DTYPES = {
     "uint64": np.uint64,
     "bool": np.bool_,
 }
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any] | None:
+    """What an input or an output of this dtype is held in; None where numpy has nothing."""
+    return np.dtype(_NUMPY_DTYPES[dtype]) if dtype in _NUMPY_DTYPES else None
 
 
 def code_range(dtype: str) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.boundary import decode, encode
 from pytest_edgeq.tflite.graph import OpGraph, Signature
-from pytest_edgeq.tflite.modules import ModuleTree
+from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, mismatch_hint
+from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
-from pytest_edgeq.tflite.runtimes import Runner, source_of
+from pytest_edgeq.tflite.runtimes import BUILT_IN, Runner, Runtimes, source_of
 from pytest_edgeq.tflite.source import MappedFile, TflitePath
 
 __all__ = ["EdgeFile"]
@@ -28,30 +31,73 @@ class EdgeFile:
     One `.tflite` file and all that is read from it.
 
     Args:
-        source: Path or content.
+        source: Path or content, or the graph that was read from it.
         modules: The torch model's modules, to name ops after.
         threads: Of its interpreters.
+        layout: Where its channels stand elsewhere than in the reference; as `Layouts` takes it.
+        runtimes: What it can be run on.
 
     Raises:
-        FileNotFoundError, ValueError, TypeError: As `open_tflite` says.
+        FileNotFoundError, ValueError, TypeError: As `open_tflite` and `Layouts` say.
     """
 
     def __init__(
         self,
-        source: TflitePath | bytes,
+        source: TflitePath | bytes | OpGraph,
         *,
-        modules: ModuleTree | None = None,
+        modules: ModulePaths | None = None,
         threads: int = 1,
+        layout: LayoutArgument = None,
+        runtimes: Runtimes = BUILT_IN,
     ) -> None:
-        self.graph = OpGraph.read(source)
+        self.graph = source if isinstance(source, OpGraph) else OpGraph.read(source)
         self.modules = modules
         self.threads = threads
+        self.runtimes = runtimes
+        self.layout = layout
+        self.layouts = Layouts(layout, self.graph.signatures)
+        self._key: str | None = None
         self._runners: dict[str, Runner] = {}
 
     @property
+    def signatures(self) -> tuple[Signature, ...]:
+        """The entry points that are looked at: the chosen one, else all of the file."""
+        if self._key is None:
+            return self.graph.signatures
+        return tuple(each for each in self.graph.signatures if each.key == self._key)
+
+    @property
     def signature(self) -> Signature:
-        """The entry point that is run: the file's first."""
-        return self.graph.signatures[0]
+        """
+        The entry point that is run.
+
+        Raises:
+            ValueError: The file has several, and none was chosen.
+        """
+        if len(self.signatures) > 1:
+            keys = [each.key for each in self.signatures]
+            raise ValueError(
+                f"the file has {len(keys)} signatures {keys}, and a run of one would leave the "
+                f"others unseen: choose with model.signature({keys[0]!r})"
+            )
+        return self.signatures[0]
+
+    def at(self, key: str) -> EdgeFile:
+        """
+        The same file with one signature chosen, and with interpreters of its own.
+
+        Raises:
+            ValueError: The file has no such signature.
+        """
+        keys = [each.key or "" for each in self.graph.signatures]
+        if key not in keys:
+            raise ValueError(
+                f"the file has no signature {key!r}{nearest(str(key), keys)}; it has {keys}"
+            )
+        view = copy.copy(self)
+        view._key = key
+        view._runners = {}
+        return view
 
     @functools.cached_property
     def op_dtypes(self) -> OpDtypeMap:
@@ -76,26 +122,15 @@ class EdgeFile:
                 runtime,
                 self.threads,
                 self.modules,
+                self.runtimes,
             )
         return self._runners[runtime]
-
-    def require_one_signature(self, what: str) -> None:
-        """
-        Refuse a file of which only one entry point would be looked at.
-
-        Raises:
-            ValueError: It has several signatures.
-        """
-        keys = [signature.key for signature in self.graph.signatures]
-        if len(keys) > 1:
-            raise ValueError(
-                f"{what}: the file has {len(keys)} signatures {keys}, and all but {keys[0]!r} "
-                "would pass unseen; give each a file of its own"
-            )
 
     def restart(self) -> None:
         """Let a file that keeps state from run to run start anew."""
         if self._is_stateful:
+            for runner in self._runners.values():
+                runner.close()
             self._runners.clear()
 
     @functools.cached_property
@@ -116,7 +151,7 @@ class EdgeFile:
         Turn inputs into what the file takes, by the file's names.
 
         Inputs are matched by name where the file knows the names (as litert-torch writes them:
-        `args_0`, … and keywords), else by position.
+        `args_0`, … and keywords), else by position, and turned into the file's layout.
 
         Raises:
             ValueError, TypeError: Other inputs, shapes or dtypes than the file takes.
@@ -134,7 +169,7 @@ class EdgeFile:
             given = dict(zip((border.name for border in borders), arrays, strict=True))
         encoded = {}
         for border in borders:
-            value = given[border.name]
+            value = self.layouts.to_file(border, given[border.name])
             wanted = border.tensor.shape_signature
             if len(wanted) != value.ndim or any(
                 expected not in (-1, actual)
@@ -143,7 +178,7 @@ class EdgeFile:
                 # The interpreter would resize itself to whatever comes, without a word.
                 raise ValueError(
                     f"input {border.name!r}: the file expects shape {list(wanted)}, got "
-                    f"{list(value.shape)}"
+                    f"{list(value.shape)}{mismatch_hint(value.shape, wanted)}"
                 )
             encoded[border.name] = encode(value, border)
         return encoded
@@ -155,8 +190,15 @@ class EdgeFile:
         return self.runner(runtime).run(self.encode(names, arrays))
 
     def decode(self, codes: Sequence[npt.NDArray[Any]]) -> list[np.ndarray[Any, Any]]:
-        """Codes to floats, each output by its own parameters."""
+        """Codes to floats, each output by its own parameters, in the reference's layout."""
         return [
-            decode(value, border)
+            self.layouts.from_file(border, decode(value, border))
+            for value, border in zip(codes, self.signature.outputs, strict=True)
+        ]
+
+    def turned(self, codes: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Codes as the file gives them, in the reference's layout."""
+        return [
+            self.layouts.from_file(border, value)
             for value, border in zip(codes, self.signature.outputs, strict=True)
         ]

@@ -156,14 +156,18 @@ def read_quantization(raw: Any, n_tensors: int) -> Quantization:
         return Quantization()
     axis = raw.QuantizedDimension()
     kinds = schema.QuantizationDetails
-    if raw.DetailsType() in (kinds.BlockwiseQuantization, kinds.MultiAxisQuantization):
+    # ai-edge-litert 2.1 knows no scales on several axes.
+    several = getattr(kinds, "MultiAxisQuantization", None)
+    if raw.DetailsType() in (kinds.BlockwiseQuantization, several):
         by_block = raw.DetailsType() == kinds.BlockwiseQuantization
         details = schema.BlockwiseQuantization() if by_block else schema.MultiAxisQuantization()
         table = raw.Details()
         details.Init(table.Bytes, table.Pos)
         scales = checked("tensor", details.Scales(), n_tensors)
         zero_points = checked("tensor", details.ZeroPoints(), n_tensors, least=-1)
-        shape = integers(details.BlockShapeAsNumpy()) if by_block else ()
+        # Blocks in several dimensions came with ai-edge-litert 2.3.
+        by_shape = by_block and hasattr(details, "BlockShapeAsNumpy")
+        shape = integers(details.BlockShapeAsNumpy()) if by_shape else ()
         return Quantization(
             axis,
             block_size=details.BlockSize() or (math.prod(shape) if shape else 0),

@@ -21,13 +21,14 @@ Where several modules are left that may have called the op, it is None.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of
 
-__all__ = ["ModuleNode", "ModuleTree"]
+__all__ = ["ModuleNode", "ModulePaths", "ModuleTree", "SignatureModules"]
 
 # The kind of module that an op with weights stands for.
 _KIND_OF_OP = {
@@ -108,6 +109,31 @@ class _Reading:
 
     def paths(self) -> set[str]:
         return {node.path for node in self.nodes}
+
+
+class ModulePaths(Protocol):
+    """Tells which torch module called an op."""
+
+    def path_of(self, graph: OpGraph, op: Op) -> str | None:
+        """The module's path, None where it cannot be told."""
+
+
+class SignatureModules:
+    """
+    The modules of a file whose signatures were made from models of their own.
+
+    Args:
+        trees: A model's modules by signature; a path is one of that model.
+    """
+
+    def __init__(self, trees: Mapping[str | None, ModuleTree]) -> None:
+        self._trees = trees
+
+    def path_of(self, graph: OpGraph, op: Op) -> str | None:
+        """Tell the module of an op that a signature's own subgraph holds."""
+        keys = [each.key for each in graph.signatures if each.subgraph == op.subgraph]
+        tree = self._trees.get(keys[0]) if keys else None
+        return None if tree is None else tree.path_of(graph, op)
 
 
 class ModuleTree:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
-from pytest_edgeq.tflite.modules import ModuleTree
+from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.roles import Roles, roles_of, stored_constant
 
 __all__ = ["BORDER_OPS", "SCHEMES", "OpDtypeMap", "OpDtypes"]
@@ -88,7 +88,7 @@ class OpDtypeMap:
         modules: The torch model's modules, to name the ops after; None leaves every module None.
     """
 
-    def __init__(self, graph: OpGraph, modules: ModuleTree | None = None) -> None:
+    def __init__(self, graph: OpGraph, modules: ModulePaths | None = None) -> None:
         self._graph = graph
         self._entries = tuple(_entry(graph, op, modules) for op in graph.ops)
 
@@ -155,7 +155,7 @@ def _borders(signature: Any, side: str) -> list[dict[str, Any]]:
     ]
 
 
-def _entry(graph: OpGraph, op: Op, modules: ModuleTree | None) -> OpDtypes:
+def _entry(graph: OpGraph, op: Op, modules: ModulePaths | None) -> OpDtypes:
     roles = roles_of(graph, op)
     return OpDtypes(
         index=op.index,

@@ -1,8 +1,13 @@
-"""Run a `.tflite` file: one interpreter a file, a set of kernels and a signature."""
+"""
+Run a `.tflite` file: one engine a file, a runtime and a signature.
+
+`Runtime` and `RuntimeSession` say what a user's own runtime must be.
+"""
 
 from __future__ import annotations
 
-import re
+import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,124 +15,64 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.presets import RUNTIMES
-from pytest_edgeq.suggest import nearest
-from pytest_edgeq.tflite.graph import OpGraph, Signature
-from pytest_edgeq.tflite.modules import ModuleTree
-from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.tflite.aborts import refuse_abort
+from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.engines import Arrays, CompiledEngine, Engine, InterpreterEngine, Source
+from pytest_edgeq.tflite.graph import OpGraph, Signature, SignatureTensor
+from pytest_edgeq.tflite.modules import ModulePaths
+from pytest_edgeq.tflite.refusals import refusal
+from pytest_edgeq.tflite.registry import BUILT_IN, Runtime, Runtimes, RuntimeSession
 from pytest_edgeq.tflite.source import MappedFile
 
-__all__ = ["Runner", "check_runtime"]
+__all__ = ["BUILT_IN", "Runner", "Runtime", "RuntimeSession", "Runtimes", "source_of"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 
-_RESOLVERS = {
-    "xnnpack": "BUILTIN",
-    "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
-    "reference": "BUILTIN_REF",
-}
-
-# What the kernels' own words mean, and the way out.
-_KNOWN_REFUSALS = (
-    (
-        re.compile(r"embedding_lookup\.cc.*zero_point"),
-        "the kernel takes only symmetric tables (zero point 0) and this one is not. Dynamic PT2E "
-        "quantization writes such tables: quantize the model with a recipe "
-        "(recipe_dynamic_wi8_afp32), or keep the embedding in float.",
-    ),
-    (
-        re.compile(r"activations\.cc.*scale not near"),
-        "the int8 softmax and sigmoid kernels write fixed output parameters (scale 1/256, zero "
-        "point −128): annotate the output with FixedQParamsQuantizationSpec(scale=1/256, "
-        "zero_point=-128), or leave the op in float.",
-    ),
-    (
-        re.compile(r"Tensor data is null"),
-        "the signature names an output that no op of the file computes: the step that wrote the "
-        "file broke it.",
-    ),
-    (
-        re.compile(r"in XNNPACK delegate"),
-        "the XNNPACK delegate takes no tensor of this kind: choose another runtime "
-        "(runtime='builtin'), and mind that a device that runs XNNPACK will refuse the file.",
-    ),
-    (
-        re.compile(r"Didn't find op for builtin opcode|unresolved custom op"),
-        "these kernels do not have the op, or not in this version: choose another runtime.",
-    ),
-)
-
-
-def check_runtime(runtime: str) -> str:
-    """
-    Give the runtime back if there is one of this name.
-
-    Raises:
-        ValueError: There is none; lists those that there are.
-    """
-    if runtime not in RUNTIMES:
-        raise ValueError(
-            f"unknown runtime {runtime!r}{nearest(str(runtime), RUNTIMES)}; "
-            f"valid: {', '.join(RUNTIMES)}"
-        )
-    return runtime
-
 
 class Runner:
     """
-    One interpreter, allocated once and used for every sample.
+    One file on one runtime, opened once and used for every sample.
 
     Args:
         source: Path or content of the file.
         graph: Its graph.
         signature: The entry point to run.
-        runtime: `xnnpack`, `builtin` (optimized kernels without a delegate) or `reference`.
-        threads: Of the interpreter.
+        runtime: Its name.
+        threads: Of an interpreter.
         modules: To name the op that refuses.
+        runtimes: Those that there are.
 
     Raises:
+        ValueError: Unknown runtime.
         RuntimeError: The kernels cannot allocate the file; says which op and why.
+        ModuleNotFoundError: The runtime needs a package that is not installed.
     """
 
     def __init__(
         self,
-        source: Path | bytes,
+        source: Source,
         graph: OpGraph,
         signature: Signature,
         runtime: str,
         threads: int = 1,
-        modules: ModuleTree | None = None,
+        modules: ModulePaths | None = None,
+        runtimes: Runtimes = BUILT_IN,
     ) -> None:
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-        where: dict[str, Any] = (
-            {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
-        )
-        resolver = OpResolverType[_RESOLVERS[check_runtime(runtime)]]
-        self._signature = signature
+        self._source = source
         self._graph = graph
-        self._runtime = runtime
+        self._signature = signature
+        self._runtime = runtimes.check(runtime)
+        self._threads = threads
         self._modules = modules
-        self._allocated = {border.tensor.index: border.tensor.shape for border in signature.inputs}
+        if self._runtime not in runtimes.own:
+            refuse_abort(graph, self._runtime, modules)
         try:
-            self._interpreter = Interpreter(
-                **where,
-                num_threads=threads,
-                experimental_op_resolver_type=resolver,
-            )
-            self._interpreter.allocate_tensors()
+            self._engine = self._open(runtimes)
         except (RuntimeError, ValueError) as error:
-            raise RuntimeError(self._refusal("load", error)) from None
-        # Its own runner sizes and allocates everything again at each call, so it is only for the
-        # signatures that nothing else can run.
-        self._runner = (
-            None
-            if signature.key is None or signature.subgraph == 0
-            else self._interpreter.get_signature_runner(signature.key)
-        )
+            raise self._refusal("load", error, {}) from error.__cause__
 
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """
         Run one sample.
 
@@ -141,61 +86,134 @@ class Runner:
             RuntimeError: The kernels fail; says which op and why.
         """
         try:
-            return self._run(inputs)
+            return self._engine.run(inputs)
         except (RuntimeError, ValueError, KeyError) as error:
             # KeyError: the signature has no name for an output of its subgraph.
-            raise RuntimeError(self._refusal("run", error)) from None
+            raise self._refusal("run", error, inputs) from error.__cause__
 
-    def _run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        if self._runner is not None:
-            outputs = self._runner(**inputs)
-            return [outputs[border.name] for border in self._signature.outputs]
-        interpreter = self._interpreter
-        shapes = {
-            border.tensor.index: np.shape(inputs[border.name]) for border in self._signature.inputs
-        }
-        if shapes != self._allocated:
-            # Not allocated with these shapes, should the kernels refuse them.
-            self._allocated = {}
-            for index, shape in shapes.items():
-                interpreter.resize_tensor_input(index, shape)
-            interpreter.allocate_tensors()
-            self._allocated = shapes
-        for border in self._signature.inputs:
-            interpreter.set_tensor(border.tensor.index, inputs[border.name])
-        interpreter.invoke()
-        return [interpreter.get_tensor(border.tensor.index) for border in self._signature.outputs]
+    def close(self) -> None:
+        """Let go of what is more than memory, such as a user's own session."""
+        self._engine.close()
 
-    def _refusal(self, what: str, error: Exception) -> str:
-        return _refusal(what, str(error), self._graph, self._runtime, self._modules)
+    def _open(self, runtimes: Runtimes) -> Engine:
+        own = runtimes.own.get(self._runtime)
+        if own is not None:
+            engine = _OwnEngine(own, self._source, self._signature)
+            runtimes.opened(engine)
+            return engine
+        if self._runtime == "compiled":
+            return CompiledEngine(self._source, self._graph, self._signature, self._threads)
+        return InterpreterEngine(self._source, self._signature, self._runtime, self._threads)
 
+    def _refusal(
+        self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
+    ) -> RuntimeError:
+        said = str(error)
+        if isinstance(error, _OwnError):
+            return RuntimeError(f"the {self._runtime} runtime cannot {what} the .tflite file{said}")
+        if self._runtime == "compiled":
+            said = self._words_of_the_interpreter(inputs) or said
+        return RuntimeError(refusal(what, said, self._graph, self._runtime, self._modules))
 
-def _refusal(
-    what: str, error: str, graph: OpGraph, runtime: str, modules: ModuleTree | None
-) -> str:
-    node = re.search(r"Node number (\d+) \((\w+)\)", error)
-    tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
-    where = ""
-    if tensor is not None:
-        # The delegate names a tensor of the first subgraph, and itself as the node.
-        users = (op.index for op in graph.subgraphs[0].ops if int(tensor[1]) in op.inputs)
-        user = next(users, None)
-        entries = [e for e in OpDtypeMap(graph, modules) if (e.subgraph, e.index) == (0, user)]
-        where = "".join(f": {entry.where}" for entry in entries)
-    elif node is not None:
-        index, name = int(node[1]), node[2]
-        entries = [e for e in OpDtypeMap(graph, modules).ops(name) if e.index == index]
-        # Kernels number the ops of each subgraph from 0, and delegates behind the last.
-        where = f": {entries[0].where}" if len(entries) == 1 else f": {name} (op {index})"
-    meaning = next((text for symptom, text in _KNOWN_REFUSALS if symptom.search(error)), None)
-    lines = [f"the {runtime} runtime cannot {what} the .tflite file{where}"]
-    if meaning is not None:
-        lines.append(f"cause: {meaning}")
-    lines.append(f"the kernels said: {error.strip()}")
-    return "\n".join(lines)
+    def _words_of_the_interpreter(self, inputs: Mapping[str, npt.NDArray[Any]]) -> str:
+        """
+        Ask the interpreter of the same kernels what is wrong.
+
+        CompiledModel says no more than "Failed to allocate tensors"; which op and why goes to
+        stderr (ai-edge-litert 2.3.0).
+        """
+        try:
+            engine = InterpreterEngine(self._source, self._signature, "xnnpack", self._threads)
+            if inputs:
+                engine.run(inputs)
+        except (RuntimeError, ValueError, KeyError) as error:
+            return str(error)
+        return ""
 
 
-def source_of(graph: OpGraph) -> Path | bytes:
+class _OwnError(RuntimeError):
+    """A user's own runtime failed, or gave something else than it must."""
+
+
+class _OwnEngine(Engine):
+    """A session of a user's own runtime; nothing that it gives is trusted."""
+
+    def __init__(self, runner: Runtime, source: Source, signature: Signature) -> None:
+        self._signature = signature
+        folder = None
+        if isinstance(source, bytes):
+            folder = tempfile.TemporaryDirectory(prefix="edgeq-")
+            path = Path(folder.name) / "model.tflite"
+            path.write_bytes(source)
+        else:
+            path = source
+        try:
+            self._session = runner(path, signature.key)
+        except Exception as error:
+            raise _OwnError(_told(error)) from error
+        # Also where nobody closes it: when the model goes, at the latest when Python ends.
+        self._close = weakref.finalize(self, _close, self._session, folder)
+        if not callable(self._session):
+            raise _OwnError(
+                f": the runner gave {type(self._session).__name__}, expected a session that can be "
+                "called with the inputs by name"
+            )
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        """Run one sample and check what came back."""
+        if not self._close.alive:
+            raise _OwnError(": its session was closed; load or quantize the model again")
+        try:
+            outputs = self._session({name: np.array(value) for name, value in inputs.items()})
+        except Exception as error:
+            raise _OwnError(_told(error)) from error
+        if not isinstance(outputs, Mapping):
+            raise _OwnError(
+                f": the runner gave {type(outputs).__name__}, expected a dict of arrays by the "
+                "outputs' names"
+            )
+        wanted = [border.name for border in self._signature.outputs]
+        if set(outputs) != set(wanted):
+            raise _OwnError(f": the runner gave the outputs {list(outputs)}, the file has {wanted}")
+        return [_checked(outputs[border.name], border) for border in self._signature.outputs]
+
+    def close(self) -> None:
+        """Close the session, once."""
+        self._close()
+
+
+def _told(error: Exception) -> str:
+    return f": the runner raised {type(error).__name__}: {error}"
+
+
+def _close(session: object, folder: tempfile.TemporaryDirectory[str] | None) -> None:
+    try:
+        close = getattr(session, "close", None)
+        if close is not None:
+            close()
+    finally:
+        if folder is not None:
+            folder.cleanup()
+
+
+def _checked(value: object, border: SignatureTensor) -> npt.NDArray[Any]:
+    """Give an own copy of an output that is what the file says, or refuse it."""
+    tensor = border.tensor
+    dtype = numpy_dtype(tensor.dtype)
+    shape = tensor.shape_signature
+    expected = f": output {border.name!r}: expected {tensor.dtype} {list(shape)}"
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        raise _OwnError(f"{expected}, the runner gave {type(value).__name__}, no numpy array")
+    if (
+        value.dtype != dtype
+        or value.ndim != len(shape)
+        or any(want not in (-1, length) for want, length in zip(shape, value.shape, strict=True))
+    ):
+        raise _OwnError(f"{expected}, the runner gave {value.dtype} {list(value.shape)}")
+    return np.array(value)
+
+
+def source_of(graph: OpGraph) -> Source:
     """What an interpreter opens: the path of a mapped file, the content of one held in memory."""
     buffer = graph.buffer
     return buffer.path if isinstance(buffer, MappedFile) else buffer

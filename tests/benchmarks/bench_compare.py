@@ -11,6 +11,7 @@ Run it with `python -m tests.benchmarks.bench_compare`. It prints
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import subprocess
@@ -66,10 +67,13 @@ def overhead(preset: str, samples: int = 48, repeats: int = 5) -> list[float]:
     quantized = maker.quantize(MobileNet().eval(), (image[0],), quantizer=preset, calibration=image)
     clock = _Clock()
     no_grad = torch.no_grad()
-    assert quantized.float_model is not None
-    quantized.float_model = clock.around(no_grad(quantized.float_model))
-    if quantized.simulated is not None:
-        quantized.simulated = clock.around(no_grad(quantized.simulated))  # type: ignore[assignment] # stands in
+    ((key, leg),) = quantized._legs.items()
+    assert leg.float_model is not None
+    leg = dataclasses.replace(leg, float_model=clock.around(no_grad(leg.float_model)))
+    if leg.simulated is not None:
+        simulated: Any = clock.around(no_grad(leg.simulated))
+        leg = dataclasses.replace(leg, simulated=simulated)
+    quantized._legs = {key: leg}
     for edge in (quantized.edge, quantized.float_edge):
         if edge is not None:
             runner = edge.runner("xnnpack")

@@ -61,7 +61,9 @@ def _main() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(2))).eval()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.tflite"
-        path.write_bytes(litert.convert_model(model, (torch.randn(1, 4096),), {}))
+        path.write_bytes(
+            litert.convert({litert.SIGNATURE: litert.Traced(model, (torch.randn(1, 4096),))})
+        )
         print(f"file: {path.stat().st_size / 1e6:.0f} MB")
         for kind, meaning in (("warm", "map alone"), ("cold", "map and the imports it needs")):
             runs = [_measure(path, kind) for _ in range(5)]

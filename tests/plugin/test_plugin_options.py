@@ -13,9 +13,11 @@ import types
 
 stub = types.ModuleType("pytest_edgeq.edgeq")
 class Edgeq:
-    def __init__(self, *, runtime, threads, seed, directory, memory):
+    def __init__(self, *, runtime, threads, seed, directory, memory, runtimes):
         self.runtime, self.threads, self.seed = runtime, threads, seed
         self.directory, self.memory = directory, memory
+    def close(self):
+        pass
 stub.Edgeq = Edgeq
 sys.modules["pytest_edgeq.edgeq"] = stub
 """
@@ -35,14 +37,15 @@ def refused(pytester: pytest.Pytester, *args: str) -> str:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("runtime", "xnnpak", "'xnnpak' is none of the valid values: " + ", ".join(RUNTIMES)),
+        ("runtime", "xnnpak", "unknown runtime 'xnnpak' (did you mean xnnpack?); valid: xnnpack,"),
+        ("runtime", "tpu", "valid: " + ", ".join(RUNTIMES)),
         ("threads", "0", "expected an integer from 1, got '0'"),
         ("threads", "two", "expected an integer"),
         ("seed", "-1", "expected an integer from 0 to 4294967295, got '-1'"),
         ("seed", str(2**32), "expected an integer from 0 to 4294967295"),
         ("obsolete", "fail", "'fail' is none of the valid values: info, error"),
         ("update", "all", "'all' is none of the valid values: new, changed, prune"),
-        ("quantizers", "pt2e_int8", "did you mean pt2e_static_int8"),
+        ("quantizers", "pt2e_int8", "did you mean pt2e_qat_int8 or pt2e_static_int8"),
         ("quantizers", "pt2e_int8", ", ".join(PRESETS)),
         ("quantizers", ",", "names no quantizer"),
         ("quantizers", "none,none", "none is named more than once"),

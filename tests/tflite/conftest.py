@@ -34,14 +34,16 @@ class _Mixed(nn.Module):
 def _quantized(rules: list[dict[str, Any]]) -> bytes:
     source = _source()
     ids = {"args_0": np.arange(32, dtype=np.int32).reshape(2, 16)}
-    ranges = litert.calibrate_recipe(source, rules, [ids], threads=1)
+    ranges = litert.calibrate_recipe(source, rules, {litert.SIGNATURE: [ids]}, threads=1)
     return litert.quantize_recipe(source, rules, ranges)
 
 
 @functools.cache
 def _source() -> bytes:
     torch.manual_seed(0)
-    return litert.convert_model(_Mixed().eval(), (torch.arange(32).reshape(2, 16),), {})
+    return litert.convert(
+        {litert.SIGNATURE: litert.Traced(_Mixed().eval(), (torch.arange(32).reshape(2, 16),))}
+    )
 
 
 @functools.cache

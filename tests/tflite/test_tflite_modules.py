@@ -376,7 +376,7 @@ def test_a_model_converted_now_is_told(factory: type[SmallModel], expected: set[
     """The names are still written as the files in `converted` have them."""
     model = seeded(factory)
     inputs = factory.sample_inputs()
-    graph = OpGraph.read(litert.convert_model(model, inputs, {}))
+    graph = OpGraph.read(litert.convert({litert.SIGNATURE: litert.Traced(model, inputs)}))
     entries = OpDtypeMap(graph, module_tree(model))
     told = {e.module for e in entries if e.op in ("CONV_2D", "FULLY_CONNECTED", "ADD")}
     assert expected <= told

@@ -17,10 +17,15 @@ from pytest_edgeq import litert
 from pytest_edgeq.presets import RUNTIMES
 from pytest_edgeq.reference import module_tree
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.runtimes import check_runtime
+from pytest_edgeq.tflite.engines import InterpreterEngine
+from pytest_edgeq.tflite.runtimes import BUILT_IN
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 X = np.array([[1, -2, 3, -4]], np.float32)
+
+# The interpreter's own; and those that take every file of these tests.
+INTERPRETERS = RUNTIMES[:3]
+LITERT = RUNTIMES[:4]
 
 
 def _unary(signature: bool = True, dynamic: bool = False) -> bytes:
@@ -41,7 +46,7 @@ def _unary(signature: bool = True, dynamic: bool = False) -> bytes:
     return file.content()
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES[:3])
+@pytest.mark.parametrize("runtime", LITERT)
 @pytest.mark.parametrize("signature", [True, False])
 def test_twelve_outputs_come_in_the_models_order(runtime: str, signature: bool) -> None:
     """Not in the runner's alphabetical one, where output_10 comes before output_2."""
@@ -51,7 +56,7 @@ def test_twelve_outputs_come_in_the_models_order(runtime: str, signature: bool) 
     assert [float(value[0, 0]) for value in values] == [1.0 + i for i in range(12)]
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES[:3])
+@pytest.mark.parametrize("runtime", INTERPRETERS)
 @pytest.mark.parametrize("signature", [True, False])
 def test_one_output_twice_and_an_input_as_output(runtime: str, signature: bool) -> None:
     """Each is given, in its place."""
@@ -67,22 +72,24 @@ def test_one_output_twice_and_an_input_as_output(runtime: str, signature: bool) 
     assert [value.tolist() for value in values] == [(-X).tolist(), X.tolist(), (-X).tolist()]
 
 
-def test_results_are_the_callers_own() -> None:
+@pytest.mark.parametrize("runtime", LITERT)
+def test_results_are_the_callers_own(runtime: str) -> None:
     """The next sample must not change what the last one gave."""
     edge = EdgeFile(_unary())
-    first = edge.run(["x"], [X], "builtin")[0]
+    first = edge.run(["x"], [X], runtime)[0]
     kept = first.copy()
-    edge.run(["x"], [10 * X], "builtin")
+    edge.run(["x"], [10 * X], runtime)
     assert np.array_equal(first, kept)
 
 
+@pytest.mark.parametrize("runtime", LITERT)
 @pytest.mark.parametrize("signature", [True, False])
-def test_dynamic_dimensions_take_any_length(signature: bool) -> None:
+def test_dynamic_dimensions_take_any_length(runtime: str, signature: bool) -> None:
     """The interpreter is sized again when the length changes, and back."""
     edge = EdgeFile(_unary(signature, dynamic=True))
     name = edge.signature.inputs[0].name
     for rows in (1, 3, 1, 2, 2):
-        values = edge.run([name], [np.repeat(X, rows, 0)], "builtin")
+        values = edge.run([name], [np.repeat(X, rows, 0)], runtime)
         assert {value.shape for value in values} == {(rows, 4)}
         assert values[11].tolist() == np.repeat(X + 11, rows, 0).tolist()
 
@@ -137,13 +144,19 @@ def test_inputs_that_do_not_match_are_refused(names: list[str]) -> None:
 def test_one_interpreter_a_runtime() -> None:
     """Allocated once and used for every sample; each runtime has its own."""
     edge = EdgeFile(_unary())
-    runners = {runtime: edge.runner(runtime) for runtime in RUNTIMES[:3]}
+    runners = {runtime: edge.runner(runtime) for runtime in INTERPRETERS}
     assert len({id(runner) for runner in runners.values()}) == 3
-    interpreters = {runtime: runner._interpreter for runtime, runner in runners.items()}
+    engines = {runtime: runner._engine for runtime, runner in runners.items()}
+    interpreters = {}
+    for runtime, engine in engines.items():
+        assert isinstance(engine, InterpreterEngine)
+        interpreters[runtime] = engine._interpreter
     edge.run(["x"], [X], "builtin")
-    for runtime, runner in runners.items():
-        assert edge.runner(runtime) is runner
-        assert runner._interpreter is interpreters[runtime]
+    for runtime, engine in engines.items():
+        assert edge.runner(runtime) is runners[runtime]
+        assert runners[runtime]._engine is engine
+        assert isinstance(engine, InterpreterEngine)
+        assert engine._interpreter is interpreters[runtime]
 
 
 def test_an_unknown_runtime_lists_the_known_ones() -> None:
@@ -151,13 +164,13 @@ def test_an_unknown_runtime_lists_the_known_ones() -> None:
     with pytest.raises(
         ValueError, match=r"unknown runtime 'xnnpak'.*xnnpack.*valid: xnnpack"
     ) as caught:
-        check_runtime("xnnpak")
+        BUILT_IN.check("xnnpak")
     assert all(runtime in str(caught.value) for runtime in RUNTIMES)
     with pytest.raises(ValueError, match="unknown runtime"):
         EdgeFile(_unary()).runner("cuda")
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES[:3])
+@pytest.mark.parametrize("runtime", LITERT)
 def test_a_path_and_its_content_run_alike(tmp_path: Path, runtime: str) -> None:
     """A mapped file is opened by the interpreter from its path."""
     path = tmp_path / "model.tflite"
@@ -181,7 +194,7 @@ def test_the_first_signature_is_run_wherever_its_subgraph_stands() -> None:
         graph.borders([x], [y])
     file.signature("abs", [("x", 0)], [("y", 1)], subgraph=1)
     file.signature("neg", [("x", 0)], [("y", 1)], subgraph=0)
-    edge = EdgeFile(file.content())
+    edge = EdgeFile(file.content()).at("abs")
     assert edge.signature.key == "abs"
     for _ in range(2):
         assert edge.run(["x"], [X], "builtin")[0].tolist() == np.abs(X).tolist()
@@ -234,7 +247,7 @@ class _Words(nn.Module):
 def test_a_table_that_is_not_symmetric_is_refused_with_its_module() -> None:
     """What dynamic PT2E quantization does to nn.Embedding: a zero point other than 0."""
     model = _Words().eval()
-    content = litert.convert_model(model, (torch.tensor([[1, 2]]),), {})
+    content = litert.convert({litert.SIGNATURE: litert.Traced(model, (torch.tensor([[1, 2]]),))})
     raw = unpack(content)
     graph = raw.subgraphs[0]
     lookup = next(

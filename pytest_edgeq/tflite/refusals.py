@@ -1,0 +1,110 @@
+"""What kernels say when they refuse a file, what it means, and the way out."""
+
+from __future__ import annotations
+
+import re
+
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.modules import ModulePaths
+from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+
+__all__ = ["refusal"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+# What the kernels' own words mean, and the way out.
+_KNOWN_REFUSALS = (
+    (
+        re.compile(r"embedding_lookup\.cc.*zero_point"),
+        "the kernel takes only symmetric tables (zero point 0) and this one is not. Dynamic PT2E "
+        "quantization writes such tables: quantize the model with a recipe "
+        "(recipe_dynamic_wi8_afp32), or keep the embedding in float.",
+    ),
+    (
+        re.compile(r"activations\.cc.*scale not near"),
+        "the int8 softmax and sigmoid kernels write fixed output parameters (scale 1/256, zero "
+        "point −128): annotate the output with FixedQParamsQuantizationSpec(scale=1/256, "
+        "zero_point=-128), or leave the op in float.",
+    ),
+    (
+        re.compile(r"Tensor data is null"),
+        "the signature names an output that no op of the file computes: the step that wrote the "
+        "file broke it.",
+    ),
+    (
+        re.compile(r"in XNNPACK delegate"),
+        "the XNNPACK delegate takes no tensor of this kind: choose another runtime "
+        "(runtime='builtin'), and mind that a device that runs XNNPACK will refuse the file.",
+    ),
+    (
+        re.compile(r"Didn't find op for builtin opcode|unresolved custom op"),
+        "these kernels do not have the op, or not in this version: choose another runtime.",
+    ),
+    # LiteRT's CompiledModel, ai-edge-litert 2.3.0.
+    (
+        re.compile(r"Failed to load model from"),
+        "CompiledModel reads files more strictly than the interpreter: for one, a signature must "
+        "name every input and output of its subgraph, each once. The interpreter runs the file "
+        "(runtime='xnnpack'); an app that uses CompiledModel cannot.",
+    ),
+    (
+        re.compile(
+            r"Failed to register output|Insufficient buffer size|Failed to allocate tensors"
+        ),
+        "CompiledModel gives each output its memory before the run, so the shape of an output may "
+        "not depend on values. The interpreter runs the file (runtime='xnnpack'); an app that uses "
+        "CompiledModel cannot.",
+    ),
+    (
+        re.compile(r"CompiledModel leaves memory unwritten"),
+        "CompiledModel writes what an op computes, once, and hands out the memory of anything else "
+        "as it finds it. The interpreter runs the file (runtime='xnnpack'); an app that uses "
+        "CompiledModel gets numbers that mean nothing.",
+    ),
+    (
+        re.compile(r"CompiledModel tells tensors apart by name"),
+        "the file has no signature, and its names were stripped or are ambiguous: write it with a "
+        "signature. The interpreter runs the file (runtime='xnnpack').",
+    ),
+    (
+        re.compile(r"must have all static dimensions|Dimensions must be positive"),
+        "CompiledModel takes no input and no output without elements; the interpreter does "
+        "(runtime='xnnpack').",
+    ),
+)
+
+
+def refusal(
+    what: str, error: str, graph: OpGraph, runtime: str, modules: ModulePaths | None
+) -> str:
+    """
+    Say that a runtime cannot load or run a file: which op, why, the way out, its own words.
+
+    Args:
+        what: `load` or `run`.
+        error: What the kernels said.
+        graph: Of the file.
+        runtime: Its name.
+        modules: To name the op.
+    """
+    node = re.search(r"Node number (\d+) \((\w+)\)", error)
+    tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
+    where = ""
+    if tensor is not None:
+        # The delegate names a tensor of the first subgraph, and itself as the node.
+        users = (op.index for op in graph.subgraphs[0].ops if int(tensor[1]) in op.inputs)
+        user = next(users, None)
+        entries = [e for e in OpDtypeMap(graph, modules) if (e.subgraph, e.index) == (0, user)]
+        where = "".join(f": {entry.where}" for entry in entries)
+    elif node is not None:
+        index, name = int(node[1]), node[2]
+        entries = [e for e in OpDtypeMap(graph, modules).ops(name) if e.index == index]
+        # Kernels number the ops of each subgraph from 0, and delegates behind the last.
+        where = f": {entries[0].where}" if len(entries) == 1 else f": {name} (op {index})"
+    meaning = next((text for symptom, text in _KNOWN_REFUSALS if symptom.search(error)), None)
+    lines = [f"the {runtime} runtime cannot {what} the .tflite file{where}"]
+    if meaning is not None:
+        lines.append(f"cause: {meaning}")
+    lines.append(f"the kernels said: {error.strip()}")
+    return "\n".join(lines)

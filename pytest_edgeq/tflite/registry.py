@@ -1,0 +1,184 @@
+"""
+The runtimes that a session can choose from, and what a user's own one must be.
+
+This module is cheap to import: the plugin checks the names of runtimes before any test runs.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pytest_edgeq.presets import RUNTIMES
+from pytest_edgeq.suggest import nearest
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["BUILT_IN", "Closable", "Runtime", "RuntimeSession", "Runtimes"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+# What `--edgeq-runtime`, an ini file and a header line can all spell.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+_WHERE_TO_REGISTER = (
+    "a runtime of your own comes from the pytest hook pytest_edgeq_runtimes(config), which must "
+    "stand in a plugin, or in a conftest.py that pytest reads before it collects: in the rootdir "
+    "or the testpaths, or beside what the command line names. Outside pytest: "
+    "Edgeq(runtimes={name: runner})"
+)
+_NOT_FOR_BARE_FILES = (
+    "a runtime of your own is known to models from edgeq.quantize and edgeq.load only: instead of "
+    "a path or bytes, give edgeq.load(path)"
+)
+
+
+class RuntimeSession(Protocol):
+    """
+    One opened file of a user's own runtime.
+
+    It may also have a method `close()`, called once when the file is no longer needed, and before
+    the file is opened anew because it keeps state from run to run.
+    """
+
+    def __call__(
+        self, inputs: dict[str, np.ndarray[Any, Any]], /
+    ) -> Mapping[str, np.ndarray[Any, Any]]:
+        """
+        Run one sample.
+
+        Args:
+            inputs: Arrays by the signature's input names, of the dtypes that the file stores: the
+                codes of a quantized input. They are the session's own, to keep or to change.
+
+        Returns:
+            Every output by the signature's output name, of the dtype and shape that the file gives:
+            the codes of a quantized output. Anything else is an error.
+        """
+
+
+class Runtime(Protocol):
+    """
+    A user's own runtime: a phone over adb, a simulator, another interpreter.
+
+    It is called when a file is first run on it, not before, in the process that runs the test.
+    """
+
+    def __call__(self, path: Path, signature: str | None, /) -> RuntimeSession:
+        """
+        Open a file.
+
+        Args:
+            path: The `.tflite` file. It stays in place until the session is closed.
+            signature: Key of the entry point to run; None for a file without signatures, whose
+                inputs and outputs are known by their tensors' names.
+        """
+
+
+class Closable(Protocol):
+    """What is closed when the session ends."""
+
+    def close(self) -> None:
+        """Let go of everything; more than once does no harm."""
+
+
+class Runtimes:
+    """
+    The runtimes of a session: the built-in ones and the user's own.
+
+    Args:
+        own: The user's, by name.
+        hint: How to get at more of them, for the text about an unknown one.
+
+    Raises:
+        ValueError: A name that is a built-in one's, or that an option could not spell.
+        TypeError: Not a mapping, a name that is no string, or a runner that cannot be called.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, Runtime] = MappingProxyType({}),
+        *,
+        hint: str = _WHERE_TO_REGISTER,
+    ) -> None:
+        if not isinstance(own, Mapping):
+            raise TypeError(f"runtimes: expected a dict of name → runner, got {type(own).__name__}")
+        for name, runner in own.items():
+            _check(name, runner)
+        self.own = dict(own)
+        self._hint = hint
+        self._opened: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that is valid, the built-in ones first."""
+        return (*RUNTIMES, *self.own)
+
+    def check(self, name: str) -> str:
+        """
+        Give the name back if there is a runtime of this name.
+
+        Raises:
+            ValueError: There is none; lists those that there are.
+        """
+        if not isinstance(name, str) or name not in self.names:
+            raise ValueError(self.unknown(name))
+        return name
+
+    def unknown(self, name: object) -> str:
+        """Say that no runtime has this name, and which ones there are."""
+        return (
+            f"unknown runtime {name!r}{nearest(str(name), self.names)}; "
+            f"valid: {', '.join(self.names)}\n  {self._hint}"
+        )
+
+    def opened(self, runner: Closable) -> None:
+        """Take note of what is to be closed at the end, should it still be in use then."""
+        self._opened.add(runner)
+
+    def close(self) -> None:
+        """
+        Close every session of a user's own runtime that is still open.
+
+        Raises:
+            RuntimeError: One could not be closed.
+        """
+        errors = []
+        for runner in list(self._opened):
+            try:
+                runner.close()
+            except Exception as error:  # the others are closed all the same
+                errors.append(error)
+        self._opened.clear()
+        if errors:
+            said = "; ".join(f"{type(error).__name__}: {error}" for error in errors)
+            raise RuntimeError(f"a runtime of yours could not be closed: {said}") from errors[0]
+
+
+def _check(name: object, runner: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"runtimes: expected a name, got {name!r}")
+    if name in RUNTIMES:
+        raise ValueError(
+            f"runtimes: {name!r} is the name of a built-in runtime ({', '.join(RUNTIMES)}); give "
+            "yours another"
+        )
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"runtimes: {name!r} is no name for a runtime: letters, digits, '_', '.' and '-'"
+        )
+    if not callable(runner):
+        raise TypeError(
+            f"runtime {name!r}: expected a runner, called with the path of a .tflite file and a "
+            f"signature's key, got {type(runner).__name__}"
+        )
+
+
+BUILT_IN = Runtimes(hint=_NOT_FOR_BARE_FILES)
+"""The runtimes of a file that no session opened."""
