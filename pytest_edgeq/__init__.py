@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         assert_within_budget,
     )
     from pytest_edgeq.edgeq import Edgeq
+    from pytest_edgeq.foreign import onnx_reference
+    from pytest_edgeq.litert.fx import quantizer_from_fx
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.quantized import QuantizedModel
@@ -44,6 +46,8 @@ __all__ = [
     "assert_runtimes_agree",
     "assert_size",
     "assert_within_budget",
+    "onnx_reference",
+    "quantizer_from_fx",
 ]
 
 _HOMES = {
@@ -52,6 +56,8 @@ _HOMES = {
     "Edgeq": "pytest_edgeq.edgeq",
     "OpDtypeMap": "pytest_edgeq.tflite.op_dtypes",
     "QuantizedModel": "pytest_edgeq.quantized",
+    "onnx_reference": "pytest_edgeq.foreign",
+    "quantizer_from_fx": "pytest_edgeq.litert.fx",
 }
 
 

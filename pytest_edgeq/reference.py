@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_edgeq.foreign import OnnxReference, call_keras, is_keras, keras_input_names
 from pytest_edgeq.samples import Sample, as_array, is_tensor
 from pytest_edgeq.tflite.modules import ModuleNode, ModuleTree
 
@@ -20,8 +22,11 @@ __all__ = [
     "as_tensor",
     "call_reference",
     "flatten_outputs",
+    "in_train_mode",
+    "is_quantized_by_torch_ao",
     "module_tree",
     "parameter_names",
+    "torch_module",
     "undisturbed",
 ]
 
@@ -35,31 +40,78 @@ def call_reference(
     """
     Run a torch module or any other callable on one sample.
 
-    A torch module is run without gradients, on tensors; another callable gets the sample's own
-    tensors or arrays.
+    A torch module, a method of one or a `functools.partial` of either gets tensors; a Keras model
+    (`training=False`) and an ONNX session get numpy arrays. Any other callable gets arrays, too,
+    whatever the sample holds; one that fails on them gets the same values as tensors. No gradients
+    are kept.
 
     Returns:
         Its outputs, flattened in order, each with its dict key where it has one.
 
     Raises:
-        TypeError: An output is not a tensor.
+        TypeError: An output is not a tensor, or the callable fails on arrays, and otherwise on
+            tensors.
+        ValueError: Other inputs than a Keras model or a session takes.
     """
     import torch
 
+    with torch.no_grad():
+        if torch_module(reference) is not None:
+            args, kwargs = _copied(sample, as_tensor)
+            return flatten_outputs(reference(*args, **kwargs))
+        if is_keras(reference):
+            return flatten_outputs(call_keras(reference, *_copied(sample, as_array)))
+        if isinstance(reference, OnnxReference):
+            args, kwargs = _copied(sample, as_array)
+            return flatten_outputs(reference(*args, **kwargs))
+        return flatten_outputs(_call_plain(reference, sample))
+
+
+def _copied(sample: Sample, convert: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
     # A copy of its own: a forward that works in place would change what the others are given.
     sample = sample.clone()
-    if not isinstance(reference, torch.nn.Module):
-        return flatten_outputs(reference(*sample.args, **sample.kwargs))
-    args = [as_tensor(value) for value in sample.args]
-    kwargs = {name: as_tensor(value) for name, value in sample.kwargs.items()}
-    with torch.no_grad():
-        return flatten_outputs(reference(*args, **kwargs))
+    kwargs = {name: convert(value) for name, value in sample.kwargs.items()}
+    return [convert(value) for value in sample.args], kwargs
+
+
+def _call_plain(reference: Callable[..., Any], sample: Sample) -> Any:
+    # Arrays first: a function written for numpy may run on tensors and mean something else there,
+    # as std does; one written for torch hands them to torch, which refuses them.
+    args, kwargs = _copied(sample, as_array)
+    try:
+        return reference(*args, **kwargs)
+    except Exception as on_arrays:
+        args, kwargs = _copied(sample, as_tensor)
+        try:
+            return reference(*args, **kwargs)
+        except Exception as on_tensors:
+            told = [f"{type(error).__name__}: {error}" for error in (on_arrays, on_tensors)]
+            if told[0] == told[1]:
+                # It has nothing to do with what it was given.
+                raise on_arrays from None
+            name = getattr(reference, "__name__", type(reference).__name__)
+            raise TypeError(
+                f"the reference {name} takes neither numpy arrays ({told[0]}) nor tensors "
+                f"({told[1]})"
+            ) from on_tensors
+
+
+def torch_module(reference: object) -> torch.nn.Module | None:
+    """The module that computes: it, the one whose method it is, or that of a partial; else None."""
+    import torch
+
+    while isinstance(reference, functools.partial):
+        reference = reference.func
+    owner = getattr(reference, "__self__", None)
+    module = owner if isinstance(owner, torch.nn.Module) else reference
+    # On its torch backend a Keras model is a torch module as well.
+    return module if isinstance(module, torch.nn.Module) and not is_keras(module) else None
 
 
 @contextlib.contextmanager
 def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]:
     """
-    Run a torch module and leave its buffers as they were.
+    Run a torch module, or a Keras model, and leave its buffers as they were.
 
     Gives:
         A list that holds, afterwards, the names of the buffers that its forward had changed.
@@ -70,23 +122,63 @@ def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]
     import torch
 
     changed: list[str] = []
-    if not isinstance(reference, torch.nn.Module):
+    if is_keras(reference):
+        with _keras_undisturbed(reference, changed):
+            yield changed
+        return
+    owner = torch_module(reference)
+    if owner is None:
         yield changed
         return
-    if any(module.training for module in reference.modules()):
+    if in_train_mode(owner):
         raise ValueError(
             f"{name}: the reference is in train mode, switched after it was quantized: dropout and "
             "batch statistics would be compared, and the statistics changed. Call model.eval()"
         )
-    before = {key: buffer.detach().clone() for key, buffer in reference.named_buffers()}
+    before = {key: buffer.detach().clone() for key, buffer in owner.named_buffers()}
     try:
         yield changed
     finally:
         with torch.no_grad():
-            for key, buffer in reference.named_buffers():
+            for key, buffer in owner.named_buffers():
                 if not torch.equal(buffer, before[key]):
                     changed.append(key)
                     buffer.copy_(before[key])
+
+
+@contextlib.contextmanager
+def _keras_undisturbed(model: Any, changed: list[str]) -> Iterator[None]:
+    # The states of stateful layers and of random number generators; no weight changes in a call.
+    variables = list(model.non_trainable_variables)
+    before = [np.array(variable.numpy()) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            if not np.array_equal(variable.numpy(), value):
+                changed.append(getattr(variable, "path", variable.name))
+                variable.assign(value)
+
+
+def in_train_mode(model: torch.nn.Module) -> list[str]:
+    """
+    Paths of the modules in train mode.
+
+    Those that torch's eager or FX graph mode has quantized are made with the flag set, and compute
+    the same either way; all but its recurrent ones, which drop out.
+    """
+    return [
+        path
+        for path, module in model.named_modules()
+        if module.training
+        and (not is_quantized_by_torch_ao(module) or getattr(module, "dropout", 0))
+    ]
+
+
+def is_quantized_by_torch_ao(module: torch.nn.Module) -> bool:
+    """Whether a module is what torch's eager or FX graph mode puts in a float one's place."""
+    homes = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+    return type(module).__module__.startswith(homes)
 
 
 def as_tensor(value: Any) -> torch.Tensor:
@@ -101,10 +193,15 @@ def flatten_outputs(outputs: Any) -> list[tuple[str | None, np.ndarray[Any, Any]
     Flatten nested tuples, lists, dicts and model outputs in order, as torch.export does.
 
     Raises:
-        TypeError: A leaf is not a tensor.
+        TypeError: A leaf is neither a tensor nor an array.
     """
     if is_tensor(outputs):
-        return [(None, as_array(outputs))]
+        # What torch's eager mode quantized gives codes unless the model ends in a DeQuantStub.
+        codes = getattr(outputs, "is_quantized", False)
+        return [(None, as_array(outputs.dequantize() if codes else outputs))]
+    if hasattr(outputs, "__array__") and hasattr(outputs, "dtype"):
+        # numpy's scalars, and the tensors of other frameworks.
+        return [(None, _widened(np.asarray(outputs)))]
     if isinstance(outputs, Mapping):
         # The converter joins the keys of nested outputs with "_".
         return [
@@ -118,6 +215,11 @@ def flatten_outputs(outputs: Any) -> list[tuple[str | None, np.ndarray[Any, Any]
         f"the reference gave a {type(outputs).__name__} among its outputs; expected tensors, or "
         "tuples, lists and dicts of them"
     )
+
+
+def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    # numpy has no bfloat16: ml_dtypes' cannot be told from an unknown kind.
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def _numbered(value: Any) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
@@ -136,6 +238,10 @@ def parameter_names(reference: Callable[..., Any]) -> tuple[tuple[str, ...], tup
 
     Empty where they cannot be told.
     """
+    if isinstance(reference, OnnxReference):
+        return reference.input_names, ()
+    if is_keras(reference):
+        return keras_input_names(reference), ()
     function = getattr(reference, "forward", reference)
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -6,6 +6,7 @@ Each case is one that passed, or accused the wrong stage, before it was looked f
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import nn
 
 from fixtures.models import normal, seeded
 from fixtures.tflite.writer import pack, unpack
-from pytest_edgeq import Edgeq, assert_runtimes_agree
+from pytest_edgeq import Edgeq
 from pytest_edgeq.numerics.health import STATEFUL_REFERENCE, UNCALIBRATED_ACTIVATION
 
 
@@ -121,6 +122,177 @@ def test_inputs_that_agree_in_part_are_refused(maker: Edgeq) -> None:
 
     with pytest.raises(ValueError, match="names that agree in part only"):
         maker.load(made.tflite, reference=other)
+
+
+def test_a_parameter_that_the_file_does_not_have(maker: Edgeq) -> None:
+    """What comes behind it does not slip into its place."""
+
+    class Optional(Weighted):
+        def forward(  # type: ignore[override] # one more in between
+            self, a: torch.Tensor, scale: torch.Tensor | None = None, b: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            assert b is not None
+            result = super().forward(a, b)
+            return result if scale is None else result * scale
+
+    made = maker.quantize(seeded(Weighted), sample_kwargs=_samples()[0], quantizer=None)
+    loaded = maker.load(made.tflite, reference=seeded(Optional))
+
+    assert maker.compare(loaded, _samples(seed=50)).total.sqnr_db > 100
+    pairs = [((s["a"],), {"b": s["b"]}) for s in _samples(seed=50)]
+    assert maker.compare(loaded, pairs).total.sqnr_db > 100
+    with pytest.raises(ValueError, match=r"expected 1 positional input, got 2; the model also tak"):
+        maker.compare(loaded, [(s["a"], s["b"]) for s in _samples(seed=50)])
+
+
+def test_without_parameters_the_names_are_the_files(maker: Edgeq) -> None:
+    """Of a file without a reference, and of a callable that takes anything."""
+    sample, *others = _samples()
+    named = maker.quantize(seeded(Weighted), sample_kwargs=sample, quantizer=None)
+    mixed = maker.quantize(
+        seeded(KeywordOnly), (sample["a"],), sample_kwargs={"b": sample["b"]}, quantizer=None
+    )
+    alone = maker.load(named.tflite)
+    by_name: dict[str, Any] = dict(sample)
+    expected = named.run(**by_name)["output_0"]
+    for outputs in (alone.run(**by_name), alone.run(sample["a"], sample["b"])):
+        np.testing.assert_array_equal(outputs["output_0"], expected)
+    np.testing.assert_array_equal(alone.run(sample["a"], b=sample["b"])["output_0"], expected)
+
+    for made in (named, mixed):
+        loaded = maker.load(made.tflite, reference=maker.load(made.tflite).run)
+        tuples = [((s["a"],), {"b": s["b"]}) for s in others]
+        assert maker.compare(loaded, tuples).total.max_abs_error == 0.0
+    dicts = maker.load(named.tflite, reference=lambda *args: alone.run(*args))
+    assert maker.compare(dicts, others).total.max_abs_error == 0.0
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays"])
+def test_a_callable_from_numpy_to_numpy(maker: Edgeq, kind: str) -> None:
+    """It works whatever the samples are; it may give arrays or tensors, and nest them."""
+    model = seeded(Pair)
+    data = [normal(1, 8, seed=i) for i in range(4)]
+    made = maker.quantize(model, (data[0],), quantizer=None)
+    (weights, biases) = (
+        [getattr(layer, name).detach().numpy() for layer in (model.left, model.right)]
+        for name in ("weight", "bias")
+    )
+
+    def reference(x: np.ndarray[Any, Any]) -> Any:
+        left, right = (x.astype("f4") @ w.T + b for w, b in zip(weights, biases, strict=True))
+        x[:] = 0.0  # its own copy
+        return {"output_1": right, "output_0": torch.from_numpy(left)}
+
+    loaded = maker.load(made.tflite, reference=reference)
+    samples = data if kind == "tensors" else [sample.numpy() for sample in data]
+    assert maker.compare(loaded, samples).total.sqnr_db > 100
+    assert all(sample.any() for sample in data)
+    weights.reverse()
+    assert maker.compare(loaded, samples).total.sqnr_db < 10
+
+
+def test_a_callable_that_works_on_arrays_is_given_nothing_else(maker: Edgeq) -> None:
+    """Also where it would work on tensors, and give something else, as torch's deviation does."""
+
+    class Deviation(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.std(1, correction=0)
+
+    data = [normal(1, 8, seed=i) for i in range(4)]
+    made = maker.quantize(seeded(Deviation), (data[0],), quantizer=None)
+    given: list[type] = []
+
+    def reference(x: Any) -> Any:
+        given.append(type(x))
+        return x.std(1)
+
+    loaded = maker.load(made.tflite, reference=reference)
+    for samples in (data, [x.numpy() for x in data]):
+        assert maker.compare(loaded, samples).total.sqnr_db > 100
+    assert given == [np.ndarray] * 8
+    torch_code = maker.load(made.tflite, reference=lambda x: torch.std(x, 1, correction=0))
+    assert maker.compare(torch_code, [x.numpy() for x in data]).total.sqnr_db > 100
+
+
+def test_a_callable_that_fails_either_way(maker: Edgeq) -> None:
+    """Both errors are told; one of its own is left as it is."""
+    data = [normal(1, 8, seed=0)]
+    made = maker.quantize(seeded(lambda: nn.Linear(8, 4)), (data[0],), quantizer=None)
+
+    def neither(x: Any) -> Any:
+        return x.no_such_method()
+
+    def broken(x: Any) -> Any:
+        raise OSError("the weights are gone")
+
+    loaded = maker.load(made.tflite, reference=neither)
+    text = "the reference neither takes neither numpy arrays .*'numpy.* nor tensors .*'Tensor'"
+    with pytest.raises(TypeError, match=text):
+        maker.compare(loaded, data)
+    with pytest.raises(OSError, match="the weights are gone"):
+        maker.compare(maker.load(made.tflite, reference=broken), data)
+
+
+def test_a_number_is_an_output(maker: Edgeq) -> None:
+    """A sum over everything gives numpy's own scalar."""
+
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum()
+
+    data = [normal(1, 8, seed=i) for i in range(4)]
+    made = maker.quantize(seeded(Sum), (data[0],), quantizer=None)
+    assert maker.compare(maker.load(made.tflite, reference=np.sum), data).total.sqnr_db > 100
+
+    def listed(x: np.ndarray[Any, Any]) -> Any:
+        return float(x.sum())
+
+    with pytest.raises(TypeError, match="the reference gave a float among its outputs"):
+        maker.compare(maker.load(made.tflite, reference=listed), data)
+
+
+def test_methods_and_partials_of_a_module_are_torch(maker: Edgeq) -> None:
+    """They are given tensors, numpy samples too, and must be in eval mode."""
+
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+            result: torch.Tensor = self.linear(x) * by
+            return result
+
+        def doubled(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mul(self(x), 2.0)
+
+    model, data = seeded(Scaling), [normal(1, 8, seed=i).numpy() for i in range(4)]
+    made = maker.quantize(
+        seeded(lambda: Doubled(model)), (torch.from_numpy(data[0]),), quantizer=None
+    )
+    for reference in (model.doubled, functools.partial(model, by=2.0)):
+        loaded = maker.load(made.tflite, reference=reference)
+        assert maker.compare(loaded, data).total.sqnr_db > 100
+        model.train()
+        with pytest.raises(ValueError, match="in train mode"):
+            maker.compare(loaded, data)
+        with pytest.raises(ValueError, match="in train mode"):
+            maker.load(made.tflite, reference=reference)
+        model.eval()
+    assert maker.compare(maker.load(made.tflite, reference=model), data).total.sqnr_db < 10
+
+
+class Doubled(nn.Module):
+    """Twice what another gives."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Twice."""
+        result: torch.Tensor = 2.0 * self.inner(x)
+        return result
 
 
 def _edit(tflite: bytes, change: Callable[[Any], None]) -> bytes:
@@ -294,25 +466,6 @@ def test_a_relative_path_outlives_the_working_directory(
     monkeypatch.chdir("/")
 
     np.testing.assert_array_equal(loaded.run(sample)["output_0"], made.run(sample)["output_0"])
-
-
-def test_a_file_of_several_signatures_is_refused(maker: Edgeq) -> None:
-    """Only the first would be looked at, and a defect in another one would pass."""
-    import litert_torch
-
-    from pytest_edgeq import litert
-
-    sample = (normal(1, 8, seed=0),)
-    good, bad = (seeded(lambda: nn.Linear(8, 4), seed=seed) for seed in (0, 1))
-    with litert.quiet():
-        edge = litert_torch.signature("good", good, sample).signature("bad", bad, sample).convert()
-        tflite = edge.model_content()
-    loaded = maker.load(tflite, reference=good)
-
-    with pytest.raises(ValueError, match=r"the file has 2 signatures.*would pass unseen"):
-        maker.compare(loaded, [sample])
-    with pytest.raises(ValueError, match="the file has 2 signatures"):
-        assert_runtimes_agree(loaded, [sample], 1)
 
 
 def test_an_input_that_was_never_calibrated_is_found(maker: Edgeq) -> None:

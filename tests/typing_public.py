@@ -24,6 +24,7 @@ from pytest_edgeq import (
     assert_runtimes_agree,
     assert_size,
     assert_within_budget,
+    onnx_reference,
 )
 
 
@@ -53,6 +54,9 @@ def look(model: QuantizedModel, edgeq: Edgeq) -> None:
     values: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = model.run(torch.zeros(1))
     other: QuantizedModel = model.with_tflite(path)
     loaded: QuantizedModel = edgeq.load(content, reference=lambda x: x, name="net")
+    edgeq.load(path, reference=onnx_reference(object()), layout="nhwc")
+    edgeq.load(path, layout={"image": "nhwc"})
+    edgeq.load(path, layout=("nhwc",))  # type: ignore[arg-type]
     edgeq.check_op_dtypes(loaded, name="map")
     del size, names, weights, values, other
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pytest_edgeq.flows.request import Session
-from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.reference import module_tree, parameter_names
+from pytest_edgeq.foreign import is_keras, looks_like_session
+from pytest_edgeq.quantized import Leg, QuantizedModel
+from pytest_edgeq.reference import in_train_mode, module_tree, parameter_names, torch_module
 from pytest_edgeq.samples import SampleSpec
+from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import OpGraph, Signature
+from pytest_edgeq.tflite.layout import LayoutArgument, Layouts
+from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.source import TflitePath
 
 __all__ = ["load_prebuilt"]
@@ -23,42 +28,88 @@ __tracebackhide__ = True
 
 def load_prebuilt(
     tflite: TflitePath | bytes,
-    reference: Callable[..., Any] | None,
+    reference: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None,
     name: str,
     session: Session,
+    layout: LayoutArgument = None,
 ) -> QuantizedModel:
     """
-    Open a file and put it together with its reference.
+    Open a file and put it together with its references.
 
     Raises:
         FileNotFoundError, ValueError, TypeError: As `Edgeq.load` says.
     """
-    if reference is not None and not callable(reference):
-        raise TypeError(
-            f"reference: expected a torch module or a callable, got {type(reference).__name__}"
-        )
-    modules = None
-    if isinstance(reference, torch.nn.Module):
-        if any(module.training for module in reference.modules()):
-            raise ValueError(f"{name}: the reference is in train mode; call reference.eval() first")
-        modules = module_tree(reference)
-    elif inspect.isclass(reference):
-        raise TypeError(f"reference: got the class {reference.__name__}; instantiate it")
-    edge = EdgeFile(tflite, modules=modules, threads=session.threads)
+    graph = OpGraph.read(tflite)
+    references = _by_signature(reference, [each.key for each in graph.signatures], name)
+    for each in references.values():
+        _check_reference(each, name)
+    trees = {
+        key: module_tree(each)
+        for key, each in references.items()
+        if isinstance(each, torch.nn.Module) and not is_keras(each)
+    }
+    modules: ModulePaths | None = None
+    if trees:
+        one = len(graph.signatures) == 1
+        modules = next(iter(trees.values())) if one else SignatureModules(trees)
+    edge = EdgeFile(
+        graph, modules=modules, threads=session.threads, runtimes=session.runtimes, layout=layout
+    )
     return QuantizedModel(
         edge,
         name=name,
         flow="prebuilt",
-        spec=SampleSpec.of_signature(edge.signature, *_parameters(reference)),
+        legs={
+            each.key: _leg(each, edge.layouts, references.get(each.key))
+            for each in graph.signatures
+        },
         runtime=session.runtime,
-        float_model=reference,
         directory=session.directory,
     )
 
 
-def _parameters(reference: Callable[..., Any] | None) -> tuple[tuple[str, ...], int]:
-    """Names of a reference's parameters, and how many of them may be given by position."""
+def _by_signature(reference: Any, keys: Sequence[str | None], name: str) -> dict[str | None, Any]:
     if reference is None:
-        return (), 0
-    positional, by_name = parameter_names(reference)
-    return (*positional, *by_name), len(positional)
+        return {}
+    if isinstance(reference, Mapping):
+        known = [key for key in keys if key is not None]
+        for key in reference:
+            if key not in known:
+                raise ValueError(
+                    f"{name}: reference: the file has no signature {key!r}"
+                    f"{nearest(str(key), known)}; it has {known}"
+                )
+        return dict(reference)
+    if len(keys) > 1:
+        raise ValueError(
+            f"{name}: the file has {len(keys)} signatures {list(keys)}: say which one the "
+            f"reference is for, reference={{{keys[0]!r}: model}}"
+        )
+    return {keys[0]: reference}
+
+
+def _check_reference(reference: Any, name: str) -> None:
+    if inspect.isclass(reference):
+        raise TypeError(f"reference: got the class {reference.__name__}; instantiate it")
+    if looks_like_session(reference):
+        raise TypeError(
+            f"reference: a {type(reference).__name__} cannot be called with a sample; wrap it: "
+            "reference=pytest_edgeq.onnx_reference(session)"
+        )
+    if not callable(reference):
+        raise TypeError(
+            f"reference: expected a torch module or a callable, got {type(reference).__name__}"
+        )
+    module = torch_module(reference)
+    if module is not None and in_train_mode(module):
+        raise ValueError(f"{name}: the reference is in train mode; call reference.eval() first")
+
+
+def _leg(signature: Signature, layouts: Layouts, reference: Callable[..., Any] | None) -> Leg:
+    names: tuple[str, ...] = ()
+    positional = 0
+    if reference is not None:
+        first, by_name = parameter_names(reference)
+        names, positional = (*first, *by_name), len(first)
+    spec = SampleSpec.of_signature(signature, names, positional, layouts)
+    return Leg(spec, reference)
