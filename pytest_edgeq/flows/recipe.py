@@ -6,18 +6,20 @@ Without a recipe it is the `float` flow: the conversion alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pytest_edgeq import litert
 from pytest_edgeq.flows.pt2e import refusal
-from pytest_edgeq.flows.request import Request
+from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.op_dtypes import OpDtypes
 
-__all__ = ["quantize_recipe"]
+__all__ = ["convert", "quantize_recipe"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -32,36 +34,163 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
         recipe: ai-edge-quantizer's rules; None leaves the file in float.
 
     Raises:
-        ValueError: No or bad calibration data for a static recipe, a recipe that the library
-            refuses, or nothing quantized.
-        RuntimeError: The converter refuses the model.
+        ValueError: No or bad calibration data for a static recipe; a rule that matches no op, or
+            leaves in float what it is for; nothing quantized.
+        RuntimeError: The converter refuses the model, or the library the recipe.
     """
-    float_edge = request.edge(_convert(request))
+    traced = {entry.key: entry.traced() for entry in request.entries}
+    float_edge = request.edge(convert(request.name, traced))
     if recipe is None:
         return request.finish("float", float_edge)
+    rules = litert.check_rules(recipe, f"{request.name}: {request.quantizer}")
+    ops = scoped_ops(float_edge)
+    winners = litert.match_rules(rules, ops)
     float_tflite = bytes(float_edge.graph.buffer)
     calibration = litert.calibrate_recipe(
-        float_tflite, recipe, _by_name(request, float_edge), threads=request.session.threads
+        float_tflite,
+        recipe,
+        {entry.key: _by_name(entry, float_edge) for entry in request.entries},
+        threads=request.session.threads,
     )
     edge = request.edge(litert.quantize_recipe(float_tflite, recipe, calibration))
+    _check_taken(rules, ops, winners, _outcomes(float_edge.graph, edge))
+    _check_kernels(edge, request.name)
     return request.finish("recipe", edge, float_edge=float_edge)
 
 
-def _convert(request: Request) -> bytes:
+def convert(name: str, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
+    """
+    Convert, as `litert.convert` does, and say whose error it is.
+
+    Raises:
+        RuntimeError: torch.export or the converter refuses the model.
+    """
     try:
-        return litert.convert_model(
-            request.model, request.args, request.kwargs, dynamic_shapes=request.dynamic_shapes
-        )
+        return litert.convert(signatures, **options)
     except Exception as error:
         # Export and lowering in one call: whatever it was, the user gets it whole.
         exported = type(error).__module__.startswith(("torch._dynamo", "torch.fx", "torch._export"))
         who = "torch.export" if exported else "the converter"
-        raise RuntimeError(refusal(request.name, who, error)) from error
+        raise RuntimeError(refusal(name, who, error)) from error
 
 
-def _by_name(
-    request: Request, float_edge: EdgeFile
-) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
-    names = [spec.name for spec in request.spec.inputs]
-    for sample in request.calibration_samples():
-        yield float_edge.encode(names, sample.arrays())
+def _by_name(entry: Entry, float_edge: EdgeFile) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
+    names = [spec.name for spec in entry.spec.inputs]
+    view = float_edge.at(entry.key)
+    for sample in entry.calibration_samples():
+        yield view.encode(names, sample.arrays())
+
+
+def scoped_ops(edge: EdgeFile) -> list[litert.ScopedOp]:
+    """Every op of the float file, then its borders, as rules see them."""
+    graph = edge.graph
+    scoped = []
+    for op, entry in zip(graph.ops, edge.op_dtypes, strict=True):
+        named = op.outputs or [i for i in op.inputs if i >= 0]
+        scope = _scope(graph.tensor(op, i).name for i in named)
+        scoped.append(litert.ScopedOp(op.name, scope, entry.where))
+    for subgraph in graph.subgraphs:
+        place = f"subgraph {subgraph.index}" if len(graph.subgraphs) > 1 else "the model"
+        for name, border in (("INPUT", subgraph.inputs), ("OUTPUT", subgraph.outputs)):
+            scope = _scope(subgraph.tensors[i].name for i in border)
+            scoped.append(litert.ScopedOp(name, scope, f"the {name.lower()} of {place}"))
+    return scoped
+
+
+def _scope(names: Iterable[str]) -> str:
+    return "".join(f"{name};" for name in names if name)
+
+
+def _outcomes(graph: OpGraph, edge: EdgeFile) -> list[str]:
+    """
+    What became of each op of the float file, in the order of `scoped_ops`: a scheme.
+
+    Quantization puts ops in between, and keeps the names of the ops' outputs, which the library
+    requires to be unique.
+    """
+    entries: dict[str, OpDtypes] = {}
+    for op, entry in zip(edge.graph.ops, edge.op_dtypes, strict=True):
+        entries |= {edge.graph.tensor(op, i).name: entry for i in op.outputs}
+    outcomes = [
+        # What gives nothing (it writes a variable) has nothing to be quantized.
+        entries[graph.tensor(op, op.outputs[0]).name].scheme if op.outputs else "integer"
+        for op in graph.ops
+    ]
+    for before, after in zip(graph.subgraphs, edge.graph.subgraphs, strict=True):
+        for was, now in ((before.inputs, after.inputs), (before.outputs, after.outputs)):
+            floats = [
+                after.tensors[j].is_floating_point
+                for i, j in zip(was, now, strict=True)
+                if before.tensors[i].is_floating_point
+            ]
+            outcomes.append("integer" if not floats else "float" if any(floats) else "int8")
+    return outcomes
+
+
+def _check_taken(
+    rules: Sequence[litert.Rule],
+    ops: Sequence[litert.ScopedOp],
+    winners: Sequence[int | None],
+    outcomes: Sequence[str],
+) -> None:
+    """
+    Hold the file to the rules that it was quantized by.
+
+    A rule for one operation promises each op that it applies to; a rule for `*` what the library
+    supports, and so that anything is quantized at all. Left alone are ops on integers, and small
+    weights where the rule asks for that.
+
+    Raises:
+        ValueError: A rule left in float what it promises.
+    """
+    for index, rule in enumerate(rules):
+        applied = [
+            (op, outcome)
+            for op, winner, outcome in zip(ops, winners, outcomes, strict=True)
+            if winner == index
+        ]
+        left = [op for op, outcome in applied if outcome == "float"]
+        quantized = [op for op, outcome in applied if outcome not in ("float", "integer")]
+        if not applied or not rule.quantizes or rule.may_pass_over:
+            continue
+        if quantized and not (left and rule.names_an_operation):
+            continue
+        shown = left or [op for op, _ in applied]
+        done = f"left {len(left)} in float" if left else "quantized none"
+        raise ValueError(
+            "\n".join(
+                [
+                    f"{rule.place}: {done} of the {len(applied)} ops that it applies to",
+                    rule.told,
+                    litert.told_ops(shown),
+                    "  The library passes over ops that have nothing to quantize by this rule: a "
+                    "dynamic or weight-only rule needs a constant weight, a static one floating-"
+                    "point activations. Narrow the rule's regex, or let a no_quantize rule for "
+                    "these ops follow it",
+                ]
+            )
+        )
+
+
+def _check_kernels(edge: EdgeFile, name: str) -> None:
+    """
+    Refuse what the kernels take and compute from memory that is not theirs.
+
+    ai-edge-litert 2.3.0: a DEPTHWISE_CONV_2D on floats whose integer weights have one scale is
+    given to kernels that read a scale for each channel, whatever lies there: results differ from
+    run to run, on all of xnnpack, builtin and reference.
+
+    Raises:
+        ValueError: The file has such an op.
+    """
+    for op, entry in zip(edge.graph.ops, edge.op_dtypes, strict=True):
+        if op.name != "DEPTHWISE_CONV_2D" or entry.scheme != "dynamic":
+            continue
+        weight = edge.graph.tensor(op, op.inputs[1])
+        if len(weight.scales) == 1 < weight.shape[-1]:
+            raise ValueError(
+                f"{name}: {entry.where}: dynamic, with one scale for {weight.shape[-1]} channels: "
+                "LiteRT's kernels read a scale for each channel here, past the end of the one, and "
+                "compute something else in every run. Use CHANNELWISE in the rule for "
+                "DEPTHWISE_CONV_2D, or leave it in float by a no_quantize rule"
+            )

@@ -3,64 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.constants import true_constants
+from pytest_edgeq.litert.libraries import converter_module
 from pytest_edgeq.litert.pt2e import pt2e_preset
 
 if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["SIGNATURE", "convert_graph", "convert_model"]
+__all__ = ["SIGNATURE", "Traced", "convert"]
 
-# Where the float conversion of a torch model puts its only entry point.
+# The name of a file's only entry point.
 SIGNATURE = "serving_default"
 
 
-def convert_graph(
-    converted: torch.fx.GraphModule,
-    args: tuple[torch.Tensor, ...],
-    kwargs: Mapping[str, torch.Tensor],
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """
+    What one signature of a file is converted from.
+
+    Attributes:
+        model: In eval mode, or the graph that PT2E gives.
+        args: Positional sample inputs.
+        kwargs: Keyword sample inputs.
+        dynamic_shapes: As `torch.export.export` takes it.
+    """
+
+    model: torch.nn.Module
+    args: tuple[torch.Tensor, ...]
+    kwargs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    dynamic_shapes: Any = None
+
+
+def convert(
+    signatures: Mapping[str, Traced],
     *,
-    static: bool,
-    dynamic_shapes: Any = None,
+    static: bool | None = None,
+    second_pipeline: bool = False,
 ) -> bytes:
     """
-    Convert a PT2E graph to `.tflite`.
+    Convert torch models to one `.tflite`.
 
-    The quantizer's own config is not passed on: the converter looks at nothing but
-    `global_config.is_dynamic` (litert-torch 0.10.0, `quant_config.py`), which a quantizer that
-    sets configs by module or by operator does not have. So it gets one of that kind.
+    Args:
+        signatures: What each entry point of the file is converted from, by its name.
+        static: Of PT2E graphs: whether activations are quantized statically. None for float models.
+            The quantizer's own config is not passed on: the converter looks at nothing but
+            `global_config.is_dynamic` (litert-torch 0.10.0, `quant_config.py`), which a quantizer
+            that sets configs by module or by operator does not have. So it gets one of that kind.
+        second_pipeline: Convert by the one that needs TensorFlow; see `litert.second_pipeline`.
     """
     with quiet():
-        from litert_torch.quantize.quant_config import QuantConfig
+        QuantConfig = converter_module("quantize.quant_config").QuantConfig
 
-        preset = "pt2e_static_int8" if static else "pt2e_dynamic_int8"
-        config = QuantConfig(pt2e_quantizer=pt2e_preset(preset))
-    return _convert(converted, args, kwargs, dynamic_shapes=dynamic_shapes, quant_config=config)
-
-
-def convert_model(
-    model: torch.nn.Module,
-    args: tuple[torch.Tensor, ...],
-    kwargs: Mapping[str, torch.Tensor],
-    *,
-    dynamic_shapes: Any = None,
-) -> bytes:
-    """Convert a torch model to a float `.tflite`."""
-    return _convert(model, args, kwargs, dynamic_shapes=dynamic_shapes)
-
-
-def _convert(
-    model: torch.nn.Module,
-    args: tuple[torch.Tensor, ...],
-    kwargs: Mapping[str, torch.Tensor],
-    **options: Any,
-) -> bytes:
-    with quiet():
-        import litert_torch
-
-        edge = litert_torch.convert(model, args, dict(kwargs) or None, **options)
-        content: bytes = edge.model_content()
+        config = None
+        if static is not None:
+            preset = "pt2e_static_int8" if static else "pt2e_dynamic_int8"
+            config = QuantConfig(pt2e_quantizer=pt2e_preset(preset))
+        converter: Any = converter_module()
+        for name, traced in signatures.items():
+            converter = converter.signature(
+                name,
+                traced.model,
+                traced.args,
+                dict(traced.kwargs) or None,
+                dynamic_shapes=traced.dynamic_shapes,
+            )
+        # ai-edge-torch has neither the second pipeline nor the newer name of the content.
+        pipeline = {"use_v2": True} if second_pipeline else {}
+        with true_constants():
+            edge = converter.convert(quant_config=config, **pipeline)
+        give = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
+        content: bytes = give()
         return content

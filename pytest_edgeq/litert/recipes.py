@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.converter import SIGNATURE
+from pytest_edgeq.litert.libraries import recipe_module
+from pytest_edgeq.litert.rules import check_rules
 from pytest_edgeq.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -27,17 +29,18 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     """
     Give a recipe's rules from our preset's name, a `.json` path or the list itself.
 
+    Returns:
+        The rules, plain: as JSON holds them.
+
     Raises:
         FileNotFoundError: The path does not exist.
-        ValueError: The file is not JSON, or there is no rule in it.
+        ValueError: The file is not JSON, there is no rule in it, or a rule says something that the
+            library does not know.
         TypeError: The content is not a list of dicts.
     """
     where = "recipe"
     if isinstance(recipe, str) and recipe in PRESETS:
-        with quiet():
-            from ai_edge_quantizer import recipe as recipes
-
-            rules = getattr(recipes, recipe.removeprefix("recipe_"))()
+        rules = getattr(recipe_module("recipe"), recipe.removeprefix("recipe_"))()
     elif isinstance(recipe, (str, Path)):
         path = Path(recipe)
         where = f"recipe {path}"
@@ -55,15 +58,19 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
         )
     if not rules:
         raise ValueError(f"{where} has no rule: nothing would be quantized")
-    return rules
+    try:
+        # What the library's own functions give holds enums.
+        plain: Recipe = json.loads(json.dumps(rules))
+    except TypeError as error:
+        raise TypeError(f"{where}: a rule is not plain data: {error}") from None
+    check_rules(plain, where)
+    return plain
 
 
 def _recipe_quantizer(float_tflite: bytes, recipe: Recipe) -> Any:
-    with quiet():
-        from ai_edge_quantizer import quantizer
-
-        with _refusals("refuses the recipe"):
-            return quantizer.Quantizer(float_tflite, recipe)
+    library = recipe_module("quantizer")
+    with quiet(), _refusals("refuses the recipe"):
+        return library.Quantizer(float_tflite, recipe)
 
 
 @contextlib.contextmanager
@@ -82,7 +89,7 @@ def _refusals(what: str) -> Iterator[None]:
 def calibrate_recipe(
     float_tflite: bytes,
     recipe: Recipe,
-    samples: Iterable[Mapping[str, npt.NDArray[np.generic]]],
+    samples: Mapping[str, Iterable[Mapping[str, npt.NDArray[np.generic]]]],
     *,
     threads: int,
 ) -> Any | None:
@@ -92,7 +99,7 @@ def calibrate_recipe(
     Args:
         float_tflite: What will be quantized.
         recipe: Its rules.
-        samples: Inputs by signature name; read only if the recipe needs them.
+        samples: By signature, each a stream of inputs by name; read only if the recipe needs them.
         threads: Of the interpreter.
 
     Returns:
@@ -100,32 +107,32 @@ def calibrate_recipe(
     """
     if not _recipe_quantizer(float_tflite, recipe).need_calibration:
         return None
+    manager = recipe_module("recipe_manager").RecipeManager()
     with quiet():
-        from ai_edge_quantizer.calibrator import Calibrator
-        from ai_edge_quantizer.recipe_manager import RecipeManager
-
-        manager = RecipeManager()
         manager.load_quantization_recipe(recipe)
-        calibrator = Calibrator(float_tflite, num_threads=threads)
+        calibrator = recipe_module("calibrator").Calibrator(float_tflite, num_threads=threads)
     # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it reads
     # it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held whole. The
     # ranges gathered are the same.
-    for sample in samples:
-        with quiet(), _refusals("cannot calibrate for the recipe"):
-            calibrator.calibrate({SIGNATURE: [sample]}, manager)
+    for signature, stream in samples.items():
+        for sample in stream:
+            with quiet(), _refusals("cannot calibrate for the recipe"):
+                calibrator.calibrate({signature: [sample]}, manager)
     return calibrator.get_model_qsvs()
 
 
 def quantize_recipe(float_tflite: bytes, recipe: Recipe, calibration: Any | None) -> bytes:
     """Quantize a float `.tflite` by a recipe."""
     quantizer = _recipe_quantizer(float_tflite, recipe)
+    # ai-edge-quantizer 0.4 has no progress to turn off.
+    known = inspect.signature(quantizer.quantize).parameters
+    progress = {"enable_progress_bar": False, "enable_progress_report": False}
+    options = {name: value for name, value in progress.items() if name in known}
     # Its report of sizes and times goes to standard output.
     with (
         quiet(),
         contextlib.redirect_stdout(io.StringIO()),
         _refusals("cannot apply the recipe"),
     ):
-        result = quantizer.quantize(
-            calibration, enable_progress_bar=False, enable_progress_report=False
-        )
+        result = quantizer.quantize(calibration, **options)
     return bytes(result.quantized_model)

@@ -1,0 +1,379 @@
+"""The rules of a recipe: what they may say, and which ops of a file they are for."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.libraries import recipe_module
+from pytest_edgeq.suggest import nearest
+
+__all__ = ["Rule", "ScopedOp", "check_rules", "match_rules", "told_ops"]
+
+_ALL = "*"
+_NO_QUANTIZE = "no_quantize"
+_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScopedOp:
+    """
+    An op of the float file as rules see it.
+
+    Attributes:
+        name: In the schema, for instance `TRANSPOSE_CONV`; `INPUT` and `OUTPUT` stand for the
+            borders of a subgraph.
+        scope: What a rule's regex is searched in: the names of the op's outputs, each with a `;`
+            behind it; of `OUTPUT` those of its inputs.
+        where: For texts.
+    """
+
+    name: str
+    scope: str
+    where: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule:
+    """
+    One rule of a recipe, checked.
+
+    Attributes:
+        content: Its dict, as JSON would hold it.
+        place: For texts: `rule 2 of 3`.
+    """
+
+    content: Mapping[str, Any]
+    place: str
+
+    @property
+    def told(self) -> str:
+        """The rule itself, for texts."""
+        return f"  rule: {json.dumps(self.content)}"
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether it asks for anything but float."""
+        return bool(self.content["algorithm_key"] != _NO_QUANTIZE)
+
+    @property
+    def names_an_operation(self) -> bool:
+        """Whether it is for one operation, not for all that the library supports."""
+        return bool(self.content["operation"] != _ALL)
+
+    @property
+    def may_pass_over(self) -> bool:
+        """Whether it asks for small weights to be left in float."""
+        config = self.content.get("op_config", {})
+        return self.quantizes and bool(config.get("min_weight_elements"))
+
+    def matches(self, op: ScopedOp) -> bool:
+        """Whether an op is of the rule's kind and within its scope."""
+        wanted = self.content["operation"]
+        return (wanted in (_ALL, _library_name(op.name))) and bool(
+            re.search(self.content["regex"], op.scope)
+        )
+
+
+@functools.cache
+def _library_names() -> dict[str, str]:
+    """The library's own names of operations by those of the schema."""
+    from ai_edge_litert.schema_py_generated import BuiltinOperator
+
+    known = recipe_module("utils.tfl_flatbuffer_utils").TFL_OP_CODE_TO_NAME
+    return {
+        schema: known[code].value for schema, code in vars(BuiltinOperator).items() if code in known
+    }
+
+
+def _library_name(schema_name: str) -> str | None:
+    if schema_name in ("INPUT", "OUTPUT"):
+        return schema_name
+    return _library_names().get(schema_name)
+
+
+def check_rules(recipe: Sequence[Mapping[str, Any]], where: str) -> list[Rule]:
+    """
+    Check what the rules say, without a model.
+
+    Args:
+        recipe: The rules, plain.
+        where: For texts: what the recipe is called.
+
+    Raises:
+        ValueError: A key, an operation, an algorithm or a config that the library does not know;
+            it would be passed over in silence (a key), or match nothing (an operation).
+    """
+    rules = []
+    for number, content in enumerate(recipe, 1):
+        rule = Rule(content, f"{where}, rule {number} of {len(recipe)}")
+        _check_rule(rule)
+        rules.append(rule)
+    return rules
+
+
+def _check_rule(rule: Rule) -> None:
+    qtyping = recipe_module("qtyping")
+    manager = recipe_module("recipe_manager")
+    known = ("regex", "operation", "algorithm_key", "op_config")
+    required = known[:3] if rule.content.get("algorithm_key") == _NO_QUANTIZE else known
+    _check_keys(rule, "", rule.content, known, required)
+    regex = rule.content["regex"]
+    try:
+        re.compile(regex)
+    except (re.error, TypeError) as error:
+        raise _refused(rule, f"regex {regex!r} is none: {error}") from None
+    _check_word(rule, "operation", rule.content, qtyping.TFLOperationName)
+    _check_word(rule, "algorithm_key", rule.content, manager.AlgorithmName)
+    if not rule.quantizes:
+        return
+    config = rule.content["op_config"]
+    if not isinstance(config, Mapping):
+        raise _refused(rule, f"op_config: expected a dict, got {config!r}")
+    fields = [each.name for each in dataclasses.fields(qtyping.OpQuantizationConfig)]
+    # Without it the library raises a bare KeyError.
+    _check_keys(rule, "op_config", config, fields, ("weight_tensor_config",))
+    _check_flags(rule, "op_config", config, "explicit_dequantize", "skip_checks")
+    _check_word(rule, "compute_precision", config, qtyping.ComputePrecision)
+    for tensor in ("weight_tensor_config", "activation_tensor_config"):
+        if tensor in config:
+            _check_tensor(rule, tensor, config[tensor], qtyping)
+    try:
+        qtyping.OpQuantizationConfig.from_dict(config)
+    except (TypeError, ValueError) as error:
+        raise _refused(rule, f"op_config: {error}") from error
+    operation = rule.content["operation"]
+    supported = _operations(json.dumps(rule.content))
+    if not supported or operation not in (_ALL, *supported):
+        raise _unsupported(rule, operation)
+
+
+def _check_tensor(rule: Rule, place: str, config: Any, qtyping: ModuleType) -> None:
+    if not isinstance(config, Mapping):
+        raise _refused(rule, f"{place}: expected a dict, got {config!r}")
+    fields = tuple(each.name for each in dataclasses.fields(qtyping.TensorQuantizationConfig))
+    # `block_size` is the older way to write a blockwise granularity. Keys that it does not know the
+    # library takes for parameters of the algorithm (0.6 to 0.11), so that a slip has no effect.
+    _check_keys(rule, place, config, (*fields, "block_size"), ("num_bits",))
+    bits = config["num_bits"]
+    if type(bits) is not int:
+        raise _refused(rule, f"{place}: num_bits: expected an integer, got {bits!r}")
+    _check_flags(rule, place, config, "symmetric")
+    _check_word(rule, "granularity", config, qtyping.QuantGranularity)
+    _check_word(rule, "dtype", config, qtyping.TensorDataType)
+
+
+def _check_keys(
+    rule: Rule,
+    place: str,
+    given: Mapping[str, Any],
+    known: Sequence[str],
+    required: Sequence[str],
+) -> None:
+    within = f"{place}: " if place else ""
+    for key in given:
+        if key not in known:
+            raise _refused(
+                rule,
+                f"{within}unknown key {key!r}{nearest(str(key), known)}\n"
+                f"  known: {', '.join(known)}",
+            )
+    missing = [key for key in required if key not in given]
+    if missing:
+        raise _refused(rule, f"{within}{' and '.join(map(repr, missing))} missing")
+
+
+def _check_flags(rule: Rule, place: str, given: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if not isinstance(given.get(name, False), bool):
+            raise _refused(rule, f"{place}: {name}: expected true or false, got {given[name]!r}")
+
+
+def _check_word(rule: Rule, name: str, given: Mapping[str, Any], words: Any) -> None:
+    known = [word.value for word in words]
+    if name not in given or given[name] in known:
+        return
+    word = str(given[name])
+    # The schema's name where the library has one of its own: TRANSPOSE_CONV is CONV_2D_TRANSPOSE.
+    own = _library_names().get(word) if name == "operation" else None
+    hint = f" (did you mean {own}?)" if own else nearest(word, known)
+    raise _refused(rule, f"unknown {name} {word!r}{hint}\n  known: {', '.join(known)}")
+
+
+def _refused(rule: Rule, why: str) -> ValueError:
+    return ValueError(f"{rule.place}: {why}\n{rule.told}")
+
+
+def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | None]:
+    """
+    Tell which rule each op is quantized by.
+
+    The last rule wins that matches an op and whose config the library supports for it. A rule all
+    of whose ops are taken by later ones is sound: it says what the rest would get.
+
+    Args:
+        rules: As `check_rules` gives them.
+        ops: Of the float file, its borders included.
+
+    Returns:
+        The index of the rule for each op, None where no rule applies.
+
+    Raises:
+        ValueError: A rule that matches no op, or is supported for none of those that it matches;
+            or a rule that should win at an op and that the library puts behind an earlier one.
+    """
+    matched: list[list[ScopedOp]] = [[] for _ in rules]
+    supported = [False for _ in rules]
+    winners: list[int | None] = []
+    for op in ops:
+        winner = None
+        for index, rule in enumerate(rules):
+            if rule.matches(op):
+                matched[index].append(op)
+                if _supports(rule, op):
+                    supported[index] = True
+                    winner = index
+        winners.append(winner)
+    for rule, found, any_supported in zip(rules, matched, supported, strict=True):
+        if not found:
+            raise _no_match(rule, ops)
+        if not any_supported:
+            raise _unsupported(rule, _counted(found))
+    _check_precedence(rules, ops, winners)
+    return winners
+
+
+def _supports(rule: Rule, op: ScopedOp) -> bool:
+    """Whether the library would quantize an op by a rule, or leave it in float as the rule says."""
+    if not rule.quantizes:
+        return True
+    return _library_name(op.name) in _operations(json.dumps(rule.content))
+
+
+def _unsupported(rule: Rule, what: str) -> ValueError:
+    """The library does not support a rule's config for what it is to quantize."""
+    content = json.dumps(rule.content)
+    supported = ", ".join(_operations(content)) or "no operation"
+    # Of all kinds this one is supported with most configs, and so has most to say of the rest.
+    words = _refusal(content, what if rule.names_an_operation else "FULLY_CONNECTED")
+    # The policy's own words are a dump of the config.
+    said = f"\n  {words}" if words and "was not found in the policy" not in words else ""
+    return _refused(
+        rule,
+        f"ai-edge-quantizer does not support this config for {what if what != _ALL else 'any op'}; "
+        f"it does for {supported}{said}",
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _operations(rule: str) -> tuple[str, ...]:
+    """The operations that the library supports a rule's config for."""
+    names = [word.value for word in recipe_module("qtyping").TFLOperationName]
+    return tuple(name for name in names if name != _ALL and _refusal(rule, name) is None)
+
+
+def _refusal(rule: str, operation: str) -> str | None:
+    """Why the library does not support a rule's config for an operation; None where it does."""
+    content = json.loads(rule)
+    qtyping = recipe_module("qtyping")
+    config = qtyping.OpQuantizationConfig.from_dict(content["op_config"])
+    try:
+        recipe_module("algorithm_manager").check_op_quantization_config(
+            content["algorithm_key"], qtyping.TFLOperationName(operation), config
+        )
+    except ValueError as error:
+        return str(error).replace("\n", " ")
+    return None
+
+
+def _check_precedence(
+    rules: Sequence[Rule], ops: Sequence[ScopedOp], winners: Sequence[int | None]
+) -> None:
+    """
+    Hold the library to its own words: "later one has higher priority".
+
+    It files rules under their regex (0.4 to 0.11): a rule takes the place of the first one with the
+    same regex, so that rules between the two win over it; and a rule for `*` throws the earlier
+    ones with its regex away, those too that it does not replace because they are for ops that it
+    does not support.
+    """
+    qtyping = recipe_module("qtyping")
+    manager = recipe_module("recipe_manager").RecipeManager()
+    with quiet():
+        manager.load_quantization_recipe([rule.content for rule in rules])
+    configs = [_filed(rule, qtyping) for rule in rules]
+    for op, winner in zip(ops, winners, strict=True):
+        name = _library_name(op.name)
+        if name is None:
+            continue
+        actual = manager.get_quantization_configs(qtyping.TFLOperationName(name), op.scope)
+        expected = (_NO_QUANTIZE, None) if winner is None else configs[winner]
+        if expected == actual or expected[0] == actual[0] == _NO_QUANTIZE:
+            continue
+        assert winner is not None  # the library takes no rule that does not match
+        rule = rules[winner]
+        twins = [
+            other.place.split(", ")[-1]
+            for other in rules
+            if other is not rule and other.content["regex"] == rule.content["regex"]
+        ]
+        taken = "leaves it in float" if actual[0] == _NO_QUANTIZE else "takes another"
+        raise _refused(
+            rule,
+            f"stands last among the rules for {op.where}, and ai-edge-quantizer {taken}: it files "
+            f"rules with one regex together ({' and '.join(twins)} has the same), and a rule for "
+            "'*' throws the earlier ones with its regex away. Write this rule's regex differently "
+            f"({'(' + rule.content['regex'] + ')'!r} means the same), or take it out if the file "
+            "is meant so",
+        )
+
+
+def _filed(rule: Rule, qtyping: ModuleType) -> tuple[str, Any]:
+    if not rule.quantizes:
+        return _NO_QUANTIZE, None
+    config = qtyping.OpQuantizationConfig.from_dict(rule.content["op_config"])
+    return rule.content["algorithm_key"], config
+
+
+def _no_match(rule: Rule, ops: Sequence[ScopedOp]) -> ValueError:
+    regex, operation = rule.content["regex"], rule.content["operation"]
+    scoped = [op for op in ops if re.search(regex, op.scope)]
+    named = [op for op in ops if operation in (_ALL, _library_name(op.name))]
+    if not named:
+        return _refused(rule, f"matches no op: there is no {operation} among {_counted(ops)}")
+    why = f"matches no op: its regex is found in the scope of no {operation}"
+    if operation == _ALL:
+        why = "matches no op: its regex is found in the scope of none"
+    elif scoped:
+        why += f", only of {_counted(scoped)}"
+    likely = sorted(named, key=lambda op: -_likeness(regex, op))
+    return _refused(
+        rule,
+        f"{why}\n  It is searched in the names of an op's outputs; those of the last op are the "
+        f"model's own. There are:\n{told_ops(likely)}",
+    )
+
+
+def _likeness(regex: str, op: ScopedOp) -> float:
+    matcher = difflib.SequenceMatcher(None, regex.lower(), op.scope.lower(), autojunk=False)
+    return matcher.find_longest_match().size / max(len(regex), 1)
+
+
+def told_ops(ops: Sequence[ScopedOp]) -> str:
+    """The first few ops with their scopes, one a line."""
+    scopes = [op.scope if len(op.scope) <= 160 else f"{op.scope[:160]}…" for op in ops]
+    rows = [f"    {op.where}: {scope}" for op, scope in zip(ops, scopes, strict=True)]
+    more = [f"    … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+    return "\n".join(rows[:_SHOWN] + more)
+
+
+def _counted(ops: Sequence[ScopedOp]) -> str:
+    names = [op.name for op in ops]
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))

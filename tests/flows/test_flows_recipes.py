@@ -1,0 +1,814 @@
+"""Recipes: what each kind of rule promises, told by the file; and rules that promise in vain."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from ai_edge_quantizer import recipe, recipe_manager
+from torch import Tensor, nn
+
+from fixtures import tflite as converted
+from fixtures.models import EmbeddingMean, SelfAttention, SmallModel, normal, samples, seeded
+from pytest_edgeq import (
+    Edgeq,
+    QuantizedModel,
+    assert_input_dtypes,
+    assert_no_float_ops,
+    assert_op_counts,
+    assert_op_dtypes,
+    assert_output_dtypes,
+    assert_qparams,
+    litert,
+)
+from pytest_edgeq.flows.recipe import scoped_ops
+from pytest_edgeq.presets import PRESETS
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
+
+Rules = list[dict[str, Any]]
+
+
+class Layers(SmallModel):
+    """Every kind of layer that recipes quantize by weight, and an ADD; inputs of 32 for blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.depth = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.hidden = nn.Linear(8, 32)
+        self.wide = nn.Linear(32, 64)
+        self.head = nn.Linear(64, 10)
+        for layer in (self.stem, self.depth, self.up, self.hidden, self.wide, self.head):
+            # As many weights below 0 as above would have the zero point 0 by chance.
+            layer.weight.data += layer.weight.abs().max() / 4
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Convolve, add, upsample, pool, classify."""
+        x = torch.relu(self.stem(image))
+        x = self.up(self.depth(x) + x).mean((2, 3))
+        x = torch.relu(self.wide(torch.relu(self.hidden(x))))
+        logits: Tensor = self.head(x)
+        return logits
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 8, 8, seed=seed),)
+
+
+# The library names ops after their outputs, and the last one has the name of the model's output.
+HEAD = "serving_default_output"
+OPS = {
+    "stem": "CONV_2D",
+    "depth": "DEPTHWISE_CONV_2D",
+    "up": "TRANSPOSE_CONV",
+    "hidden": "FULLY_CONNECTED",
+    "wide": "FULLY_CONNECTED",
+    "head": "FULLY_CONNECTED",
+}
+
+
+def _rule(regex: str, operation: str, algorithm: str, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "regex": regex,
+        "operation": operation,
+        "algorithm_key": algorithm,
+        "op_config": config,
+    }
+
+
+def _weight(bits: int, **options: Any) -> dict[str, Any]:
+    plain = {"num_bits": bits, "symmetric": True, "granularity": "CHANNELWISE", "dtype": "INT"}
+    return plain | options
+
+
+def dynamic(
+    regex: str = ".*",
+    operation: str = "*",
+    *,
+    bits: int = 8,
+    algorithm: str = "min_max_uniform_quantize",
+    **options: Any,
+) -> dict[str, Any]:
+    """Float activations, integer weights."""
+    config = {
+        "weight_tensor_config": _weight(bits, **options),
+        "compute_precision": "INTEGER",
+        "explicit_dequantize": False,
+    }
+    return _rule(regex, operation, algorithm, config)
+
+
+def weight_only(
+    regex: str = ".*",
+    operation: str = "*",
+    *,
+    bits: int = 8,
+    algorithm: str = "min_max_uniform_quantize",
+    **options: Any,
+) -> dict[str, Any]:
+    """Weights behind an explicit DEQUANTIZE."""
+    config = {
+        "weight_tensor_config": _weight(bits, **options),
+        "compute_precision": "FLOAT",
+        "explicit_dequantize": True,
+    }
+    return _rule(regex, operation, algorithm, config)
+
+
+def static(
+    regex: str = ".*",
+    operation: str = "*",
+    *,
+    activation: int = 8,
+    bits: int = 8,
+    algorithm: str = "min_max_uniform_quantize",
+    dtype: str = "INT",
+) -> dict[str, Any]:
+    """Integer activations and weights."""
+    config = {
+        "activation_tensor_config": {
+            "num_bits": activation,
+            "symmetric": activation == 16,
+            "granularity": "TENSORWISE",
+            "dtype": dtype,
+        },
+        "weight_tensor_config": _weight(bits),
+        "compute_precision": "INTEGER",
+        "explicit_dequantize": False,
+    }
+    return _rule(regex, operation, algorithm, config)
+
+
+def left(regex: str, operation: str = "*") -> dict[str, Any]:
+    """Leave in float."""
+    return {"regex": regex, "operation": operation, "algorithm_key": "no_quantize"}
+
+
+class Promise(NamedTuple):
+    """
+    What a recipe makes of `Layers`.
+
+    Attributes:
+        rules: The recipe.
+        weights: What `assert_op_dtypes` expects at a module; the layers left out are in float.
+        others: The scheme of the ops without weights.
+        borders: dtypes of input and output.
+        sqnr_db: Least SQNR against torch. Weights of n bits give some 6·n dB less what the layers
+            add up to: measured are 25 to 55 dB, 4 with int2, 75 with float16.
+    """
+
+    rules: Rules
+    weights: dict[str, dict[str, str]]
+    others: str = "float"
+    borders: tuple[str, str] = ("float32", "float32")
+    sqnr_db: float = 20
+
+
+def _all(**expected: str) -> dict[str, dict[str, str]]:
+    return dict.fromkeys(OPS, expected)
+
+
+def _only(*modules: str, **expected: str) -> dict[str, dict[str, str]]:
+    return dict.fromkeys(modules, expected)
+
+
+FLOAT = {"scheme": "float", "weight": "float32"}
+INT8 = {"weight": "int8", "granularity": "per_channel"}
+INT4 = {"weight": "int4", "granularity": "per_channel"}
+STATIC = {"scheme": "int8", "input": "int8", "output": "int8", "bias": "int32"}
+STATIC_16 = {"scheme": "int16x8", "input": "int16", "output": "int16", "bias": "int64"}
+LINEAR = ("hidden", "wide", "head")
+
+PROMISES: dict[str, Promise] = {
+    "one layer": Promise(
+        [dynamic("Linear_wide", "FULLY_CONNECTED")], _only("wide", scheme="dynamic", **INT8)
+    ),
+    "later rules win": Promise(
+        [dynamic(), dynamic("Linear_wide", "FULLY_CONNECTED", bits=4), left(HEAD)],
+        _all(scheme="dynamic", **INT8)
+        | _only("wide", scheme="dynamic", **INT4)
+        | _only("head", **FLOAT),
+    ),
+    "the last rule wins all": Promise(
+        [dynamic("Linear_wide", "FULLY_CONNECTED", bits=4), left(HEAD), dynamic()],
+        _all(scheme="dynamic", **INT8),
+    ),
+    "two regexes": Promise(
+        [
+            static(f"Linear_hidden|{HEAD}"),
+            weight_only("Conv2d_stem", "CONV_2D", bits=4),
+        ],
+        _only("hidden", "head", **STATIC, **INT8) | _only("stem", scheme="weight_only", **INT4),
+        borders=("float32", "int8"),
+    ),
+    "blockwise int4": Promise(
+        recipe.dynamic_wi4b32_afp32(regex="Linear_wide", operation_name="FULLY_CONNECTED"),
+        _only("wide", scheme="dynamic", weight="int4", granularity="blockwise_32"),
+    ),
+    "blockwise int4 of 64": Promise(
+        [dynamic(HEAD, "FULLY_CONNECTED", bits=4, granularity="BLOCKWISE_64")],
+        _only("head", scheme="dynamic", weight="int4", granularity="blockwise_64"),
+    ),
+    "blockwise, the older way": Promise(
+        [dynamic("Linear_wide", "FULLY_CONNECTED", bits=4, block_size=32)],
+        _only("wide", scheme="dynamic", weight="int4", granularity="blockwise_32"),
+    ),
+    "int2": Promise(
+        recipe.dynamic_wi2c_afp32(),
+        _only("stem", *LINEAR, scheme="dynamic", weight="int2", granularity="per_channel"),
+        sqnr_db=0,
+    ),
+    "int16x8": Promise(
+        recipe.static_wi8_ai16(),
+        _all(**STATIC_16, **INT8),
+        others="int16x8",
+        borders=("int16", "int16"),
+    ),
+    "int8, one kind and the borders in float": Promise(
+        [static(), left(".*", "CONV_2D"), left(".*", "INPUT"), left(".*", "OUTPUT")],
+        _all(**STATIC, **INT8) | _only("stem", **FLOAT),
+        others="int8",
+    ),
+    "int8 with uint8 borders": Promise(
+        [static(), static(".*", "INPUT", dtype="UINT"), static(".*", "OUTPUT", dtype="UINT")],
+        _all(**STATIC, **INT8),
+        others="int8",
+        borders=("uint8", "uint8"),
+    ),
+    "static int4": Promise(
+        [static(".*", operation, bits=4) for operation in ("CONV_2D", "FULLY_CONNECTED")],
+        _only("stem", *LINEAR, **STATIC, **INT4),
+        sqnr_db=10,
+    ),
+    "static int4 with int16": Promise(
+        [
+            static(".*", operation, bits=4, activation=16)
+            for operation in ("CONV_2D", "FULLY_CONNECTED")
+        ],
+        _only("stem", *LINEAR, **STATIC_16, **INT4),
+        sqnr_db=10,
+    ),
+    "float16": Promise(
+        [weight_only(bits=16, dtype="FLOAT", granularity="TENSORWISE", algorithm="float_casting")],
+        _all(scheme="float16", weight="float16"),
+        sqnr_db=60,
+    ),
+    "weight only": Promise(recipe.weight_only_wi8_afp32(), _all(scheme="weight_only", **INT8)),
+    "weight only, per tensor, asymmetric": Promise(
+        [weight_only(granularity="TENSORWISE", symmetric=False)],
+        _all(scheme="weight_only", weight="int8", granularity="per_tensor"),
+    ),
+    "dynamic per tensor": Promise(
+        [dynamic(granularity="TENSORWISE"), left(".*", "DEPTHWISE_CONV_2D")],
+        _all(scheme="dynamic", weight="int8", granularity="per_tensor") | _only("depth", **FLOAT),
+    ),
+    "OCTAV": Promise(
+        recipe.static_wi8_ai8(algorithm_key="OCTAV"),
+        _all(**STATIC, **INT8),
+        others="int8",
+        borders=("int8", "int8"),
+    ),
+    "MSE": Promise(
+        [dynamic(bits=4, algorithm="MSE")],
+        _only("stem", *LINEAR, scheme="dynamic", **INT4),
+        sqnr_db=10,
+    ),
+    "GPTQ": Promise(
+        [dynamic(".*", "FULLY_CONNECTED", bits=4, algorithm="GPTQ")],
+        _only(*LINEAR, scheme="dynamic", **INT4),
+        sqnr_db=10,
+    ),
+    "only weights that are worth it": Promise(
+        recipe.dynamic_legacy_wi8_afp32(), _only("wide", scheme="dynamic", **INT8)
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def converted_once() -> Iterator[None]:
+    """Each model is converted to float once for all recipes: a real conversion, kept."""
+    convert, kept = litert.convert, {}
+
+    def keep(traced: dict[str, litert.Traced], **options: Any) -> bytes:
+        key = tuple((name, type(each.model)) for name, each in traced.items())
+        if key not in kept:
+            kept[key] = convert(traced, **options)
+        return kept[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(litert, "convert", keep)
+        yield
+
+
+ByRecipe = Callable[[str], QuantizedModel]
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory: pytest.TempPathFactory) -> QuantizedModel:
+    """The model without a recipe."""
+    maker = Edgeq(directory=tmp_path_factory.mktemp("float"))
+    return maker.quantize(seeded(Layers), Layers.sample_inputs(), quantizer=None)
+
+
+@pytest.fixture(scope="module")
+def by_recipe(tmp_path_factory: pytest.TempPathFactory) -> ByRecipe:
+    """The file of each promise, made when first asked for."""
+    maker = Edgeq(directory=tmp_path_factory.mktemp("recipes"))
+    made: dict[str, QuantizedModel] = {}
+
+    def get(name: str) -> QuantizedModel:
+        if name not in made:
+            made[name] = _quantize(maker, PROMISES[name].rules)
+        return made[name]
+
+    return get
+
+
+def _quantize(maker: Edgeq, rules: Any, model: type[SmallModel] = Layers) -> QuantizedModel:
+    return maker.quantize(
+        seeded(model), model.sample_inputs(), quantizer=rules, calibration=samples(model, 16)
+    )
+
+
+def _assert_layer(quantized: QuantizedModel, module: str, expected: dict[str, Any]) -> None:
+    assert_op_dtypes(quantized, OPS[module], module=module, count=1, **expected)
+
+
+def _assert_kept(promise: Promise, quantized: QuantizedModel) -> None:
+    for module in OPS:
+        _assert_layer(quantized, module, promise.weights.get(module, FLOAT))
+    for op in {entry.op for entry in quantized.op_dtypes} - {*OPS.values(), *BORDER_OPS}:
+        assert_op_dtypes(quantized, op, scheme=promise.others)
+    if promise.others != "float":
+        in_float = {
+            OPS[module]
+            for module, each in promise.weights.items()
+            if each["scheme"] in ("float", "weight_only")
+        }
+        assert_no_float_ops(quantized, allow=sorted(in_float))
+    assert_input_dtypes(quantized, promise.borders[0])
+    assert_output_dtypes(quantized, promise.borders[1])
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_a_recipe_keeps_its_promise(by_recipe: ByRecipe, name: str) -> None:
+    """Every op is what the rules say, those that no rule names are in float, and it computes."""
+    quantized, promise = by_recipe(name), PROMISES[name]
+    _assert_kept(promise, quantized)
+    comparison = Edgeq().compare(quantized, samples(Layers, 8, seed=2))
+
+    assert quantized.flow == "recipe"
+    assert comparison.total.nonfinite == 0
+    assert comparison.total.sqnr_db > promise.sqnr_db
+
+
+# Two ways to say the same.
+TWINS = (
+    {"blockwise int4", "blockwise, the older way"},
+    {"one layer", "only weights that are worth it"},
+)
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_a_promise_is_broken_by_every_other_recipe(by_recipe: ByRecipe, name: str) -> None:
+    """The assertions of one recipe fail on the files of all others."""
+    for other in PROMISES:
+        if other == name or {name, other} in TWINS:
+            continue
+        with pytest.raises(AssertionError):
+            _assert_kept(PROMISES[name], by_recipe(other))
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_each_assertion_of_a_promise_fails_in_float(floats: QuantizedModel, name: str) -> None:
+    """Layer by layer: none of them would pass on a file that was never quantized."""
+    for module, expected in PROMISES[name].weights.items():
+        if expected == FLOAT:
+            continue
+        with pytest.raises(AssertionError):
+            _assert_layer(floats, module, expected)
+
+
+@pytest.mark.parametrize("module", OPS)
+def test_weights_are_asymmetric_only_where_asked(by_recipe: ByRecipe, module: str) -> None:
+    """One zero point off 0 a layer."""
+    asymmetric = by_recipe("weight only, per tensor, asymmetric")
+    symmetric = by_recipe("weight only")
+    assert_qparams(asymmetric, OPS[module], module, symmetric=False)
+    assert_qparams(symmetric, OPS[module], module, symmetric=True)
+    with pytest.raises(AssertionError):
+        assert_qparams(asymmetric, OPS[module], module, symmetric=True)
+    with pytest.raises(AssertionError):
+        assert_qparams(symmetric, OPS[module], module, symmetric=False)
+
+
+def _stored(quantized: QuantizedModel, module: str) -> tuple[Any, bytes]:
+    """Scales and codes of a linear layer's weight."""
+    graph = quantized.graph
+    (index,) = [e.index for e in quantized.op_dtypes.ops("FULLY_CONNECTED", module)]
+    op = graph.ops[index]
+    weight = graph.tensor(op, op.inputs[1])
+    return graph.scales(op, weight), graph.constant(weight).tobytes()
+
+
+@pytest.mark.parametrize("algorithm", ["OCTAV", "MSE"])
+def test_an_algorithm_with_ranges_of_its_own(maker: Edgeq, algorithm: str) -> None:
+    """Its scales are others than those of least and greatest value; OCTAV's are never wider."""
+    plain, other = (
+        _quantize(maker, [dynamic(".*", "FULLY_CONNECTED", bits=4, algorithm=each)])
+        for each in ("min_max_uniform_quantize", algorithm)
+    )
+    for module in LINEAR:
+        before, after = _stored(plain, module)[0], _stored(other, module)[0]
+
+        assert (before != after).any()
+        assert algorithm == "MSE" or (after <= before * (1 + 1e-6)).all()
+
+
+def test_an_algorithm_that_looks_at_activations(maker: Edgeq, by_recipe: ByRecipe) -> None:
+    """GPTQ keeps the scales, rounds by what calibration saw, and needs to see something."""
+    rules = PROMISES["GPTQ"].rules
+    plain = _quantize(maker, [dynamic(".*", "FULLY_CONNECTED", bits=4)])
+    for module in LINEAR:
+        scales, codes = _stored(by_recipe("GPTQ"), module)
+
+        np.testing.assert_allclose(scales, _stored(plain, module)[0], rtol=1e-6)
+        assert codes != _stored(plain, module)[1]
+    with pytest.raises(ValueError, match=r"needs calibration data and got none"):
+        maker.quantize(seeded(Layers), Layers.sample_inputs(), quantizer=rules)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "inserted"),
+    [
+        ("DECOMPOSED_HADAMARD_ROTATION", {"RESHAPE": 6, "FULLY_CONNECTED": 6}),
+        ("HADAMARD_ROTATION", {"CUSTOM:aeq.hadamard_rotation": 3, "FULLY_CONNECTED": 3}),
+        ("OSCAR", {"MUL": 3, "FULLY_CONNECTED": 3}),
+    ],
+)
+def test_an_algorithm_that_inserts_ops(
+    maker: Edgeq, algorithm: str, inserted: dict[str, int]
+) -> None:
+    """What it puts before each layer is in float, the layers have their int4."""
+    quantized = _quantize(maker, [dynamic(".*", "FULLY_CONNECTED", bits=4, algorithm=algorithm)])
+    layers = [
+        (entry.scheme, entry.weight, entry.granularity)
+        for entry in quantized.op_dtypes.ops("FULLY_CONNECTED")
+        if entry.weight == "int4"
+    ]
+    comparison = maker.compare(quantized, samples(Layers, 8, seed=2))
+
+    assert layers == [("dynamic", "int4", "per_channel")] * 3
+    assert_op_counts(quantized, inserted)
+    for op in inserted.keys() - {"FULLY_CONNECTED"}:
+        assert_op_dtypes(quantized, op, scheme="float")
+    # A rotation that is not undone by the weights leaves 0 dB.
+    assert comparison.total.sqnr_db > 15
+
+
+class OnAGrid(Layers):
+    """A layer whose weights were quantized before, and are floats again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = self.wide.weight.data
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        self.wide.weight.data = (weight / scale).round() * scale
+
+
+def test_weights_that_were_quantized_before(maker: Edgeq) -> None:
+    """They are found again without a loss; others are refused."""
+    rules = [weight_only("Linear_wide", "FULLY_CONNECTED", algorithm="dequantized_weight_recovery")]
+    quantized = _quantize(maker, rules, OnAGrid)
+    _assert_layer(quantized, "wide", {"scheme": "weight_only", **INT8})
+    comparison = maker.compare(quantized, samples(OnAGrid, 4, seed=2))
+
+    # float32 has 24 bits: 6.02 · 24 ≈ 144 dB for one rounding; int8 anew would give some 50.
+    assert comparison.total.sqnr_db > 100
+    with pytest.raises(RuntimeError, match=r"Failed to recover the original quantized values"):
+        _quantize(maker, rules)
+
+
+@pytest.mark.parametrize(
+    ("rules", "weight", "granularity"),
+    [
+        (recipe.dynamic_wi8_afp32(), "int8", "per_channel"),
+        (recipe.dynamic_wi4_afp32(), "int4", "per_channel"),
+        ([dynamic(".*", "EMBEDDING_LOOKUP", bits=2)], "int2", "per_channel"),
+    ],
+)
+def test_embedding_tables(maker: Edgeq, rules: Rules, weight: str, granularity: str) -> None:
+    """They are quantized by weight."""
+    quantized = _quantize(maker, rules, EmbeddingMean)
+    assert_op_dtypes(
+        quantized,
+        "EMBEDDING_LOOKUP",
+        scheme="dynamic",
+        weight=weight,
+        granularity=granularity,
+        count=1,
+    )
+
+
+def test_a_recipe_manager_says_the_same(maker: Edgeq) -> None:
+    """What the library's own classes hold is full of enums; they themselves are no recipe."""
+    manager = recipe_manager.RecipeManager()
+    manager.add_weight_only_config(".*", "CONV_2D", num_bits=4)
+    manager.add_quantization_config(".*", "FULLY_CONNECTED", algorithm_key="no_quantize")
+    by_hand = [weight_only(".*", "CONV_2D", bits=4), left(".*", "FULLY_CONNECTED")]
+    files = [_quantize(maker, r).tflite for r in (manager.get_quantization_recipe(), by_hand)]
+
+    assert files[0] == files[1]
+    with pytest.raises(TypeError, match=r"pass what its get_quantization_recipe\(\) gives"):
+        _quantize(maker, manager)
+
+
+LIBRARY_FILES = sorted(Path(recipe.__file__).parent.joinpath("recipes").glob("*.json"))
+
+
+def test_the_librarys_own_file_of_several_rules(maker: Edgeq) -> None:
+    """Static int8, but linear layers weight-only int4, and convolutions in float."""
+    (path,) = [path for path in LIBRARY_FILES if path.name.startswith("sample_advanced")]
+    quantized = _quantize(maker, path)
+
+    _assert_kept(
+        Promise(
+            [],
+            _only(*LINEAR, scheme="weight_only", **INT4)
+            | _only("depth", "up", **STATIC, **INT8)
+            | _only("stem", **FLOAT),
+            others="int8",
+            borders=("int8", "int8"),
+        ),
+        quantized,
+    )
+
+
+FLOAT_FILES = sorted(Path(converted.__file__).parent.glob("converted/*.float.tflite"))
+BASIC = [preset for preset in PRESETS if preset.startswith("recipe_")]
+
+
+# What the presets quantize by its weight.
+INT4_WEIGHTS = {"CONV_2D", "FULLY_CONNECTED", "EMBEDDING_LOOKUP"}
+INT8_WEIGHTS = {"DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "BATCH_MATMUL"} | INT4_WEIGHTS
+
+
+@pytest.mark.parametrize("path", FLOAT_FILES, ids=lambda path: path.name.split(".")[0])
+def test_basic_recipes_match_every_model(path: Path) -> None:
+    """A preset is for all models: it takes any that has an op that it can quantize."""
+    ops = scoped_ops(EdgeFile(path))
+    for preset in BASIC:
+        rules = litert.check_rules(litert.load_recipe(preset), preset)
+        weights = INT4_WEIGHTS if "wi4" in preset else INT8_WEIGHTS
+        if "_static_" in preset or weights & {op.name for op in ops}:
+            assert 0 in litert.match_rules(rules, ops)
+        else:
+            with pytest.raises(ValueError, match=r"does not support this config for \d"):
+                litert.match_rules(rules, ops)
+
+
+def test_what_a_rule_cannot_promise_is_told_before_quantizing(
+    maker: Edgeq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No calibration is run, and no file written, for a rule that matches nothing."""
+    monkeypatch.setattr(litert, "calibrate_recipe", None)
+    with pytest.raises(ValueError, match=r"rule 2 of 2: matches no op"):
+        _quantize(maker, [static(), left("layer7")])
+
+
+IN_VAIN: dict[str, tuple[Rules, tuple[str, ...]]] = {
+    "a layer that is not there": (
+        [dynamic(), dynamic("Linear_last", bits=4)],
+        (
+            "Layers: recipe, rule 2 of 2: matches no op: its regex is found in the scope of none",
+            "FULLY_CONNECTED at wide (op 8): ",
+            '  rule: {"regex": "Linear_last", "operation": "*", "algorithm_key": "min_max',
+        ),
+    ),
+    "another case": (
+        [dynamic("linear_wide")],
+        ("rule 1 of 1: matches no op", "FULLY_CONNECTED at wide (op 8): "),
+    ),
+    "the last layer by its own name": (
+        [dynamic(), left("Linear_head", "FULLY_CONNECTED")],
+        (
+            "rule 2 of 2: matches no op: its regex is found in the scope of no FULLY_CONNECTED",
+            "FULLY_CONNECTED at head (op 9): serving_default_output_0_output;",
+            '  rule: {"regex": "Linear_head", "operation": "FULLY_CONNECTED", "algorithm_key": "no',
+        ),
+    ),
+    "a scope of other operations": (
+        [dynamic("Linear_wide", "CONV_2D")],
+        ("is found in the scope of no CONV_2D, only of 1 FULLY_CONNECTED",),
+    ),
+    "an operation that is not there": (
+        [dynamic(), left(".*", "EMBEDDING_LOOKUP")],
+        ("rule 2 of 2: matches no op: there is no EMBEDDING_LOOKUP among ", " 3 FULLY_CONNECTED"),
+    ),
+    "a config that no matching op has": (
+        [dynamic("Conv2d_depth", bits=4), dynamic("Linear")],
+        (
+            "rule 1 of 2: ai-edge-quantizer does not support this config for ",
+            "it does for FULLY_CONNECTED, CONV_2D, EMBEDDING_LOOKUP",
+        ),
+    ),
+    "a later rule with an earlier regex": (
+        [dynamic(), dynamic("Linear_wide", bits=4), left(".*", "FULLY_CONNECTED")],
+        (
+            "rule 3 of 3: stands last among the rules for FULLY_CONNECTED at wide (op 8), and "
+            "ai-edge-quantizer takes another",
+            "(rule 1 of 3 has the same)",
+            "('(.*)' means the same)",
+        ),
+    ),
+    "a rule that is thrown away": (
+        [
+            dynamic(".*", "FULLY_CONNECTED", bits=4),
+            weight_only(
+                ".*", bits=16, dtype="FLOAT", granularity="TENSORWISE", algorithm="float_casting"
+            ),
+            dynamic(algorithm="GPTQ"),
+        ],
+        (
+            "rule 2 of 3: stands last among the rules for CONV_2D at stem (op 1), and "
+            "ai-edge-quantizer leaves it in float",
+            "(rule 1 of 3 and rule 3 of 3 has the same)",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_VAIN)
+def test_a_rule_in_vain(maker: Edgeq, name: str) -> None:
+    """It is an error that shows the rule, what there is, and the way out."""
+    rules, told = IN_VAIN[name]
+    with pytest.raises(ValueError, match=r"rule \d of \d: ") as caught:
+        _quantize(maker, rules)
+    for part in told:
+        assert part in str(caught.value)
+
+
+def test_the_ways_out_of_a_rule_in_vain(maker: Edgeq, by_recipe: ByRecipe) -> None:
+    """The scope that was shown, and the regex that was proposed, do what the rules meant."""
+    shown = [dynamic(), left("serving_default_output_0_output", "FULLY_CONNECTED")]
+    assert_op_dtypes(_quantize(maker, shown), "FULLY_CONNECTED", module="head", scheme="float")
+    proposed = [dynamic(), dynamic("Linear_wide", bits=4), left("(.*)", "FULLY_CONNECTED")]
+    quantized = _quantize(maker, proposed)
+    assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme="float", count=3)
+    _assert_layer(quantized, "stem", {"scheme": "dynamic", **INT8})
+
+
+def test_the_librarys_own_file_that_throws_a_rule_away(maker: Edgeq) -> None:
+    """It says int8 for what it does not rotate, and leaves that in float."""
+    (path,) = [
+        path for path in LIBRARY_FILES if path.name == "dynamic_wi8_afp32_hadamard_recipe.json"
+    ]
+    with pytest.raises(ValueError, match=r"rule 1 of 2: stands last .* CONV_2D at stem"):
+        _quantize(maker, path)
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        (
+            [dynamic(".*", "BATCH_MATMUL")],
+            "rule 1 of 1: left 2 in float of the 2 ops that it applies to",
+        ),
+        (
+            [dynamic(".*", "FULLY_CONNECTED"), dynamic("SelfAttention;1[37]")],
+            "rule 2 of 2: left 2 in float of the 2 ops that it applies to",
+        ),
+    ],
+)
+def test_a_rule_that_leaves_its_ops_in_float(maker: Edgeq, rules: Rules, told: str) -> None:
+    """The library takes the rule and passes over ops without constants; we tell, op by op."""
+    with pytest.raises(ValueError, match=told) as caught:
+        _quantize(maker, rules, SelfAttention)
+    shown = str(caught.value).splitlines()
+
+    assert sum("BATCH_MATMUL at the model itself (op" in line for line in shown) == 2
+    assert json.dumps(rules[-1]) in str(caught.value)
+    assert "let a no_quantize rule for these ops follow it" in shown[-1]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [dynamic()],
+        [dynamic(".*", "FULLY_CONNECTED"), left(".*", "BATCH_MATMUL")],
+        [
+            dynamic(".*", "BATCH_MATMUL"),
+            dynamic("(.*)", "FULLY_CONNECTED"),
+            left("", "BATCH_MATMUL"),
+        ],
+    ],
+)
+def test_an_op_that_no_rule_promises_may_stay_in_float(maker: Edgeq, rules: Rules) -> None:
+    """A rule for all that is supported, a rule for others, a rule that a later one overrides."""
+    quantized = _quantize(maker, rules, SelfAttention)
+
+    assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme="dynamic", weight="int8", count=4)
+    assert_op_dtypes(quantized, "BATCH_MATMUL", scheme="float", count=2)
+
+
+def _changed(rule: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of a rule with one entry added or replaced."""
+    copy = json.loads(json.dumps(rule))
+    *parents, key = path.split(".")
+    inner = copy
+    for parent in parents:
+        inner = inner[parent]
+    inner[key] = value
+    return copy  # type: ignore[no-any-return] # it was a rule before
+
+
+WEIGHT = "op_config.weight_tensor_config"
+BAD_RULES: list[tuple[str, Any, str]] = [
+    ("operation", "CONV2D", r"unknown operation 'CONV2D' \(did you mean CONV_2D"),
+    ("operation", "TRANSPOSE_CONV", r"'TRANSPOSE_CONV' \(did you mean CONV_2D_TRANSPOSE\?\)"),
+    ("operation", None, r"unknown operation 'None'"),
+    ("algorithm_key", "min_max", r"unknown algorithm_key 'min_max'\n  known: no_quantize, "),
+    ("algorithm_key", "MES", r"unknown algorithm_key 'MES' \(did you mean MSE\?\)"),
+    ("regex", "[", r"regex '\[' is none: unterminated character set"),
+    ("regex", 3, r"regex 3 is none"),
+    ("op_confg", {}, r"unknown key 'op_confg' \(did you mean op_config\?\)"),
+    ("op_config", [], r"op_config: expected a dict, got \[\]"),
+    ("op_config", {}, r"op_config: 'weight_tensor_config' missing"),
+    ("op_config.min_weight_element", 9, r"op_config: unknown key 'min_weight_element' \(did you"),
+    ("op_config.compute_precision", "INT", r"unknown compute_precision 'INT' \(did you mean INTE"),
+    ("op_config.explicit_dequantize", "no", r"explicit_dequantize: expected true or false"),
+    (WEIGHT, 8, r"weight_tensor_config: expected a dict, got 8"),
+    (WEIGHT, {}, r"weight_tensor_config: 'num_bits' missing"),
+    (f"{WEIGHT}.num_bits", "8", r"num_bits: expected an integer, got '8'"),
+    (f"{WEIGHT}.num_bits", 7, r"does not support this config for any op; it does for no operation"),
+    (f"{WEIGHT}.symetric", False, r"unknown key 'symetric' \(did you mean symmetric\?\)"),
+    (f"{WEIGHT}.granularity", "CHANNEL", r"unknown granularity 'CHANNEL' \(did you mean CHANNELWI"),
+    (f"{WEIGHT}.block_size", 48, r"op_config: Unsupported block size: 48"),
+    (f"{WEIGHT}.dtype", "int", r"unknown dtype 'int' \(did you mean INT or UINT\?\)"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "told"), BAD_RULES)
+def test_a_rule_that_says_something_unknown(
+    maker: Edgeq, tmp_path: Path, path: str, value: Any, told: str
+) -> None:
+    """Much of it the library takes, and does something else; a file of rules is named."""
+    rules = [dynamic("stem"), _changed(dynamic(), path, value)]
+    file = tmp_path / "rules.json"
+    file.write_text(json.dumps(rules), encoding="utf-8")
+    for given, where in ((rules, "recipe"), (file, f"recipe {file}")):
+        with pytest.raises(ValueError, match=told) as caught:
+            _quantize(maker, given)
+
+        assert str(caught.value).startswith(f"{where}, rule 2 of 2: ")
+        assert str(caught.value).splitlines()[-1] == f"  rule: {json.dumps(rules[1])}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (dynamic(".*", "ADD"), "does not support this config for ADD; it does for FULLY_CONNECTED"),
+        (dynamic(".*", "CONV_2D", algorithm="GPTQ"), "for CONV_2D; it does for FULLY_CONNECTED\n"),
+        (weight_only(algorithm="float_casting"), "requires number of bits to be set as 16"),
+        (dynamic(bits=4, granularity="BLOCKWISE_32", operation="CONV_2D"), "for CONV_2D; it does"),
+    ],
+)
+def test_a_config_that_the_library_does_not_support(
+    maker: Edgeq, rule: dict[str, Any], told: str
+) -> None:
+    """For the operation that is named, or for any."""
+    with pytest.raises(ValueError, match=re.escape(told)):
+        _quantize(maker, [rule])
+
+
+@pytest.mark.parametrize("granularity", ["TENSORWISE", "CHANNELWISE"])
+def test_a_layer_that_the_kernels_compute_wrongly(maker: Edgeq, granularity: str) -> None:
+    """It is refused, with the way out; the others have one scale a tensor and may."""
+    rules = [dynamic("Conv2d_depth", "DEPTHWISE_CONV_2D", granularity=granularity)]
+    if granularity == "CHANNELWISE":
+        quantized = _quantize(maker, rules)
+        _assert_layer(quantized, "depth", {"scheme": "dynamic", **INT8})
+        return
+    with pytest.raises(ValueError, match=r"DEPTHWISE_CONV_2D at depth .*one scale for 8 channels"):
+        _quantize(maker, rules)
+
+
+def test_blocks_that_do_not_fit(maker: Edgeq) -> None:
+    """The library's own words name the tensor."""
+    with pytest.raises(RuntimeError, match=r"Linear_hidden.*not divisible by block size 32"):
+        _quantize(maker, [dynamic("Linear_hidden", bits=4, granularity="BLOCKWISE_32")])
+
+
+def test_rules_that_are_no_plain_data(maker: Edgeq) -> None:
+    """Nothing that JSON could not hold."""
+    with pytest.raises(TypeError, match=r"recipe: a rule is not plain data: .*Tensor"):
+        _quantize(maker, [_changed(dynamic(), "regex", ".*") | {"regex": torch.ones(1)}])
