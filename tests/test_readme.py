@@ -36,9 +36,7 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
         "text",
         "console",
         "console",
-        "python",
-        "python",
-        "python",
+        *["python"] * 6,
     ]
 
 
@@ -55,13 +53,23 @@ def test_the_examples_pass_and_the_failure_is_as_shown(
     pytester: pytest.Pytester, files: list[str]
 ) -> None:
     """First nothing is remembered; then all pass; then a real defect gives the text shown."""
-    assert files == ["my_model.py", "test_model_quant.py", "test_quantizers.py"]
+    assert files == [
+        "my_model.py",
+        "test_model_quant.py",
+        "test_quantizers.py",
+        "test_two_sizes.py",
+        "simulator.py",
+        "conftest.py",
+    ]
     first = pytester.runpytest_subprocess("test_model_quant.py")
     first.assert_outcomes(passed=2, failed=1)
     first.stdout.fnmatch_lines(["*op-dtype map*is not remembered yet*"])
 
-    pytester.runpytest_subprocess("--edgeq-update").assert_outcomes(passed=5)
+    pytester.runpytest_subprocess("--edgeq-update").assert_outcomes(passed=6)
     pytester.runpytest_subprocess("test_model_quant.py").assert_outcomes(passed=3)
+
+    simulated = pytester.runpytest_subprocess("test_quantizers.py", "--edgeq-runtime=simulator")
+    simulated.assert_outcomes(passed=2)
 
     test = pytester.path / "test_model_quant.py"
     text = test.read_text("utf-8")

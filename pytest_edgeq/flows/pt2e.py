@@ -7,17 +7,18 @@ Each step is torchao's or the converter's own; see `litert/` for what must be me
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.flows.request import Request
+from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference
+from pytest_edgeq.warn import warn_user
 
 __all__ = ["quantize_pt2e", "refusal"]
 
@@ -37,84 +38,200 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
 
     Raises:
         ValueError: No or bad calibration data for a static quantizer, observers that saw none of
-            it, or nothing quantized.
+            it, a training that never ran the graph or broke it, annotations without effect or
+            that no kernel takes, or nothing quantized.
         RuntimeError: torch.export or the converter refuses the model.
     """
-    exported = _export(request)
+    train = request.train
+    make = _simulate if train is None else functools.partial(_train, train=train)
+    graphs = [make(entry, quantizer, strict=request.strict_export) for entry in request.entries]
+    traced = {
+        entry.key: entry.traced(graph)
+        for entry, (graph, _) in zip(request.entries, graphs, strict=True)
+    }
+    alone = any(litert.holds_weights_alone(graph) for graph, _ in graphs)
+    static = any(static for _, static in graphs) and not alone
+    tflite = _refuse_clearly(
+        request.name, "the converter", lambda: litert.convert(traced, static=static)
+    )
+    simulated = [graph for graph, _ in graphs]
+    quantized = request.finish("pt2e", request.edge(tflite), simulated=simulated)
+    _tell_left_in_float(quantized, simulated)
+    return quantized
+
+
+def _tell_left_in_float(
+    quantized: QuantizedModel, simulated: Sequence[torch.fx.GraphModule]
+) -> None:
+    """Warn of ops whose weight the quantizer annotated and which the converter left in float."""
+    asked = {key for graph in simulated for key in litert.quantized_weights(graph)}
+    left = [
+        entry.where
+        for entry in quantized.op_dtypes
+        if entry.scheme == "float" and (entry.module, entry.op) in asked
+    ]
+    if left:
+        warn_user(
+            f"{quantized.name}: {len(left)} op(s) stay in float though the quantizer annotated "
+            f"their weights: {', '.join(left[:5])}. The converter takes an op only with its input "
+            "and its output quantized, too, or with its weight alone: annotate all three"
+        )
+
+
+def _simulate(entry: Entry, quantizer: Any, *, strict: bool) -> tuple[torch.fx.GraphModule, bool]:
+    """The quantized graph, and whether its activations are quantized statically."""
+    exported = _export(entry, strict=strict)
     with litert.quiet():
         # The exported graph shares its parameters with the user's model; calibration runs it.
         graph = copy.deepcopy(exported.module())
     prepared = _refuse_clearly(
-        request, "the quantizer", lambda: litert.prepare_pt2e(graph, quantizer)
+        entry.name, "the quantizer", lambda: litert.prepare_pt2e(graph, quantizer)
     )
     static = litert.needs_calibration(prepared)
     with torch.no_grad():
-        if static:
-            for index, sample in enumerate(request.calibration_samples()):
+        if litert.needs_data(prepared):
+            for index, sample in enumerate(entry.calibration_samples()):
                 call = functools.partial(call_reference, prepared, sample)
-                _refuse_clearly(request, f"calibration sample {index}", call)
+                _refuse_clearly(entry.name, f"calibration sample {index}", call)
         else:
-            # Observers of weights look at them when the graph runs.
-            call_reference(prepared, request.sample)
+            # Observers of weights look at them when the graph runs; fixed ones need nothing.
+            call_reference(prepared, entry.sample)
     blind = litert.uncalibrated(prepared)
     if blind:
         raise ValueError(
-            f"{request.name}: {len(blind)} activation(s) were never calibrated: "
+            f"{entry.name}: {len(blind)} activation(s) were never calibrated: "
             f"{', '.join(blind[:5])}. Converted so, their scale would be meaningless; calibrate "
             "with samples that reach these parts of the model"
         )
-    simulated = litert.finish_pt2e(prepared)
-    tflite = _refuse_clearly(
-        request,
-        "the converter",
-        lambda: litert.convert_graph(
-            simulated,
-            request.args,
-            request.kwargs,
-            static=static,
-            dynamic_shapes=request.dynamic_shapes,
-        ),
+    simulated = _refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_pt2e(prepared))
+    return simulated, static
+
+
+def _train(
+    entry: Entry, quantizer: Any, *, strict: bool, train: Callable[[torch.fx.GraphModule], Any]
+) -> tuple[torch.fx.GraphModule, bool]:
+    """As `_simulate`; the user's function trains the graph instead of samples calibrating it."""
+    exported = _export_with_free_batch(entry, strict=strict) or _export(entry, strict=strict)
+    with litert.quiet():
+        graph = copy.deepcopy(exported.module())
+    prepared = _refuse_clearly(
+        entry.name, "the quantizer", lambda: litert.prepare_qat(graph, quantizer)
     )
-    return request.finish("pt2e", request.edge(tflite), simulated=simulated)
+    if not litert.trains_quantization(prepared):
+        raise ValueError(
+            f"{entry.name}: train= was given, but {entry.quantizer} inserts no fake quantizer, so "
+            "training would see nothing of the quantization. Use 'pt2e_qat_int8' or a config with "
+            "is_qat=True, or leave train= out"
+        )
+    _check_trained(entry.name, prepared, train(prepared))
+    static = litert.needs_calibration(prepared)
+    simulated = _refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_qat(prepared))
+    return simulated, static
 
 
-def _export(request: Request) -> torch.export.ExportedProgram:
-    def export(*, strict: bool) -> torch.export.ExportedProgram:
-        with litert.quiet():
-            return torch.export.export(
-                request.model,
-                request.args,
-                request.kwargs,
-                dynamic_shapes=request.dynamic_shapes,
-                strict=strict,
-            )
+def _check_trained(name: str, prepared: torch.fx.GraphModule, answer: Any) -> None:
+    if isinstance(answer, torch.nn.Module) and answer is not prepared:
+        raise ValueError(
+            f"{name}: train() gave back another module, a {type(answer).__name__}; what is "
+            "converted is the graph that it was given. Train that one in place, or load the "
+            "trained state into it: prepared.load_state_dict(trained.state_dict())"
+        )
+    broken = litert.not_finite(prepared)
+    if broken:
+        raise ValueError(
+            f"{name}: after train(), {len(broken)} tensor(s) of the graph are not finite: "
+            f"{', '.join(broken[:5])}. The training diverged: lower the learning rate, or clip "
+            "the gradients"
+        )
+    unseen, observed = litert.unseen(prepared)
+    if unseen:
+        never = len(unseen) == observed
+        raise ValueError(
+            f"{name}: train() never ran the prepared graph: none of its {observed} fake quantizers "
+            "saw any data. Call it in train(): prepared(inputs)"
+            if never
+            else f"{name}: in train(), {len(unseen)} of {observed} fake quantizers saw no data: "
+            f"{', '.join(unseen[:5])}. Converted so, their scale would be meaningless"
+        )
 
-    if not request.strict_export:
-        return _refuse_clearly(request, "torch.export", lambda: export(strict=False))
+
+def _export_with_free_batch(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram | None:
+    """
+    Export for training: batches of any size, whatever the file's own is to be.
+
+    Returns:
+        None where the user names the dynamic shapes, where the inputs do not begin with one batch,
+        or where the model fixes its size.
+    """
+    tensors = (*entry.args, *entry.kwargs.values())
+    if entry.dynamic_shapes is not None or len({t.shape[:1] for t in tensors}) != 1:
+        return None
+    if tensors[0].dim() == 0:
+        return None
+    # Two of each, because torch.export takes a batch of one for a constant.
+    twice = dataclasses.replace(
+        entry,
+        args=tuple(torch.cat([t, t]) for t in entry.args),
+        kwargs={name: torch.cat([t, t]) for name, t in entry.kwargs.items()},
+    )
+    free = torch.export.ShapesCollection()  # type: ignore[no-untyped-call] # torch's own gap
+    for tensor in (*twice.args, *twice.kwargs.values()):
+        free[tensor] = {0: torch.export.Dim.AUTO}
+    twice.dynamic_shapes = free
+    try:
+        exported = _call_export(twice, strict=strict)
+    except Exception:
+        # Whatever it was, the export of the samples as they are tells it, or does without.
+        return None
+    values = [
+        n.meta["val"]
+        for n in exported.graph.nodes
+        if n.name in exported.graph_signature.user_inputs
+    ]
+    return exported if all(isinstance(v.shape[0], torch.SymInt) for v in values) else None
+
+
+def _call_export(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram:
+    with litert.quiet():
+        return torch.export.export(
+            entry.model,
+            entry.args,
+            entry.kwargs,
+            dynamic_shapes=entry.dynamic_shapes,
+            strict=strict,
+        )
+
+
+def _export(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram:
+    export = functools.partial(_call_export, entry)
+    if not strict:
+        return _refuse_clearly(entry.name, "torch.export", lambda: export(strict=False))
     try:
         return export(strict=True)
     except Exception as error:
         # torch.export raises whatever the model's own code met while it was traced.
         strict_error = error
-    exported = _refuse_clearly(request, "torch.export", lambda: export(strict=False))
+    exported = _refuse_clearly(entry.name, "torch.export", lambda: export(strict=False))
     first = str(strict_error).strip().splitlines()
-    warnings.warn(
-        f"{request.name}: torch.export(strict=True) refuses the model "
+    warn_user(
+        f"{entry.name}: torch.export(strict=True) refuses the model "
         f"({type(strict_error).__name__}: {first[0] if first else ''}), so it was exported with "
         "strict=False. The PT2E annotators match no ADD, MUL and CONCATENATION in such a graph and "
         "leave them in float: check with assert_no_float_ops. Make the model strictly exportable, "
-        "or pass strict_export=False to say that you know",
-        stacklevel=5,
+        "or pass strict_export=False to say that you know"
     )
     return exported
 
 
-def _refuse_clearly(request: Request, who: str, step: Callable[[], _Result]) -> _Result:
+def _refuse_clearly(name: str, who: str, step: Callable[[], _Result]) -> _Result:
     try:
         return step()
+    except litert.RefusedError as refused:
+        # Says all there is to say.
+        raise ValueError(f"{name}: {refused}") from None
     except Exception as error:
         # Whatever it was, the user gets it whole, with the hint first.
-        raise RuntimeError(refusal(request.name, who, error)) from error
+        raise RuntimeError(refusal(name, who, error)) from error
 
 
 def refusal(name: str, who: str, error: Exception) -> str:

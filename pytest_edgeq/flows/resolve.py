@@ -10,6 +10,7 @@ from pytest_edgeq import litert
 from pytest_edgeq.flows.pt2e import quantize_pt2e
 from pytest_edgeq.flows.recipe import quantize_recipe
 from pytest_edgeq.flows.request import Request
+from pytest_edgeq.flows.torchao import quantize_torchao
 from pytest_edgeq.presets import PRESETS, unknown_preset
 from pytest_edgeq.quantized import QuantizedModel
 
@@ -36,17 +37,30 @@ def describe(quantizer: Any) -> str:
         return name
     if isinstance(quantizer, list):
         return "recipe"
-    if litert.is_pt2e_quantizer(quantizer):
+    if litert.is_pt2e_quantizer(quantizer) or litert.is_ao_config(quantizer):
         return type(quantizer).__name__
     hint = "; instantiate it" if isinstance(quantizer, type) else ""
+    if hasattr(quantizer, "get_quantization_recipe"):
+        # ai-edge-quantizer's Quantizer and RecipeManager hold a recipe; they are none.
+        hint = "; pass what its get_quantization_recipe() gives"
     raise TypeError(
-        "quantizer: expected a preset's name, a PT2E Quantizer instance, an ai-edge-quantizer "
-        f"recipe (a list of dicts, or a .json path) or None, got {quantizer!r:.80}{hint}"
+        "quantizer: expected a preset's name, a PT2E Quantizer instance, a torchao AOBaseConfig, "
+        "an ai-edge-quantizer recipe (a list of dicts, or a .json path) or None, got "
+        f"{quantizer!r:.80}{hint}"
     )
 
 
 def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
-    """Quantize by the flow that the quantizer belongs to; `describe` has let it through."""
+    """
+    Quantize by the flow that the quantizer belongs to; `describe` has let it through.
+
+    Raises:
+        ImportError: There is no converter, or one that cannot be used.
+        ValueError: `train` is missing, or given to a quantizer that nothing can be trained with.
+    """
+    # Where no converter can be used, its ImportError says what to install.
+    litert.converter_module()
+    _check_train(request, quantizer)
     if quantizer is None:
         return quantize_recipe(request, None)
     if isinstance(quantizer, str) and quantizer.startswith("pt2e_"):
@@ -55,4 +69,28 @@ def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
         return quantize_recipe(request, litert.load_recipe(quantizer))
     if isinstance(quantizer, os.PathLike):
         return quantize_recipe(request, litert.load_recipe(Path(quantizer)))
+    if litert.is_ao_config(quantizer):
+        return quantize_torchao(request, quantizer)
     return quantize_pt2e(request, quantizer)
+
+
+def _check_train(request: Request, quantizer: Any) -> None:
+    preset = isinstance(quantizer, str) and quantizer in PRESETS
+    if preset and "_qat_" in quantizer and request.train is None:
+        raise ValueError(
+            f"{request.name}: quantizer {quantizer} needs train=, a function that trains the "
+            "prepared graph in place: train=lambda prepared: fit(prepared, data). Without training "
+            "use 'pt2e_static_int8'"
+        )
+    if request.train is not None and litert.is_ao_config(quantizer):
+        raise ValueError(
+            f"{request.name}: train= is for PT2E quantizers. With torchao train first: "
+            "quantize_(model, QATConfig(base_config, step='prepare')), train the model, and pass "
+            "it with quantizer=QATConfig(base_config, step='convert')"
+        )
+    takes = "_qat_" in quantizer if preset else litert.is_pt2e_quantizer(quantizer)
+    if request.train is not None and not takes:
+        raise ValueError(
+            f"{request.name}: train= is for quantization-aware training, which {request.quantizer} "
+            "is not: use 'pt2e_qat_int8' or a PT2E quantizer with a QAT config, or leave train= out"
+        )

@@ -7,34 +7,84 @@ quantizer. Each shim names the versions and the symptom, and has a test in `test
 fails when it is no longer needed.
 """
 
+from pytest_edgeq.litert.ao import (
+    ao_weights,
+    dequantized,
+    holds_ao_weights,
+    is_ao_config,
+    quantize_ao,
+    second_pipeline,
+)
 from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.converter import SIGNATURE, convert_graph, convert_model
+from pytest_edgeq.litert.configs import RefusedError
+from pytest_edgeq.litert.converter import SIGNATURE, Traced, convert
+from pytest_edgeq.litert.fx import (
+    is_prepared_by_torch_ao,
+    quantizer_from_fx,
+)
+from pytest_edgeq.litert.libraries import converter_module
 from pytest_edgeq.litert.pt2e import (
     finish_pt2e,
     holds_observers,
     holds_quantization,
     is_pt2e_quantizer,
     needs_calibration,
+    needs_data,
     prepare_pt2e,
     pt2e_preset,
     uncalibrated,
 )
+from pytest_edgeq.litert.qat import (
+    finish_qat,
+    not_finite,
+    prepare_qat,
+    trains_quantization,
+    unseen,
+)
 from pytest_edgeq.litert.recipes import calibrate_recipe, load_recipe, quantize_recipe
+from pytest_edgeq.litert.rules import Rule, ScopedOp, check_rules, match_rules, told_ops
+from pytest_edgeq.litert.simulated import holds_weights_alone, quantized_weights
+from pytest_edgeq.litert.weights import QuantizedWeight, write_weights
 
 __all__ = [
     "SIGNATURE",
+    "QuantizedWeight",
+    "RefusedError",
+    "Rule",
+    "ScopedOp",
+    "Traced",
+    "ao_weights",
     "calibrate_recipe",
-    "convert_graph",
-    "convert_model",
+    "check_rules",
+    "convert",
+    "converter_module",
+    "dequantized",
     "finish_pt2e",
+    "finish_qat",
+    "holds_ao_weights",
     "holds_observers",
     "holds_quantization",
+    "holds_weights_alone",
+    "is_ao_config",
+    "is_prepared_by_torch_ao",
     "is_pt2e_quantizer",
     "load_recipe",
+    "match_rules",
     "needs_calibration",
+    "needs_data",
+    "not_finite",
     "prepare_pt2e",
+    "prepare_qat",
     "pt2e_preset",
+    "quantize_ao",
     "quantize_recipe",
+    "quantized_weights",
+    "quantizer_from_fx",
     "quiet",
+    "second_pipeline",
+    "told_ops",
+    "trains_quantization",
     "uncalibrated",
+    "unseen",
+    "write_weights",
 ]

@@ -19,6 +19,7 @@ PROMISES = {
         "per_tensor",
         ("quantization", "lowering", "total"),
     ),
+    "pt2e_qat_int8": ("int8", "int8", "per_channel", ("quantization", "lowering", "total")),
     "pt2e_dynamic_int8": ("dynamic", "int8", "per_channel", ("quantization", "lowering", "total")),
     "recipe_static_wi8_ai8": (
         "int8",
@@ -64,6 +65,13 @@ def test_the_table_has_every_preset() -> None:
     assert set(PROMISES) == set(PRESETS)
 
 
+def _observe(prepared: torch.nn.Module) -> None:
+    """Train for nothing: the fake quantizers see data, the weights stay as they are."""
+    with torch.no_grad():
+        for sample in samples(ResidualNet, 8):
+            prepared(*sample)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_keeps_its_promise(maker: Edgeq, preset: str) -> None:
     """Scheme, stored dtype and granularity of every convolution; the stages of the flow."""
@@ -74,6 +82,7 @@ def test_a_preset_keeps_its_promise(maker: Edgeq, preset: str) -> None:
         ResidualNet.sample_inputs(),
         quantizer=preset,
         calibration=samples(ResidualNet, 8),
+        train=_observe if "_qat_" in preset else None,
     )
     convolutions = quantized.op_dtypes.ops(op="CONV_2D")
     comparison = maker.compare(quantized, samples(ResidualNet, 8, seed=2))

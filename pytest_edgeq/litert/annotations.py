@@ -1,0 +1,302 @@
+"""What quantizers ask for, node by node: made fit for torchao and the converter, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.configs import WEIGHT_ALONE, RefusedError, op_name
+from pytest_edgeq.litert.libraries import pt2e_module
+
+__all__ = ["is_constant", "mend_annotations"]
+
+# Where the weight of an op has its output channels, the only axis that kernels take scales for;
+# and the places of weight and bias among the op's arguments.
+_WEIGHT, _BIAS = 1, 2
+_OUTPUT_AXIS = {
+    "conv1d": 0,
+    "conv2d": 0,
+    "conv3d": 0,
+    "linear": 0,
+    "conv_transpose1d": 1,
+    "conv_transpose2d": 1,
+}
+
+
+def mend_annotations(model: Any) -> None:
+    """
+    Make the annotations of a graph fit for what follows.
+
+    - Those on tensors that are not floating point go, and what shares its parameters with them.
+      With strict export the converter's annotators take integer tensors and Python scalars too, and
+      the observers then fail (`"histogram_cpu" not implemented for 'Long'`; litert-torch 0.10.0,
+      torchao 0.18.0).
+    - Those on activations that are quantized dynamically go: kernels find these parameters
+      themselves as soon as the weight is quantized, and the converter knows no node for it
+      (`KeyError: getitem`; litert-torch 0.10.0).
+    - Observers and fake quantizers of `torch.ao.quantization` become torchao's of the same name:
+      torchao 0.18.0 takes out those of torch without a word, or stumbles over them
+      (`'_PartialWrapper' object has no attribute '__name__'`).
+    - Scales for the channels of a transposed convolution's weight are those of its output channels,
+      the only ones that kernels take, though torchao's XNNPACKQuantizer annotates those of axis 0.
+    - `FixedQParamsFakeQuantize` becomes the spec with fixed parameters: torchao 0.18.0 hands it
+      arguments that it does not take (`unexpected keyword argument 'dtype'`).
+
+    Raises:
+        RefusedError: A spec that no `.tflite` kernel, or not the converter, takes.
+    """
+    annotated = [n for n in model.graph.nodes if n.meta.get("quantization_annotation") is not None]
+    made: dict[int, tuple[Any, Any]] = {}
+    gone: set[Any] = set()
+    for node in annotated:
+        annotation = node.meta["quantization_annotation"]
+        dynamic = False
+        for operand, spec in list(annotation.input_qspec_map.items()):
+            mended = _by_output_channel(node, operand, _mend(spec, made))
+            dynamic |= _is_dynamic(mended)
+            if _drops(model, operand, mended):
+                del annotation.input_qspec_map[operand]
+                gone |= {operand, (operand, node)}
+            else:
+                _check(node, operand, mended)
+                annotation.input_qspec_map[operand] = mended
+        mended = _mend(annotation.output_qspec, made)
+        dynamic |= _is_dynamic(mended)
+        if _drops(model, node, mended):
+            annotation.output_qspec = None
+            gone.add(node)
+        else:
+            _check(node, node, mended)
+            annotation.output_qspec = mended
+        if dynamic and not _has_quantized_constant(annotation):
+            raise RefusedError(
+                f"{node.name} ({node.target}): its activations are annotated to be quantized "
+                "dynamically, but no weight of it is quantized: kernels do the one only with the "
+                "other. Annotate its weight, too, or leave it out"
+            )
+        if dynamic:
+            node.meta[WEIGHT_ALONE] = True
+    _drop_shares(annotated, gone)
+
+
+def _drops(model: Any, node: Any, spec: Any) -> bool:
+    """Whether a spec for what a node gives is none that the graph can hold."""
+    import torch
+
+    if spec is None:
+        return False
+    if _is_dynamic(spec) or getattr(spec, "dtype", None) is torch.float32:
+        return True
+    return not _is_floating_point(model, node)
+
+
+def _is_dynamic(spec: Any) -> bool:
+    return bool(getattr(spec, "is_dynamic", False))
+
+
+def _has_quantized_constant(annotation: Any) -> bool:
+    return any(
+        spec is not None and is_constant(operand)
+        for operand, spec in annotation.input_qspec_map.items()
+    )
+
+
+def _drop_shares(annotated: list[Any], gone: set[Any]) -> None:
+    """What shares its parameters with a dropped annotation has none to share; and so on."""
+    with quiet():
+        SharedQuantizationSpec = pt2e_module("quantizer").SharedQuantizationSpec
+    before = -1
+    while len(gone) != before:
+        before = len(gone)
+        for node in annotated:
+            annotation = node.meta["quantization_annotation"]
+            for operand, spec in list(annotation.input_qspec_map.items()):
+                if isinstance(spec, SharedQuantizationSpec) and spec.edge_or_node in gone:
+                    del annotation.input_qspec_map[operand]
+                    gone.add((operand, node))
+            spec = annotation.output_qspec
+            if isinstance(spec, SharedQuantizationSpec) and spec.edge_or_node in gone:
+                annotation.output_qspec = None
+                gone.add(node)
+
+
+def _is_floating_point(model: Any, node: Any) -> bool:
+    """Whether a node gives a floating-point tensor; several results count as their first."""
+    import torch
+
+    value = node.meta.get("val")
+    if value is None and node.op == "get_attr":
+        value = model
+        for part in node.target.split("."):
+            value = getattr(value, part)
+    if isinstance(value, (tuple, list)):
+        value = value[0]
+    if value is None:
+        # The quantizer's own node without a recorded value: its annotation is its own business.
+        return True
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+
+
+def is_constant(node: Any) -> bool:
+    """Whether a node is a parameter, a buffer, or computed from such alone."""
+    if node.op != "call_function":
+        return bool(node.op == "get_attr")
+    return bool(node.all_input_nodes) and all(is_constant(n) for n in node.all_input_nodes)
+
+
+def _mend(spec: Any, made: dict[int, tuple[Any, Any]]) -> Any:
+    """Give the spec that torchao can use; equal ones stay equal, as sharing goes by that."""
+    with quiet():
+        FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
+        FixedQParamsQuantizationSpec = pt2e_module("quantizer").FixedQParamsQuantizationSpec
+        QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
+    if not isinstance(spec, QuantizationSpec):
+        return spec
+    constructor = spec.observer_or_fake_quant_ctr
+    if id(constructor) not in made:
+        # What a key was made of is kept, or another could get its id.
+        made[id(constructor)] = (constructor, _own(constructor))
+    own = made[id(constructor)][1]
+    if _parts(own)[0] is FixedQParamsFakeQuantize:
+        fixed = own().activation_post_process
+        return FixedQParamsQuantizationSpec(
+            dtype=spec.dtype,
+            scale=float(fixed.scale),
+            zero_point=int(fixed.zero_point),
+            quant_min=spec.quant_min,
+            quant_max=spec.quant_max,
+            qscheme=spec.qscheme,
+        )
+    return dataclasses.replace(spec, observer_or_fake_quant_ctr=own)
+
+
+def _by_output_channel(node: Any, operand: Any, spec: Any) -> Any:
+    axis = _OUTPUT_AXIS.get(op_name(node))
+    if axis != 1 or operand is not node.args[_WEIGHT] or getattr(spec, "ch_axis", None) is None:
+        return spec
+    return dataclasses.replace(spec, ch_axis=axis)
+
+
+def _parts(constructor: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The class that a constructor makes, its arguments, and those that are made for each."""
+    if not hasattr(constructor, "p"):
+        return constructor, {}, {}
+    kind, arguments, callables = _parts(constructor.p.func)
+    return (
+        kind,
+        {**arguments, **constructor.p.keywords},
+        {**callables, **constructor.callable_args},
+    )
+
+
+def _own(constructor: Any) -> Any:
+    """Give torchao's own of a constructor of torch's."""
+    import torch
+
+    with quiet():
+        fake_quantize = pt2e_module("fake_quantize")
+        learnable_fake_quantize = pt2e_module("learnable_fake_quantize")
+        observer = pt2e_module("observer")
+    kind, arguments, callables = _parts(constructor)
+    foreign = (
+        torch.ao.quantization.observer.ObserverBase,
+        torch.ao.quantization.fake_quantize.FakeQuantizeBase,
+    )
+    if not isinstance(kind, type) or not issubclass(kind, foreign):
+        return constructor
+    name = kind.__name__.lstrip("_")
+    modules = (observer, fake_quantize, learnable_fake_quantize)
+    twin = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
+    if twin is None or not kind.__module__.startswith("torch.ao.quantization"):
+        raise RefusedError(
+            f"{kind.__module__}.{kind.__name__} is an observer of torch.ao.quantization, which "
+            "torchao's PT2E takes out of the graph: derive it from one of "
+            "torchao.quantization.pt2e.observer"
+        )
+    if name == "LearnableFakeQuantize":
+        # torchao's takes its start from the data that it sees first.
+        arguments = {
+            key: value
+            for key, value in arguments.items()
+            if key not in ("scale", "zero_point", "channel_len")
+        }
+    arguments = {
+        key: _own(value) if key == "observer" else value for key, value in arguments.items()
+    }
+    made = twin.with_args(**arguments)
+    return made.with_callable_args(**callables) if callables else made
+
+
+def _check(node: Any, tensor: Any, spec: Any) -> None:
+    """
+    Refuse what neither the converter nor any kernel takes.
+
+    Raises:
+        RefusedError: One sentence on what, why, and what to use instead.
+    """
+    import torch
+
+    with quiet():
+        PlaceholderObserver = pt2e_module("observer").PlaceholderObserver
+    dtype = getattr(spec, "dtype", None)
+    if dtype is None:
+        return
+    where = f"{node.name} ({node.target})"
+    axis = _OUTPUT_AXIS.get(op_name(node))
+    place = next((i for i, each in enumerate(node.args) if each is tensor and i), None)
+    if axis is not None and place == _BIAS:
+        if dtype not in (torch.int32, torch.qint32):
+            raise RefusedError(
+                f"{where}: its bias is annotated as {dtype}, but kernels take int32 with the scale "
+                "input × weight. Leave the bias out: the converter quantizes it so by itself"
+            )
+        return
+    constructor = _parts(getattr(spec, "observer_or_fake_quant_ctr", None))[0]
+    if isinstance(constructor, type) and issubclass(constructor, PlaceholderObserver):
+        raise RefusedError(
+            f"{where}: PlaceholderObserver looks at no values, so that a static {dtype} spec finds "
+            "no range: use one that does (MinMaxObserver, HistogramObserver), or is_dynamic=True"
+        )
+    qscheme = getattr(spec, "qscheme", None)
+    per_channel = qscheme in (torch.per_channel_affine, torch.per_channel_symmetric)
+    if axis is not None and place == _WEIGHT and is_constant(tensor):
+        if dtype not in (torch.int8, torch.qint8):
+            raise RefusedError(
+                f"{where}: its weight is annotated as {dtype}, but PT2E graphs are converted with "
+                "int8 weights only. 4-bit weights come from a recipe: "
+                "quantizer='recipe_dynamic_wi4_afp32'"
+            )
+        # A linear layer's kernels take one zero point, but none for each channel.
+        one_for_all = qscheme == torch.per_tensor_affine and op_name(node) == "linear"
+        if qscheme in (torch.per_tensor_affine, torch.per_channel_affine) and not one_for_all:
+            raise RefusedError(
+                f"{where}: its weight is annotated with {qscheme}, but kernels take weights with "
+                "zero point 0: use torch.per_channel_symmetric or torch.per_tensor_symmetric"
+            )
+        if per_channel and getattr(spec, "ch_axis", None) != axis:
+            raise RefusedError(
+                f"{where}: its weight is annotated with a scale for each channel of axis "
+                f"{spec.ch_axis}, but kernels take them for output channels: ch_axis={axis}"
+            )
+        return
+    if per_channel and not is_constant(tensor):
+        raise RefusedError(
+            f"{where}: its activation is annotated with {qscheme}, but kernels take one scale for "
+            "an activation: use torch.per_tensor_affine"
+        )
+    if dtype in (torch.uint8, torch.quint8):
+        raise RefusedError(
+            f"{where}: annotated as {dtype}, but the converter (litert-torch 0.10) writes the zero "
+            "points of int8 into uint8 tensors: use torch.int8 with quant_min=-128, quant_max=127"
+        )
+    if dtype is torch.int16 and axis is not None:
+        raise RefusedError(
+            f"{where}: annotated as torch.int16, but the converter (litert-torch 0.10) stores its "
+            "bias as int32, which the 16-bit kernels read as int64: use "
+            "quantizer='recipe_static_wi8_ai16'"
+        )
+    if dtype not in (torch.int8, torch.qint8, torch.int16):
+        raise RefusedError(
+            f"{where}: annotated as {dtype}, which the converter cannot lower: use torch.int8"
+        )

@@ -1,0 +1,234 @@
+"""The configs that a user sets on the converter's `PT2EQuantizer`, and on torchao's XNNPACK one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+from pytest_edgeq.litert.libraries import converter_module, pt2e_module
+from pytest_edgeq.suggest import nearest
+
+__all__ = [
+    "LEFT_IN_FLOAT",
+    "WEIGHT_ALONE",
+    "RefusedError",
+    "configs_as_set",
+    "op_name",
+    "replaced",
+]
+
+
+class RefusedError(ValueError):
+    """What a quantizer asks for has no effect, or cannot be had in a `.tflite`."""
+
+
+# Where a node tells that a config of None was set for it, or a dynamic one.
+LEFT_IN_FLOAT = "edgeq_left_in_float"
+WEIGHT_ALONE = "edgeq_weight_alone"
+
+_Key = tuple[str, Hashable]
+
+_GLOBAL: _Key = ("set_global", None)
+
+
+@contextlib.contextmanager
+def configs_as_set() -> Iterator[None]:
+    """
+    Make these quantizers apply each config to what it was set for.
+
+    The name of a module goes before its class, the class before the operator, the operator before
+    the global config; of names and of classes the innermost wins. None leaves in float.
+
+    litert-torch 0.10.0 with torch 2.13 looks for module names in the keys of `nn_module_stack`,
+    which are numbers now, and for classes where torch writes their names, so neither ever matches;
+    it never reads `set_operator_type` (nor does torchao 0.18.0); it quantizes every addition or
+    product with a ReLU behind it by the first config, wherever that was set, because it hands its
+    filter on as another argument; and pools of a config that comes before that of their input it
+    leaves in float. Each without a word.
+
+    Raises:
+        RefusedError: When the quantizer annotates: a name, a class or an operator that the model
+            does not have, or a config that reaches nothing which the quantizer knows.
+    """
+    pt2e_quantizer = converter_module("quantize.pt2e_quantizer")
+    pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
+
+    classes = [pt2e_quantizer.PT2EQuantizer]
+    # A user who has one has imported it; to import it here would cost seconds.
+    xnnpack = sys.modules.get("torchao.testing.pt2e._xnnpack_quantizer")
+    if xnnpack is not None:
+        classes.append(xnnpack.XNNPACKQuantizer)
+    find = pt2e_quantizer_utils.find_sequential_partitions
+
+    def find_filtered(model: Any, kinds: Any, filter_fn: Any = None) -> Any:
+        return find(model, kinds, filter_fn=filter_fn)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            replaced(pt2e_quantizer_utils, find_sequential_partitions=find_filtered)
+        )
+        for each in classes:
+            stack.enter_context(
+                replaced(
+                    each,
+                    _annotate_for_static_quantization_config=_annotate,
+                    _annotate_for_dynamic_quantization_config=_annotate,
+                )
+            )
+        yield
+
+
+@contextlib.contextmanager
+def replaced(holder: Any, **replacements: Any) -> Iterator[None]:
+    """Give a module or a class other attributes for a while."""
+    originals = {name: getattr(holder, name) for name in replacements}
+    for name, replacement in replacements.items():
+        setattr(holder, name, replacement)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(holder, name, original)
+
+
+def _annotate(quantizer: Any, model: Any) -> Any:
+    """Stands in for the methods of the quantizers that choose what each config is for."""
+    QuantizationAnnotation = pt2e_module("quantizer").QuantizationAnnotation
+
+    configs: dict[_Key, Any] = {
+        **{("set_module_name", name): c for name, c in quantizer.module_name_config.items()},
+        **{
+            ("set_module_type", _class_name(kind)): c
+            for kind, c in quantizer.module_type_config.items()
+        },
+        **{("set_operator_type", op): c for op, c in quantizer.operator_type_config.items()},
+        _GLOBAL: quantizer.global_config,
+    }
+    _check_targets(model, configs)
+    keys = _keys(model, configs)
+    for node in _calls(model):
+        floats = all(key != _GLOBAL and configs[key] is None for key in keys[node])
+        if floats and "quantization_annotation" not in node.meta:
+            # So that no pattern takes it, and no annotation spreads to it.
+            node.meta["quantization_annotation"] = QuantizationAnnotation(_annotated=True)
+            node.meta[LEFT_IN_FLOAT] = True
+    others = {node for node in _calls(model) if _is_annotated(node)}
+    before = -1
+    # A pool is annotated once its input is, which another config may do.
+    while before != (now := sum(map(_is_annotated, model.graph.nodes))):
+        before = now
+        for key, config in configs.items():
+            if config is not None:
+                _patterns(quantizer, config)(model, config, functools.partial(_has, keys, key))
+    for node in _calls(model):
+        dynamic = any(_is_dynamic(configs[key]) for key in keys[node] if configs[key] is not None)
+        if dynamic and node not in others and _is_annotated(node):
+            node.meta[WEIGHT_ALONE] = True
+    for key, config in configs.items():
+        nodes = [n for n in _calls(model) if _key(n, configs) == key]
+        took = [n for n in nodes if key in keys[n] and _is_annotated(n)]
+        if key != _GLOBAL and config is not None and nodes and not took:
+            raise RefusedError(
+                f"{_told(key)} has no effect: {type(quantizer).__name__} knows no op of "
+                f"{', '.join(sorted({str(n.target) for n in nodes})[:5])} as this graph has it. An "
+                "activation goes with the op before it; set the config of that one. Of a graph "
+                "that was not exported strictly it knows no add, mul or cat"
+            )
+    return model
+
+
+def _calls(model: Any) -> list[Any]:
+    return [node for node in model.graph.nodes if node.op == "call_function"]
+
+
+def _is_annotated(node: Any) -> bool:
+    """Whether anything at a node is to be quantized."""
+    annotation = node.meta.get("quantization_annotation")
+    return annotation is not None and (
+        annotation.output_qspec is not None
+        or any(spec is not None for spec in annotation.input_qspec_map.values())
+    )
+
+
+def op_name(node: Any) -> str:
+    """Name of a node's operator without its namespace and overload, or an empty string."""
+    if getattr(node, "op", None) != "call_function":
+        return ""
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None else str(schema.name).split("::")[-1]
+
+
+def _is_dynamic(config: Any) -> bool:
+    return config.input_activation is None or bool(config.input_activation.is_dynamic)
+
+
+def _patterns(quantizer: Any, config: Any) -> Any:
+    if _is_dynamic(config):
+        return quantizer._annotate_all_dynamic_patterns
+    return quantizer._annotate_all_static_patterns
+
+
+def _has(keys: Mapping[Any, set[_Key]], key: _Key, node: Any) -> bool:
+    return key in keys[node]
+
+
+def _keys(model: Any, configs: Mapping[_Key, Any]) -> dict[Any, set[_Key]]:
+    """The config of each node; what is called in no module has those of all that use it."""
+    relus = ("relu", "relu_")
+    keys: dict[Any, set[_Key]] = {}
+    for node in _calls(model):
+        key = _key(node, configs)
+        fused = op_name(node) in relus
+        # A ReLU has no pattern of its own: it goes with the op before, unless told to be float.
+        if fused and node.args[0] in keys and not (key != _GLOBAL and configs[key] is None):
+            keys[node] = keys[node.args[0]]
+        else:
+            keys[node] = {key}
+    for node in model.graph.nodes:
+        if node not in keys:
+            keys[node] = {key for user in node.users for key in keys.get(user, ())}
+    return keys
+
+
+def _key(node: Any, configs: Mapping[_Key, Any]) -> _Key:
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    target = node.target
+    candidates: list[_Key] = [
+        *(("set_module_name", path) for path, _ in reversed(stack)),
+        *(("set_module_type", _class_name(kind)) for _, kind in reversed(stack)),
+        ("set_operator_type", target),
+        ("set_operator_type", getattr(target, "overloadpacket", None)),
+    ]
+    return next((key for key in candidates if key in configs), _GLOBAL)
+
+
+def _check_targets(model: Any, configs: Mapping[_Key, Any]) -> None:
+    nodes = _calls(model)
+    layers = [layer for n in nodes for layer in n.meta.get("nn_module_stack", {}).values()]
+    there: dict[str, set[Any]] = {
+        "set_module_name": {path for path, _ in layers},
+        "set_module_type": {_class_name(kind) for _, kind in layers},
+        "set_operator_type": {
+            target
+            for n in nodes
+            for target in (n.target, getattr(n.target, "overloadpacket", None))
+        },
+    }
+    for key in configs:
+        method, target = key
+        if key != _GLOBAL and target not in there[method]:
+            what = "op" if method == "set_operator_type" else "module"
+            names = {str(each) for each in there[method] if each}
+            raise RefusedError(f"{_told(key)} matches no {what}{nearest(str(target), names)}")
+
+
+def _told(key: _Key) -> str:
+    method, target = key
+    return f"{method}({target!r})" if method == "set_module_name" else f"{method}({target})"
+
+
+def _class_name(kind: Any) -> str:
+    return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"

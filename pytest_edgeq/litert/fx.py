@@ -1,0 +1,492 @@
+"""
+FX graph mode of torch.ao: its observers' parameters on an exported graph.
+
+torch's own decomposed form of a prepared model says which tensor is quantized how. It is exported,
+and held node by node against the graph that is to be annotated: the same ops in the same order, on
+the same operands and with the same constants, or nothing is annotated.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.configs import RefusedError
+from pytest_edgeq.litert.libraries import pt2e_module
+from pytest_edgeq.litert.pt2e import _is_blind
+
+if TYPE_CHECKING:
+    import torch
+
+
+__all__ = ["is_prepared_by_torch_ao", "quantizer_from_fx"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+
+def quantizer_from_fx(prepared: torch.fx.GraphModule) -> Any:
+    """
+    Take over the quantization parameters of a model that FX graph mode prepared.
+
+    What its observers and fake quantizers hold becomes fixed parameters of the `.tflite`: scales
+    as they are, zero points of unsigned codes less 128, whatever share of the codes the observer
+    used (`reduce_range` has made its scales twice as coarse, and coarse they stay). Weights must be
+    symmetric; the code −128, which `.tflite` does not have for them, becomes −127.
+
+        quantizer = quantizer_from_fx(prepared)
+        quantized = edgeq.quantize(quantizer.float_model, inputs, quantizer=quantizer)
+
+    Args:
+        prepared: From `prepare_fx` or `prepare_qat_fx`, calibrated or trained, not yet converted.
+            It is left as it was.
+
+    Returns:
+        A PT2E `Quantizer`. Its `float_model` is the prepared model with its trained weights and
+        without observers, in eval mode. Another model can be quantized by it if it has the same
+        ops and the same weights.
+
+    Raises:
+        TypeError: Not a model that FX graph mode prepared.
+        ValueError: Observers that saw no data, or a quantization that `.tflite` does not have.
+    """
+    _check_prepared(prepared)
+    with quiet():
+        from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx
+
+        Quantizer = pt2e_module("quantizer").Quantizer
+
+        plain = _without_observers(prepared)
+        observed = copy.deepcopy(prepared).eval()
+        _observe_weights(observed)
+        decomposed = _convert_to_reference_decomposed_fx(observed).eval()
+    _check_static(decomposed)
+
+    class FxQuantizer(Quantizer):  # type: ignore[misc, valid-type] # it ships no types
+        float_model: torch.nn.Module = plain
+
+        def annotate(self, model: Any) -> Any:
+            _Matcher(_exported_like(decomposed, model), model).annotate()
+            return model
+
+        def validate(self, model: Any) -> None:
+            """Nothing is annotated that was not compared."""
+
+    return FxQuantizer()
+
+
+def is_prepared_by_torch_ao(model: torch.nn.Module) -> bool:
+    """Whether a model holds observers or fake quantizers of torch's eager or FX graph mode."""
+    return any(map(_is_observer, model.modules()))
+
+
+def _is_observer(module: torch.nn.Module) -> bool:
+    # torchao's PT2E has classes of the same names, which are none of these.
+    return any(
+        (base.__module__, base.__name__)
+        in {
+            ("torch.ao.quantization.observer", "ObserverBase"),
+            ("torch.ao.quantization.fake_quantize", "FakeQuantizeBase"),
+        }
+        for base in type(module).__mro__
+    )
+
+
+def _check_prepared(prepared: Any) -> None:
+    import torch
+
+    if not isinstance(prepared, torch.fx.GraphModule) or not is_prepared_by_torch_ao(prepared):
+        what = type(prepared).__name__
+        if isinstance(prepared, torch.nn.Module) and is_prepared_by_torch_ao(prepared):
+            what += " that eager mode prepared, whose observers are tied to no graph"
+        raise TypeError(
+            "quantizer_from_fx: expected what prepare_fx or prepare_qat_fx gave, calibrated or "
+            f"trained, before convert_fx; got a {what}"
+        )
+    if "_observed_graph_module_attrs" not in prepared.meta:
+        raise TypeError(
+            "quantizer_from_fx: the module holds observers, but FX graph mode did not prepare it "
+            "(its meta says nothing of it): pass prepare_fx's own result, or a deep copy of it"
+        )
+    watched = {n.target: n.args[0] for n in prepared.graph.nodes if n.op == "call_module"}
+    blind = [
+        str(watched[name])
+        for name, module in prepared.named_modules(remove_duplicate=False)
+        if name in watched and _is_observer(module) and _is_blind(module)
+    ]
+    if blind:
+        raise ValueError(
+            f"quantizer_from_fx: {len(blind)} observer(s) saw no data: those of "
+            f"{', '.join(blind[:5])}. Run the prepared model on samples first: prepared(inputs)"
+        )
+
+
+def _check_static(decomposed: torch.fx.GraphModule) -> None:
+    for node in decomposed.graph.nodes:
+        if "choose_qparams" in str(node.target):
+            raise ValueError(
+                f"quantizer_from_fx: {node.args[0]} is quantized dynamically: there are no "
+                "parameters to take over. Quantize the float model by 'pt2e_dynamic_int8'"
+            )
+
+
+def _observe_weights(model: torch.fx.GraphModule) -> None:
+    """
+    Let fake quantizers look at the trained weights, with their batch norms folded, once more.
+
+    `convert_fx` does so, which moves their averages a last time; torch's decomposed form does not
+    (torch 2.13), and its weights have other scales by up to a hundredth.
+    """
+    import torch
+
+    with torch.no_grad():
+        quantized: list[Any] = [m for m in model.modules() if hasattr(m, "weight_fake_quant")]
+        for module in quantized:
+            plain = module.to_float()
+            layer = plain[0] if isinstance(plain, torch.nn.Sequential) else plain
+            module.weight_fake_quant(layer.weight)
+
+
+def _without_observers(prepared: torch.fx.GraphModule) -> torch.nn.Module:
+    """The float model with the trained weights: batch norms that FX has taken in are folded."""
+    import torch
+
+    model = copy.deepcopy(prepared).eval()
+    # Where tensors share parameters, one observer stands under several names.
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for node in list(model.graph.nodes):
+        if node.op != "call_module":
+            continue
+        module = modules[node.target]
+        if _is_observer(module):
+            node.replace_all_uses_with(node.args[0])
+            model.graph.erase_node(node)
+        elif hasattr(module, "weight_fake_quant"):
+            model.set_submodule(node.target, module.to_float().eval())
+    model.delete_all_unused_submodules()
+    plain = torch.fx.GraphModule(model, model.graph)
+    plain.meta.clear()
+    return plain.eval()
+
+
+def _exported_like(decomposed: torch.fx.GraphModule, model: Any) -> torch.fx.GraphModule:
+    """Export torch's decomposed form for the same inputs as another exported graph."""
+    import torch
+
+    values = {n.target: n.meta["val"] for n in _placeholders(model)}
+    names = [n.target for n in _placeholders(decomposed)]
+    if set(names) != set(values):
+        raise RefusedError(
+            f"quantizer_from_fx: the prepared model takes {names}, the model {list(values)}; "
+            "quantize its own float form: quantizer.float_model"
+        )
+    with quiet():
+        examples = {
+            name: torch.zeros([int(length) for length in value.shape], dtype=value.dtype)
+            for name, value in values.items()
+        }
+        free = {
+            name: {
+                i: torch.export.Dim.AUTO
+                for i, length in enumerate(value.shape)
+                if isinstance(length, torch.SymInt)
+            }
+            for name, value in values.items()
+        }
+        exported = torch.export.export(decomposed, (), examples, dynamic_shapes=free)
+        graph = exported.module()
+        assert isinstance(graph, torch.fx.GraphModule), "unreachable: torch.export gives no other"
+        graph.graph.eliminate_dead_code()
+        return graph
+
+
+def _placeholders(graph: torch.fx.GraphModule) -> list[Any]:
+    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Params:
+    """How a tensor is quantized: lists of one, or of one a channel along an axis."""
+
+    scales: tuple[float, ...]
+    zero_points: tuple[int, ...]
+    axis: int | None
+
+
+class _Matcher:
+    """
+    Pairs the nodes of torch's decomposed form with those of an exported graph.
+
+    Args:
+        theirs: The decomposed form, with its quantize and dequantize nodes.
+        ours: The graph to annotate.
+    """
+
+    def __init__(self, theirs: torch.fx.GraphModule, ours: torch.fx.GraphModule) -> None:
+        self._theirs, self._ours = theirs, ours
+        self._pairs: dict[Any, Any] = {}
+        # For each tensor that is used: by whom, and through which quantizations on the way.
+        self._uses: dict[Any, dict[Any, list[_Params]]] = {}
+
+    def annotate(self) -> None:
+        """
+        Annotate the graph.
+
+        Raises:
+            RefusedError: The graphs differ, or in what `.tflite` does not have.
+        """
+        by_name = {node.target: node for node in _placeholders(self._ours)}
+        self._pairs = {node: by_name[node.target] for node in _placeholders(self._theirs)}
+        theirs, ours = list(_computation(self._theirs)), list(_computation(self._ours))
+        for index, (their, our) in enumerate(zip(theirs, ours, strict=False)):
+            if their.target != our.target:
+                raise RefusedError(
+                    f"quantizer_from_fx: op {index} is {_name(their)} in the prepared model and "
+                    f"{_name(our)} in the model{_WAY_OUT}"
+                )
+            self._match(_arguments(their), _arguments(our), our)
+            self._pairs[their] = our
+        if len(theirs) != len(ours):
+            raise RefusedError(
+                f"quantizer_from_fx: the prepared model has {len(theirs)} ops, the model "
+                f"{len(ours)}{_WAY_OUT}"
+            )
+        self._match(_output(self._theirs).args, _output(self._ours).args, _output(self._ours))
+        for source, uses in self._uses.items():
+            self._annotate(source, uses)
+
+    def _match(self, their: Any, our: Any, user: Any) -> None:
+        import torch
+
+        if isinstance(their, torch.fx.Node):
+            source, chain = self._unquantized(their)
+            if source.op == "get_attr" and getattr(our, "op", None) == "get_attr":
+                self._match_constants(source, our)
+            elif self._pairs.get(source) is not our:
+                self._refuse(user, their, our)
+            uses = self._uses.setdefault(our, {})
+            if uses.setdefault(user, chain) != chain:
+                raise RefusedError(
+                    f"quantizer_from_fx: {_name(user)} takes {our} twice, quantized in two ways, "
+                    "which an annotated graph cannot say"
+                )
+        elif isinstance(their, (list, tuple)):
+            if not isinstance(our, (list, tuple)) or len(our) != len(their):
+                self._refuse(user, their, our)
+            for one, other in zip(their, our, strict=True):
+                self._match(one, other, user)
+        elif isinstance(our, torch.fx.Node) or their != our:
+            self._refuse(user, their, our)
+
+    def _refuse(self, user: Any, their: Any, our: Any) -> None:
+        raise RefusedError(
+            f"quantizer_from_fx: {_name(user)} has {their} in the prepared model and {our} in the "
+            f"model{_WAY_OUT}"
+        )
+
+    def _match_constants(self, their: Any, our: Any) -> None:
+        import torch
+
+        expected = operator.attrgetter(their.target)(self._theirs).detach()
+        actual = operator.attrgetter(our.target)(self._ours).detach()
+        # Both sides fold batch norms by the same formula, in float32: 2⁻²⁴ a rounding. A hundred
+        # of them, on the scale of the largest, is far below any training step worth a file.
+        if expected.shape == actual.shape and expected.dtype == actual.dtype:
+            if torch.equal(expected, actual):
+                return
+            largest = float(expected.abs().max())
+            difference = float((expected - actual).abs().max())
+            if difference <= 1e-5 * largest:
+                return
+            what = f"differs by up to {difference:.3g} (its largest value is {largest:.3g})"
+        else:
+            what = f"is {tuple(actual.shape)} {actual.dtype}, not {tuple(expected.shape)}"
+        raise RefusedError(
+            f"quantizer_from_fx: {our.target} of the model {what} from {their.target} of the "
+            f"prepared one, whose training its parameters belong to{_WAY_OUT}"
+        )
+
+    def _unquantized(self, node: Any) -> tuple[Any, list[_Params]]:
+        """The tensor behind quantize and dequantize nodes, and their parameters in order."""
+        chain: list[_Params] = []
+        while _is_quantization(node):
+            # dequantize(quantize(source)): both bear the same parameters.
+            quantize = node.args[0]
+            chain.insert(0, self._params(quantize))
+            node = quantize.args[0]
+        return node, chain
+
+    def _params(self, quantize: Any) -> _Params:
+        import torch
+
+        per_channel = "per_channel" in str(quantize.target)
+        _, scales, zero_points, *rest = (
+            operator.attrgetter(value.target)(self._theirs) if _is_attribute(value) else value
+            for value in quantize.args[:3] + quantize.args[3:]
+        )
+        dtype = rest[-1]
+        if dtype not in (torch.uint8, torch.int8):
+            raise RefusedError(
+                f"quantizer_from_fx: {quantize.args[0]} is quantized to {dtype}; .tflite takes "
+                "8 bits here"
+            )
+        shift = 128 if dtype is torch.uint8 else 0
+        return _Params(
+            tuple(torch.as_tensor(scales).flatten().tolist()),
+            tuple(int(zp) - shift for zp in torch.as_tensor(zero_points).flatten().tolist()),
+            rest[0] if per_channel else None,
+        )
+
+    def _annotate(self, source: Any, uses: dict[Any, list[_Params]]) -> None:
+        first = [chain[0] if chain else None for chain in uses.values()]
+        # What its maker quantizes, torchao quantizes for all that use it.
+        at_source = source.op != "get_attr" and all(each == first[0] for each in first)
+        if at_source and first[0] is not None:
+            self._check_number(source, first[0])
+            _annotation(source).output_qspec = self._activation(source, first[0])
+        for user, chain in uses.items():
+            if user.op != "output" and 0 < len(chain) <= 1 + at_source:
+                make = self._weight if source.op == "get_attr" else self._activation
+                _annotation(user).input_qspec_map[source] = make(source, chain[-1])
+            elif len(chain) > at_source:
+                raise RefusedError(
+                    f"quantizer_from_fx: {source} is quantized {len(chain)} time(s) on its way to "
+                    f"{_name(user)}, and elsewhere in another way, which an annotated graph cannot "
+                    "say"
+                )
+
+    def _check_number(self, node: Any, params: _Params) -> None:
+        """
+        Refuse what FX computes with a number in its own way.
+
+        It gives such a sum or product the observer of its operand, because torch's integer kernels
+        choose the parameters themselves; in a file they would clip.
+        """
+        import torch
+
+        operands = [uses[node][-1:] for uses in self._uses.values() if node in uses]
+        with_number = node.target in (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor) and any(
+            isinstance(each, (int, float)) for each in node.args
+        )
+        if with_number and [params] in operands:
+            raise RefusedError(
+                f"quantizer_from_fx: {_name(node)} takes a number, {node.args}, and FX has no "
+                "parameters for what it gives. Make the number a buffer of the model: "
+                "self.register_buffer('offset', torch.tensor([10.0]))"
+            )
+
+    def _activation(self, node: Any, params: _Params) -> Any:
+        import torch
+
+        FixedQParamsQuantizationSpec = pt2e_module("quantizer").FixedQParamsQuantizationSpec
+
+        if params.axis is not None:
+            raise RefusedError(
+                f"quantizer_from_fx: {node} has parameters by channel; .tflite takes them for "
+                "weights only"
+            )
+        return FixedQParamsQuantizationSpec(
+            dtype=torch.int8,
+            scale=params.scales[0],
+            zero_point=params.zero_points[0],
+            quant_min=-128,
+            quant_max=127,
+            qscheme=torch.per_tensor_affine,
+        )
+
+    def _weight(self, node: Any, params: _Params) -> Any:
+        import torch
+
+        QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
+
+        if any(params.zero_points):
+            raise RefusedError(
+                f"quantizer_from_fx: the weight {node.target} has zero points other than 0; "
+                ".tflite takes symmetric weights: prepare with a per_tensor_symmetric or "
+                "per_channel_symmetric weight observer"
+            )
+        per_channel = params.axis is not None
+        return QuantizationSpec(
+            dtype=torch.int8,
+            quant_min=-127,
+            quant_max=127,
+            qscheme=torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric,
+            ch_axis=params.axis,
+            observer_or_fake_quant_ctr=_fixed_observer().with_args(scales=params.scales),
+        )
+
+
+_WAY_OUT = (
+    ". Quantize the trained float model that the prepared one holds: "
+    "edgeq.quantize(quantizer.float_model, …, quantizer=quantizer)"
+)
+
+
+def _computation(graph: torch.fx.GraphModule) -> Iterator[Any]:
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and not _is_quantization(node):
+            yield node
+
+
+def _is_quantization(node: Any) -> bool:
+    return node.op == "call_function" and "quantized_decomposed" in str(node.target)
+
+
+def _is_attribute(value: Any) -> bool:
+    return getattr(value, "op", None) == "get_attr"
+
+
+def _output(graph: torch.fx.GraphModule) -> Any:
+    return next(node for node in graph.graph.nodes if node.op == "output")
+
+
+def _arguments(node: Any) -> Sequence[Any]:
+    """All arguments of a node in its op's order, defaults filled in."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return [node.args, sorted(node.kwargs.items())]
+    given = list(node.args)
+    return [
+        given[i] if i < len(given) else node.kwargs.get(argument.name, argument.default_value)
+        for i, argument in enumerate(schema.arguments)
+    ]
+
+
+def _annotation(node: Any) -> Any:
+    QuantizationAnnotation = pt2e_module("quantizer").QuantizationAnnotation
+
+    return node.meta.setdefault("quantization_annotation", QuantizationAnnotation(_annotated=True))
+
+
+def _name(node: Any) -> str:
+    paths = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+    where = f" in {paths[-1]!r}" if paths and paths[-1] else ""
+    return f"{node.target}{where}"
+
+
+def _fixed_observer() -> Any:
+    """An observer of weights that has its scales already; torchao's own takes one alone."""
+    import torch
+
+    ObserverBase = pt2e_module("observer").ObserverBase
+
+    # torchao 0.18.0 tells those that take a ch_axis by their name.
+    class FixedPerChannelObserver(ObserverBase):  # type: ignore[misc, valid-type] # no types
+        def __init__(self, scales: Sequence[float], dtype: Any, **spec: Any) -> None:
+            super().__init__(dtype=dtype, is_dynamic=False)
+            self.quant_min, self.quant_max = spec["quant_min"], spec["quant_max"]
+            self.qscheme, self.ch_axis = spec["qscheme"], spec["ch_axis"]
+            self.register_buffer("scales", torch.tensor(scales))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+        def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
+            scales = self.get_buffer("scales")
+            return scales, torch.zeros_like(scales, dtype=torch.int32)
+
+    return FixedPerChannelObserver

@@ -1,0 +1,285 @@
+"""Quantization-aware training of exported graphs: torchao's fake quantizers, and batch norms."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.configs import replaced
+from pytest_edgeq.litert.libraries import pt2e_module
+from pytest_edgeq.litert.pt2e import _is_blind, _observers, finish_pt2e, prepare_pt2e
+
+if TYPE_CHECKING:
+    import torch
+
+
+__all__ = ["finish_qat", "not_finite", "prepare_qat", "trains_quantization", "unseen"]
+
+# Where a prepared graph keeps the momentum and the eps of its batch norms, by running mean.
+_BATCH_NORMS = "edgeq_batch_norms"
+
+# Arguments of aten.batch_norm: input, weight, bias, running mean, running variance, training,
+# momentum, eps, cudnn_enabled.
+_MEAN, _VARIANCE, _TRAINING, _MOMENTUM, _EPS = 3, 4, 5, 6, 7
+
+
+def prepare_qat(exported: torch.fx.GraphModule, quantizer: Any) -> torch.fx.GraphModule:
+    """
+    Insert the fake quantizers that a quantizer asks for.
+
+    Returns:
+        The graph, in eval mode; its `train()` and `eval()` switch batch norms and dropouts.
+    """
+    settings = {
+        node.args[_MEAN].target: (node.args[_MOMENTUM], node.args[_EPS])
+        for node in _batch_norms(exported)
+    }
+    with _fusing_what_is_annotated(), _trying_what_is_there():
+        prepared = prepare_pt2e(exported, quantizer, qat=True)
+    prepared.meta[_BATCH_NORMS] = settings
+    _restore_batch_norms(prepared, settings)
+    _make_switchable(prepared)
+    prepared.eval()
+    return prepared
+
+
+def trains_quantization(prepared: torch.fx.GraphModule) -> bool:
+    """Whether any fake quantizer was inserted whose parameters come from training."""
+    with quiet():
+        FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
+        FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
+    return any(
+        isinstance(module, FakeQuantizeBase) and not isinstance(module, FixedQParamsFakeQuantize)
+        for module in prepared.modules()
+    )
+
+
+def not_finite(prepared: torch.fx.GraphModule) -> list[str]:
+    """Names of the tensors of a trained graph that hold NaN, or infinity where none belongs."""
+    import torch
+
+    with quiet():
+        FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
+        ObserverBase = pt2e_module("observer").ObserverBase
+    watching = {
+        id(buffer)
+        for module in prepared.modules()
+        if isinstance(module, (FakeQuantizeBase, ObserverBase))
+        for buffer in module.buffers()
+    }
+    return [
+        name
+        for name, tensor in (*prepared.named_parameters(), *prepared.named_buffers())
+        # An observer without data stands at infinity.
+        if not bool((~tensor.isnan() if id(tensor) in watching else torch.isfinite(tensor)).all())
+    ]
+
+
+def unseen(prepared: torch.fx.GraphModule) -> tuple[list[str], int]:
+    """Names of the tensors whose fake quantizers saw no data, and how many are watched in all."""
+    watched = dict(_observers(prepared))
+    nodes = [n for n in prepared.graph.nodes if n.op == "call_module" and n.target in watched]
+    return [n.args[0].name for n in nodes if _is_blind(watched[n.target])], len(nodes)
+
+
+def finish_qat(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Fold the batch norms, and replace fake quantizers by quantize and dequantize nodes."""
+    settings = prepared.meta.pop(_BATCH_NORMS)
+    _switch(prepared, training=False)
+    _restore_batch_norms(prepared, settings)
+    with _folding_with(settings), _trying_what_is_there():
+        converted = finish_pt2e(prepared)
+        _fold_the_rest(converted)
+    return converted
+
+
+def _batch_norms(graph: torch.fx.GraphModule) -> list[Any]:
+    """Nodes of batch norms that keep statistics; one without them never leaves train mode."""
+    import torch
+
+    return [
+        node
+        for node in graph.graph.nodes
+        if node.target is torch.ops.aten.batch_norm.default and node.args[_MEAN] is not None
+    ]
+
+
+def _restore_batch_norms(graph: torch.fx.GraphModule, settings: dict[str, Any]) -> None:
+    """
+    Give batch norms their momentum and eps back.
+
+    torchao 0.18.0 puts its patterns' own in their place (`TODO: allow setting eps`): 0.1 and 1e-5,
+    whatever the model has, and its graph computes something else without a word.
+    """
+    import torch
+
+    for node in _batch_norms(graph):
+        momentum, eps = settings[node.args[_MEAN].target]
+        node.args = (*node.args[:_MOMENTUM], momentum, eps, *node.args[_EPS + 1 :])
+        for user in list(node.args[_VARIANCE].users):
+            if user.target is torch.ops.aten.add.Tensor:
+                # running_std = sqrt(running_var + eps) of the pattern
+                user.args = (user.args[0], eps)
+    graph.recompile()
+
+
+def _make_switchable(graph: torch.fx.GraphModule) -> None:
+    """
+    Let `train()` and `eval()` work on an exported graph, which torchao forbids.
+
+    Its own switch (torchao 0.18.0, `allow_exported_model_train_eval`) rewrites by pattern, and
+    leaves each dropout with p=0.5 and each batch norm with momentum 0.1 and eps 1e-5.
+    """
+
+    def train(self: torch.fx.GraphModule, mode: bool = True) -> torch.fx.GraphModule:
+        _switch(self, training=mode)
+        return self
+
+    def evaluate(self: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        return train(self, False)
+
+    graph.train = types.MethodType(train, graph)  # type: ignore[method-assign] # as torchao does
+    graph.eval = types.MethodType(evaluate, graph)  # type: ignore[method-assign]
+
+
+def _switch(graph: torch.fx.GraphModule, *, training: bool) -> None:
+    import torch
+
+    torch.nn.Module.train(graph, training)
+    aten = torch.ops.aten
+    dropouts = (
+        aten.dropout.default,
+        aten.dropout_.default,
+        aten.feature_dropout.default,
+        aten.alpha_dropout.default,
+        aten.feature_alpha_dropout.default,
+    )
+    for node in _batch_norms(graph):
+        node.args = (*node.args[:_TRAINING], training, *node.args[_TRAINING + 1 :])
+    for node in graph.graph.nodes:
+        if node.target in dropouts:
+            node.args = (*node.args[:2], training)
+    graph.recompile()
+
+
+@contextlib.contextmanager
+def _fusing_what_is_annotated() -> Iterator[None]:
+    """
+    Let torchao make the training pattern of a conv and its batch norm only where it can undo it.
+
+    torchao 0.18.0 makes it for every pair (`TODO: only fuse if conv and bn are both configured to
+    be quantized`) and undoes it only where the weight was quantized and nothing stands between the
+    two. Elsewhere a dozen ops that scale weights would stay in the file.
+    """
+    with quiet():
+        qat_utils = pt2e_module("qat_utils")
+        quantize_pt2e = pt2e_module("quantize_pt2e")
+    fuse = quantize_pt2e._fuse_conv_bn_qat
+
+    def only_annotated(original: Callable[..., bool]) -> Callable[..., bool]:
+        def matches(match: Any, *graphs: Any) -> bool:
+            convs = [n for n in match.nodes_map.values() if _is_conv(n)]
+            return all(map(_has_quantized_weight, convs)) and original(match, *graphs)
+
+        return matches
+
+    def fuse_annotated(graph: torch.fx.GraphModule) -> Any:
+        _move_outputs_behind_batch_norms(graph)
+        return fuse(graph)
+
+    filters = ("_has_conv_bias_filter", "_no_conv_bias_filter")
+    shims = {name: only_annotated(getattr(qat_utils, name)) for name in filters}
+    with (
+        replaced(qat_utils, **shims),
+        replaced(quantize_pt2e, _fuse_conv_bn_qat=fuse_annotated),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _trying_what_is_there() -> Iterator[None]:
+    """
+    Spare the patterns of convolutions that a graph does not have.
+
+    torchao 0.18.0 traces some thirty for each of four kinds, whatever the graph holds: three
+    quarters of the ten seconds that a small model takes.
+    """
+    with quiet():
+        qat_utils = pt2e_module("qat_utils")
+
+    def if_there(helper: Callable[..., Any]) -> Callable[..., Any]:
+        def try_pattern(graph: torch.fx.GraphModule, conv: Any, *args: Any, **kwargs: Any) -> Any:
+            kinds = {str(n.target).split(".")[1] for n in graph.graph.nodes if _is_conv(n)}
+            return helper(graph, conv, *args, **kwargs) if conv.__name__ in kinds else graph
+
+        return try_pattern
+
+    helpers = ("_fuse_conv_bn_qat_helper", "_fold_conv_bn_qat_helper")
+    with replaced(qat_utils, **{name: if_there(getattr(qat_utils, name)) for name in helpers}):
+        yield
+
+
+def _move_outputs_behind_batch_norms(graph: torch.fx.GraphModule) -> None:
+    """
+    An output that a quantizer annotates on a conv is that of the conv with its batch norm folded.
+
+    Without training the two are one before any quantizer sees them.
+    """
+    for norm in _batch_norms(graph):
+        conv = norm.args[0]
+        annotation = _annotation(conv)
+        if not _is_conv(conv) or annotation is None or annotation.output_qspec is None:
+            continue
+        if _annotation(norm) is None and len(conv.users) == 1:
+            norm.meta["quantization_annotation"] = type(annotation)(
+                output_qspec=annotation.output_qspec, _annotated=True
+            )
+            annotation.output_qspec = None
+
+
+def _is_conv(node: Any) -> bool:
+    with quiet():
+        _is_conv_or_conv_transpose_node = pt2e_module("utils")._is_conv_or_conv_transpose_node
+
+    return hasattr(node, "op") and bool(_is_conv_or_conv_transpose_node(node))
+
+
+def _annotation(node: Any) -> Any:
+    return node.meta.get("quantization_annotation")
+
+
+def _has_quantized_weight(conv: Any) -> bool:
+    annotation = _annotation(conv)
+    return annotation is not None and annotation.input_qspec_map.get(conv.args[1]) is not None
+
+
+@contextlib.contextmanager
+def _folding_with(settings: dict[str, Any]) -> Iterator[None]:
+    """Fold batch norms with their own eps; see `_restore_batch_norms`."""
+    with quiet():
+        qat_utils = pt2e_module("qat_utils")
+    fold = qat_utils.fold_bn_weights_into_conv_node
+
+    def fold_with_its_eps(conv: Any, weight: Any, bias: Any, norm: Any, *args: Any) -> None:
+        momentum, eps = settings[norm.args[_MEAN].target]
+        norm.args = (*norm.args[:_MOMENTUM], momentum, eps, *norm.args[_EPS + 1 :])
+        fold(conv, weight, bias, norm, *args)
+
+    with replaced(qat_utils, fold_bn_weights_into_conv_node=fold_with_its_eps):
+        yield
+
+
+def _fold_the_rest(converted: torch.fx.GraphModule) -> None:
+    """Fold the batch norms of convolutions that stay in float, as it is done without training."""
+    with quiet():
+        fold_bn_weights_into_conv_node = pt2e_module("utils").fold_bn_weights_into_conv_node
+    for norm in _batch_norms(converted):
+        conv = norm.args[0]
+        if _is_conv(conv) and conv.args[1].op == "get_attr" and len(conv.users) == 1:
+            bias = conv.args[2] if len(conv.args) > 2 else None
+            fold_bn_weights_into_conv_node(conv, conv.args[1], bias, norm, converted)
+    converted.graph.eliminate_dead_code()
+    converted.recompile()

@@ -1,0 +1,207 @@
+"""The graph that PT2E gives, with quantize and dequantize nodes, on its way to the converter."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.litert.annotations import is_constant
+from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.configs import LEFT_IN_FLOAT, WEIGHT_ALONE, RefusedError, op_name
+from pytest_edgeq.litert.libraries import converter_module
+
+if TYPE_CHECKING:
+    import torch
+
+
+__all__ = ["fold_constants", "holds_weights_alone", "keep_floats_apart", "quantized_weights"]
+
+# Names of torch's ops with a weight, and what becomes of them.
+_FAMILIES = {
+    "conv1d": ("CONV_2D", "DEPTHWISE_CONV_2D"),
+    "conv2d": ("CONV_2D", "DEPTHWISE_CONV_2D"),
+    "conv_transpose1d": ("TRANSPOSE_CONV",),
+    "conv_transpose2d": ("TRANSPOSE_CONV",),
+    "linear": ("FULLY_CONNECTED",),
+}
+
+_TAKES_WEIGHTS = (*_FAMILIES, "conv3d", "addmm", "mm", "matmul", "embedding")
+
+# Ends the name of a weight that was rounded here.
+_ROUNDED = "_rounded"
+
+
+def fold_constants(simulated: torch.fx.GraphModule) -> None:
+    """
+    Round the constants for which the converter must choose the codes itself, and take their nodes.
+
+    The values that the graph computes with stay the same, to the bit.
+
+    litert-torch 0.10.0 cannot write a bias that the graph quantizes to int32 (`Failed to export
+    flatbuffer`), but gives each bias of an op that it quantizes the scale input × weight, the only
+    one that kernels take. And it reverses the weight of a transposed convolution twice, which
+    nothing quantized gets through, so that the op stays in float without a word; a weight that is
+    a plain constant it quantizes by itself, with a scale for each output channel.
+
+    Raises:
+        RefusedError: A bias with another scale than input × weight.
+    """
+    for node in list(simulated.graph.nodes):
+        if _family(node) is None:
+            continue
+        if len(node.args) > 2 and _is_quantized_constant(node.args[2]):
+            _check_bias_scale(simulated, node)
+            _fold(simulated, node, 2)
+        borders = [node.args[0], *_behind_activations(node)]
+        if (
+            _family(node) == ("TRANSPOSE_CONV",)
+            and _is_quantized_constant(node.args[1])
+            and all(_is_dequantized(each) or _is_quantize(each) for each in borders)
+        ):
+            _fold(simulated, node, 1)
+    simulated.graph.eliminate_dead_code()
+    simulated.recompile()
+
+
+def keep_floats_apart(simulated: torch.fx.GraphModule) -> None:
+    """
+    Bar the converter from quantizing ops that are to take floats.
+
+    Between two quantized tensors litert-torch 0.10.0 quantizes an op whether it was annotated or
+    not, its weight by itself; and one whose weight alone was annotated it gives an integer input
+    and a float output, which no kernel takes. It knows a barrier that it takes out in the end.
+    """
+    with quiet():
+        optimization_barrier_op = converter_module(
+            "backend.optimization_barrier"
+        ).optimization_barrier_op
+    for node in list(simulated.graph.nodes):
+        if not (node.meta.get(LEFT_IN_FLOAT) or _has_weight_alone(node)):
+            continue
+        for operand in node.all_input_nodes:
+            if _is_dequantized(operand) and not _is_quantized_constant(operand):
+                with simulated.graph.inserting_before(node):
+                    # Of a barrier for one tensor it cannot read the result.
+                    both = ([operand, operand],)
+                    barrier = simulated.graph.call_function(optimization_barrier_op, both)
+                    apart = simulated.graph.call_function(operator.getitem, (barrier, 0))
+                apart.meta.update(operand.meta)
+                node.replace_input_with(operand, apart)
+    simulated.recompile()
+
+
+def holds_weights_alone(simulated: torch.fx.GraphModule) -> bool:
+    """
+    Whether any op has a quantized weight and takes floats.
+
+    The converter's STATIC mode leaves such an op in float without a word (litert-torch 0.10.0).
+    Its DYNAMIC mode takes it, and the ops that are quantized statically as well; all that differs
+    for those is that the file's inputs and outputs stay in float, with QUANTIZE and DEQUANTIZE.
+    """
+    return any(map(_has_weight_alone, simulated.graph.nodes))
+
+
+def _has_weight_alone(node: Any) -> bool:
+    if op_name(node) not in _TAKES_WEIGHTS:
+        return False
+    constants = [each for each in node.all_input_nodes if _is_quantized_constant(each)]
+    operands = [each for each in node.all_input_nodes if _is_dequantized(each)]
+    # What was set to be dynamic may stand behind what is static.
+    return bool(constants) and (len(constants) == len(operands) or WEIGHT_ALONE in node.meta)
+
+
+def quantized_weights(simulated: torch.fx.GraphModule) -> set[tuple[str, str]]:
+    """Module path and TFLite op of what has a quantized weight, where all alike there have one."""
+    found: dict[tuple[str, str], bool] = {}
+    for node in simulated.graph.nodes:
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        for op in _family(node) or ():
+            key = (stack[-1][0] if stack else "", op)
+            weight = node.args[1]
+            quantized = _is_quantized_constant(weight) or str(weight.target).endswith(_ROUNDED)
+            found[key] = found.get(key, True) and quantized
+    return {key for key, quantized in found.items() if quantized}
+
+
+def _family(node: Any) -> tuple[str, ...] | None:
+    return _FAMILIES.get(op_name(node))
+
+
+def _is_quantize(node: Any) -> bool:
+    return op_name(node).startswith("quantize_per_")
+
+
+def _is_dequantized(node: Any) -> bool:
+    """Whether it is what a quantize and a dequantize node give."""
+    return op_name(node).startswith("dequantize_per_") and _is_quantize(node.args[0])
+
+
+def _is_quantized_constant(node: Any) -> bool:
+    return _is_dequantized(node) and is_constant(node.args[0].args[0])
+
+
+def _behind_activations(node: Any) -> list[Any]:
+    """What uses an op's result; a ReLU, which is fused, stands for what uses its own."""
+    users = []
+    for user in node.users:
+        users += _behind_activations(user) if op_name(user) in ("relu", "relu_") else [user]
+    return users
+
+
+def _value(graph: torch.fx.GraphModule, node: Any) -> Any:
+    """Compute what a constant node gives."""
+    import torch
+
+    if node.op == "get_attr":
+        value = graph
+        for part in node.target.split("."):
+            value = getattr(value, part)
+        return value
+    with torch.no_grad():
+        return node.target(
+            *(
+                _value(graph, each) if isinstance(each, torch.fx.Node) else each
+                for each in node.args
+            ),
+            **node.kwargs,
+        )
+
+
+def _fold(graph: torch.fx.GraphModule, node: Any, place: int) -> None:
+    import torch
+
+    constant = node.args[place]
+    name = f"{node.name}_{'weight' if place == 1 else 'bias'}{_ROUNDED}"
+    with torch.no_grad():
+        graph.register_buffer(name, _value(graph, constant).detach().clone())
+    with graph.graph.inserting_before(node):
+        folded = graph.graph.get_attr(name)
+    folded.meta.update(constant.meta)
+    node.update_arg(place, folded)
+
+
+def _check_bias_scale(graph: torch.fx.GraphModule, node: Any) -> None:
+    import torch
+
+    def scale(operand: Any) -> Any:
+        value = operand.args[1]
+        value = _value(graph, value) if isinstance(value, torch.fx.Node) else value
+        return torch.as_tensor(value, dtype=torch.float64).reshape(-1)
+
+    taken, weight, bias = node.args[:3]
+    where = f"{node.name} ({node.target})"
+    if not (_is_dequantized(taken) and _is_dequantized(weight)):
+        raise RefusedError(
+            f"{where}: its bias is annotated as int32, but its input or its weight is not "
+            "quantized: annotate all three, or leave the bias out"
+        )
+    wanted, given = scale(taken) * scale(weight), scale(bias)
+    # float32 rounds a product by 6e-8 of it.
+    if wanted.shape != given.expand_as(wanted).shape or not torch.allclose(
+        given.expand_as(wanted), wanted, rtol=1e-6, atol=0
+    ):
+        raise RefusedError(
+            f"{where}: its bias is annotated with scale {float(given[0]):.6g}, but kernels take "
+            f"input × weight only, {float(wanted[0]):.6g}: derive it with DerivedQuantizationSpec "
+            "from the edges of both, or leave the bias out"
+        )
