@@ -32,6 +32,8 @@ def mend_annotations(model: Any) -> None:
       With strict export the converter's annotators take integer tensors and Python scalars too, and
       the observers then fail (`"histogram_cpu" not implemented for 'Long'`; litert-torch 0.10.0,
       torchao 0.18.0).
+    - What is concatenated with itself gets another spec of its own: the annotators of litert-torch
+      0.10.0 and torchao 0.18.0 have it share parameters with itself (`RecursionError`).
     - Those on activations that are quantized dynamically go: kernels find these parameters
       themselves as soon as the weight is quantized, and the converter knows no node for it
       (`KeyError: getitem`; litert-torch 0.10.0).
@@ -53,9 +55,9 @@ def mend_annotations(model: Any) -> None:
         annotation = node.meta["quantization_annotation"]
         dynamic = False
         for operand, spec in list(annotation.input_qspec_map.items()):
-            mended = _by_output_channel(node, operand, _mend(spec, made))
+            mended = _by_output_channel(node, operand, _mend(_apart(node, operand, spec), made))
             dynamic |= _is_dynamic(mended)
-            if _drops(model, operand, mended):
+            if (spec is not None and mended is None) or _drops(model, operand, mended):
                 del annotation.input_qspec_map[operand]
                 gone |= {operand, (operand, node)}
             else:
@@ -78,6 +80,26 @@ def mend_annotations(model: Any) -> None:
         if dynamic:
             node.meta[WEIGHT_ALONE] = True
     _drop_shares(annotated, gone)
+
+
+def _apart(node: Any, operand: Any, spec: Any) -> Any:
+    """Give another spec for an operand that is to share its parameters with itself."""
+    with quiet():
+        QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
+        SharedQuantizationSpec = pt2e_module("quantizer").SharedQuantizationSpec
+    if not isinstance(spec, SharedQuantizationSpec) or spec.edge_or_node != (operand, node):
+        return spec
+    annotations = [
+        each.meta.get("quantization_annotation")
+        for each in (operand, *node.all_input_nodes, *operand.users)
+    ]
+    specs = [
+        each
+        for annotation in annotations
+        if annotation is not None
+        for each in (annotation.output_qspec, annotation.input_qspec_map.get(operand))
+    ]
+    return next((each for each in specs if isinstance(each, QuantizationSpec)), None)
 
 
 def _drops(model: Any, node: Any, spec: Any) -> bool:
@@ -140,9 +162,20 @@ def _is_floating_point(model: Any, node: Any) -> bool:
 
 def is_constant(node: Any) -> bool:
     """Whether a node is a parameter, a buffer, or computed from such alone."""
-    if node.op != "call_function":
-        return bool(node.op == "get_attr")
-    return bool(node.all_input_nodes) and all(is_constant(n) for n in node.all_input_nodes)
+    seen, left = {node}, [node]
+    while left:
+        each = left.pop()
+        # A loop, as a graph may be deeper than Python's stack.
+        if each.op != "call_function":
+            if each.op != "get_attr":
+                return False
+            continue
+        if not each.all_input_nodes:
+            return False
+        new = [n for n in each.all_input_nodes if n not in seen]
+        seen.update(new)
+        left += new
+    return True
 
 
 def _mend(spec: Any, made: dict[int, tuple[Any, Any]]) -> Any:

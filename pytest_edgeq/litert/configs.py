@@ -46,8 +46,9 @@ def configs_as_set() -> Iterator[None]:
     which are numbers now, and for classes where torch writes their names, so neither ever matches;
     it never reads `set_operator_type` (nor does torchao 0.18.0); it quantizes every addition or
     product with a ReLU behind it by the first config, wherever that was set, because it hands its
-    filter on as another argument; and pools of a config that comes before that of their input it
-    leaves in float. Each without a word.
+    filter on as another argument; pools of a config that comes before that of their input it leaves
+    in float; and of a convolution that is called twice both annotate one call only, because the
+    weight then counts as annotated. Each without a word.
 
     Raises:
         RefusedError: When the quantizer annotates: a name, a class or an operator that the model
@@ -56,20 +57,32 @@ def configs_as_set() -> Iterator[None]:
     pt2e_quantizer = converter_module("quantize.pt2e_quantizer")
     pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
 
-    classes = [pt2e_quantizer.PT2EQuantizer]
+    classes, annotators = [pt2e_quantizer.PT2EQuantizer], [pt2e_quantizer_utils]
     # A user who has one has imported it; to import it here would cost seconds.
     xnnpack = sys.modules.get("torchao.testing.pt2e._xnnpack_quantizer")
     if xnnpack is not None:
         classes.append(xnnpack.XNNPACKQuantizer)
+        annotators.append(sys.modules["torchao.testing.pt2e._xnnpack_quantizer_utils"])
     find = pt2e_quantizer_utils.find_sequential_partitions
 
     def find_filtered(model: Any, kinds: Any, filter_fn: Any = None) -> Any:
         return find(model, kinds, filter_fn=filter_fn)
 
+    def is_taken(nodes: Any) -> bool:
+        return any(
+            "quantization_annotation" in node.meta
+            and node.meta["quantization_annotation"]._annotated
+            for node in nodes
+            # A weight or a bias may be another call's, too.
+            if node.op != "get_attr"
+        )
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(
             replaced(pt2e_quantizer_utils, find_sequential_partitions=find_filtered)
         )
+        for each in annotators:
+            stack.enter_context(replaced(each, _is_annotated=is_taken))
         for each in classes:
             stack.enter_context(
                 replaced(
@@ -117,12 +130,15 @@ def _annotate(quantizer: Any, model: Any) -> Any:
             node.meta[LEFT_IN_FLOAT] = True
     others = {node for node in _calls(model) if _is_annotated(node)}
     before = -1
-    # A pool is annotated once its input is, which another config may do.
+    # A pool is annotated once its input is, which another config may do later.
     while before != (now := sum(map(_is_annotated, model.graph.nodes))):
         before = now
         for key, config in configs.items():
             if config is not None:
                 _patterns(quantizer, config)(model, config, functools.partial(_has, keys, key))
+        if len(configs) == 1 and not others:
+            # One config for all is left to the quantizer, with what it passes over.
+            break
     for node in _calls(model):
         dynamic = any(_is_dynamic(configs[key]) for key in keys[node] if configs[key] is not None)
         if dynamic and node not in others and _is_annotated(node):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.annotations import is_constant, mend_annotations
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import configs_as_set
+from pytest_edgeq.litert.exported import number_paddings, part_shared_weights
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
 from pytest_edgeq.litert.patterns import pattern_modules
 from pytest_edgeq.litert.simulated import fold_constants, keep_floats_apart
@@ -63,7 +64,7 @@ def prepare_pt2e(
     Its annotations are made fit before, see `mend_annotations`.
     Nodes whose result nobody uses go first: strict export leaves them in (a transformer's position
     ids), and the converter's annotator for ADD stumbles over them (`IndexError: list index out of
-    range`; torch 2.13, litert-torch 0.10.0).
+    range`; torch 2.13, litert-torch 0.10.0). What else must be met, see `exported.py`.
 
     Raises:
         RefusedError: What the quantizer asks for has no effect, or cannot be had.
@@ -90,6 +91,10 @@ def prepare_pt2e(
                 quantizer.prepare_obs_or_fq_callback(model, observers)
 
         exported.graph.eliminate_dead_code()
+        number_paddings(exported)
+        if not qat:
+            # What is trained must stay one.
+            part_shared_weights(exported)
         exported.recompile()
         prepare = quantize_pt2e.prepare_qat_pt2e if qat else quantize_pt2e.prepare_pt2e
         prepared: torch.fx.GraphModule = prepare(exported, Mended())

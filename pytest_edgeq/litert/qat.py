@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.configs import replaced
+from pytest_edgeq.litert.configs import RefusedError, replaced
 from pytest_edgeq.litert.libraries import pt2e_module
 from pytest_edgeq.litert.pt2e import _is_blind, _observers, finish_pt2e, prepare_pt2e
 
@@ -32,7 +32,12 @@ def prepare_qat(exported: torch.fx.GraphModule, quantizer: Any) -> torch.fx.Grap
 
     Returns:
         The graph, in eval mode; its `train()` and `eval()` switch batch norms and dropouts.
+
+    Raises:
+        RefusedError: What the quantizer asks for has no effect, or cannot be had; or a layer that
+            is called several times has a batch norm behind it.
     """
+    _refuse_shared_weights(exported)
     settings = {
         node.args[_MEAN].target: (node.args[_MOMENTUM], node.args[_EPS])
         for node in _batch_norms(exported)
@@ -44,6 +49,21 @@ def prepare_qat(exported: torch.fx.GraphModule, quantizer: Any) -> torch.fx.Grap
     _make_switchable(prepared)
     prepared.eval()
     return prepared
+
+
+def _refuse_shared_weights(exported: torch.fx.GraphModule) -> None:
+    """Of calls that share a weight, torchao 0.18.0 folds the first one's batch norm into all."""
+    for norm in _batch_norms(exported):
+        layer = norm.args[0]
+        constants = [n for n in getattr(layer, "args", ())[1:2] if n.op == "get_attr"]
+        for constant in constants:
+            if len(constant.users) > 1:
+                raise RefusedError(
+                    f"{layer.name}: {len(constant.users)} calls share its weight "
+                    f"({constant.target}), with a batch norm behind: the first call's batch norm "
+                    "would be folded into all. Give each call a layer of its own for training, or "
+                    "quantize the trained model with 'pt2e_static_int8'"
+                )
 
 
 def trains_quantization(prepared: torch.fx.GraphModule) -> bool:

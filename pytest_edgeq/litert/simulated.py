@@ -70,13 +70,24 @@ def keep_floats_apart(simulated: torch.fx.GraphModule) -> None:
     Between two quantized tensors litert-torch 0.10.0 quantizes an op whether it was annotated or
     not, its weight by itself; and one whose weight alone was annotated it gives an integer input
     and a float output, which no kernel takes. It knows a barrier that it takes out in the end.
+
+    A convolution or a linear layer takes floats, too, where a quantizer passed over it. Of a
+    transposed convolution, which no config reaches, that cannot be told from wanting all in int8.
+
+    And so does what joins tensors of different scales: the converter would give them all the scale
+    of the first, and clip the others.
     """
     with quiet():
         optimization_barrier_op = converter_module(
             "backend.optimization_barrier"
         ).optimization_barrier_op
     for node in list(simulated.graph.nodes):
-        if not (node.meta.get(LEFT_IN_FLOAT) or _has_weight_alone(node)):
+        if not (
+            node.meta.get(LEFT_IN_FLOAT)
+            or _has_weight_alone(node)
+            or _has_float_weight(node)
+            or _joins_scales(node)
+        ):
             continue
         for operand in node.all_input_nodes:
             if _is_dequantized(operand) and not _is_quantized_constant(operand):
@@ -108,6 +119,19 @@ def _has_weight_alone(node: Any) -> bool:
     operands = [each for each in node.all_input_nodes if _is_dequantized(each)]
     # What was set to be dynamic may stand behind what is static.
     return bool(constants) and (len(constants) == len(operands) or WEIGHT_ALONE in node.meta)
+
+
+def _has_float_weight(node: Any) -> bool:
+    if op_name(node) not in ("conv1d", "conv2d", "linear"):
+        return False
+    between = any(map(_is_quantize, _behind_activations(node)))
+    return between and is_constant(node.args[1]) and not _is_quantized_constant(node.args[1])
+
+
+def _joins_scales(node: Any) -> bool:
+    if op_name(node) not in ("cat", "stack"):
+        return False
+    return len({each.args[1:3] for each in node.all_input_nodes if _is_dequantized(each)}) > 1
 
 
 def quantized_weights(simulated: torch.fx.GraphModule) -> set[tuple[str, str]]:

@@ -495,3 +495,27 @@ def test_fake_quantizers_without_training(maker: Edgeq) -> None:
     assert_op_dtypes(quantized, "CONV_2D", scheme="int8", weight="int8", count=1)
     with pytest.raises(ValueError, match="needs calibration data and got none"):
         maker.quantize(model, sample, quantizer=_converters())
+
+
+class _Levels(nn.Module):
+    """One convolution for two levels, as in a detector's head, with a batch norm for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Give four maps of each level."""
+        return self.norms[0](self.conv(x)), self.norms[1](self.conv(2 * x))
+
+
+def test_a_shared_convolution_with_batch_norms(maker: Edgeq) -> None:
+    """Torchao would fold the first batch norm into both calls: refused, with the way out."""
+    model, image = seeded(_Levels), (normal(1, 3, 8, 8, seed=0),)
+    with pytest.raises(ValueError, match=r"2 calls share its weight .*'pt2e_static_int8'"):
+        maker.quantize(model, image, quantizer="pt2e_qat_int8", train=lambda graph: graph(*image))
+    data = [(normal(1, 3, 8, 8, seed=seed),) for seed in range(8)]
+    comparison = maker.compare(maker.quantize(model, image, calibration=data), data)
+    # 38 dB measured; 5 where the first batch norm is folded into both.
+    assert comparison.total.sqnr_db > 25

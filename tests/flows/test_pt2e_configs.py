@@ -213,7 +213,7 @@ def test_a_config_beside_the_global_one(maker: Edgeq, name: str) -> None:
         (lambda q: q.set_module_type(nn.Linear, per_channel()), ("FULLY_CONNECTED fc",)),
         (
             lambda q: q.set_operator_type(aten.add, per_channel()),
-            ("ADD one", "CONV_2D two.conv", "ADD two", "MAX_POOL_2D pool"),
+            ("ADD one", "ADD two", "MAX_POOL_2D pool"),
         ),
     ],
     ids=["name", "class", "operator"],
@@ -224,7 +224,7 @@ def test_a_config_without_a_global_one(
     """All else stays in float, additions with a ReLU behind them as well."""
     quantized = quantize(maker, change(converters()))
 
-    # The converter moves a DEQUANTIZE behind a pool, and quantizes what is between int8 tensors.
+    # The converter moves a DEQUANTIZE behind a pool.
     assert told(quantized) == {**FLOAT, **{key: SCHEMES[key] for key in reached}}
 
 
@@ -251,6 +251,133 @@ def test_what_is_float_stays_float_behind_what_is_not(maker: Edgeq) -> None:
 
     assert_op_dtypes(quantize(maker, plain, Pooled), "MEAN", scheme="int8", count=1)
     assert_op_dtypes(quantize(maker, kept, Pooled), "MEAN", scheme="float", count=1)
+
+
+class Siamese(SmallModel):
+    """One network for two images, each of its convolutions padded in words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding="same", bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 4, padding="same")
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """Give what the images have in common."""
+        y: Tensor = self.maps(left) + self.maps(right)
+        return y
+
+    def maps(self, image: Tensor) -> Tensor:
+        """Give four maps of one image."""
+        y: Tensor = self.second(torch.relu(self.norm(self.first(image))))
+        return y
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
+        """Two images, one twice as bright."""
+        return normal(1, 3, 8, 8, seed=seed), 2 * normal(1, 3, 8, 8, seed=seed + 1000)
+
+
+@pytest.mark.parametrize("make", [converters, xnnpacks])
+def test_every_call_of_a_convolution(maker: Edgeq, make: Callable[[], Any]) -> None:
+    """The second call, too, and whether its padding is a number or a word."""
+    quantized = quantize(maker, make().set_global(per_channel()), Siamese)
+
+    assert_op_dtypes(
+        quantized, "CONV_2D", input="int8", weight="int8", bias="int32", output="int8", count=4
+    )
+    assert_no_float_ops(quantized)
+
+
+class Levels(SmallModel):
+    """A detector's head: one convolution for all levels, a batch norm for each; then joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, bias=False)
+        norms: list[Any] = [nn.BatchNorm2d(4) for _ in range(2)]
+        for factor, norm in enumerate(norms, 1):
+            norm.running_mean.fill_(factor)
+            norm.running_var.fill_(0.1 * factor)
+        self.norms = nn.ModuleList(norms)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give the maps of both levels, the second much larger in value."""
+        first, second = (norm(self.conv(x)) for norm in self.norms)
+        y: Tensor = torch.stack([first, 10 * second], 1)
+        return y
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
+        """One image."""
+        return (normal(1, 3, 8, 8, seed=seed),)
+
+
+def test_a_shared_convolution_with_a_batch_norm_for_each_call(maker: Edgeq) -> None:
+    """Each call has its own folded in; what is stacked keeps its own scale, if in float."""
+    quantized = quantize(maker, "pt2e_static_int8", Levels)
+    comparison = maker.compare(quantized, samples(Levels, 8, seed=2))
+
+    # 2 dB where the second level gets the scale of the first, and clips.
+    assert_within_budget(comparison, lowering=Budget(sqnr_db=30))
+    assert_op_dtypes(quantized, "CONV_2D", scheme="int8", weight="int8", count=2)
+    assert_op_dtypes(quantized, "CONCATENATION", scheme="float", count=1)
+
+
+@pytest.mark.parametrize("order", ["xxh", "hhx", "xhh"])
+def test_what_is_concatenated_with_itself(maker: Edgeq, order: str) -> None:
+    """The annotators have its two uses share parameters, and so with themselves."""
+
+    class Twice(SmallModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(12, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            """Give three values."""
+            tensors = {"x": x, "h": self.a(x)}
+            y: Tensor = self.b(torch.cat([tensors[each] for each in order], -1))
+            return y
+
+        @staticmethod
+        def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
+            """Some rows."""
+            return (normal(16, 4, seed=seed),)
+
+    quantized = quantize(maker, "pt2e_static_int8", Twice)
+
+    assert_op_dtypes(quantized, "CONCATENATION", scheme="int8", count=1)
+    assert_no_float_ops(quantized)
+
+
+def test_a_layer_between_those_that_have_a_config(maker: Edgeq) -> None:
+    """No config is for it, but the converter by itself would quantize it."""
+
+    class Linears(SmallModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            """Give eight values."""
+            y: Tensor = self.c(self.b(self.a(x)))
+            return y
+
+        @staticmethod
+        def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
+            """Some rows."""
+            return (normal(16, 8, seed=seed),)
+
+    quantizer = converters()
+    for name in ("a", "c"):
+        quantizer.set_module_name(name, per_channel())
+    quantized = quantize(maker, quantizer, Linears)
+
+    assert told(quantized) == {
+        "FULLY_CONNECTED a": "per_channel",
+        "FULLY_CONNECTED b": "float",
+        "FULLY_CONNECTED c": "per_channel",
+    }
 
 
 def test_quantizers_in_a_composed_one(maker: Edgeq) -> None:

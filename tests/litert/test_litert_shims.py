@@ -13,8 +13,18 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import IntScalar, ResidualNet, seeded
+from fixtures.models import (
+    ConcatSkip,
+    ConvBnRelu,
+    IntScalar,
+    ResidualNet,
+    SqueezeExcite,
+    TwoInputs,
+    normal,
+    seeded,
+)
 from pytest_edgeq import litert
+from pytest_edgeq.litert.exported import number_paddings
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 
@@ -216,6 +226,121 @@ def test_the_addition_of_another_module_is_left_alone() -> None:
         _converters().set_module_name("fc", _config()).annotate(graph)
 
     assert list(_annotated(graph)) == ["aten.linear.default"]
+
+
+class _Twins(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One convolution of two images."""
+        y: torch.Tensor = self.conv(x) - self.conv(2 * x)
+        return y
+
+
+def _quantized_convolutions(graph: Any) -> int:
+    return sum(
+        bool(annotation.input_qspec_map)
+        for node in graph.graph.nodes
+        if str(node.target).startswith("aten.conv")
+        and (annotation := node.meta.get("quantization_annotation")) is not None
+    )
+
+
+def test_a_convolution_called_twice_is_still_annotated_once() -> None:
+    """litert-torch 0.10.0 and torchao 0.18.0; see `configs_as_set`, and each time with our face."""
+    from torchao.testing.pt2e import _xnnpack_quantizer as xnnpack
+
+    with litert.quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        xnnpacks = xnnpack.XNNPACKQuantizer().set_global(
+            xnnpack.get_symmetric_quantization_config()
+        )
+    for quantizer in (_converters(_config()), xnnpacks):
+        graph = _strict(_Twins(), torch.ones(1, 3, 6, 6))
+        quantizer.annotate(graph)
+        assert _quantized_convolutions(graph) == 1
+        graph = _strict(_Twins(), torch.ones(1, 3, 6, 6))
+        with litert.configs.configs_as_set():
+            quantizer.annotate(graph)
+        assert _quantized_convolutions(graph) == 2
+
+
+class _Levels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, bias=False)
+        norms: list[Any] = [nn.BatchNorm2d(4) for _ in range(2)]
+        for factor, norm in enumerate(norms, 1):
+            norm.running_mean.fill_(factor)
+            norm.running_var.fill_(0.1 * factor)
+        self.norms = nn.ModuleList(norms)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One convolution for two levels, each with a batch norm of its own."""
+        first, second = (norm(self.conv(x)) for norm in self.norms)
+        y: torch.Tensor = first - second
+        return y
+
+
+def test_batch_norms_are_still_folded_into_shared_weights() -> None:
+    """Torchao 0.18.0, though nothing is quantized; see `part_shared_weights`."""
+    with litert.quiet():
+        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+    model, image = _Levels(), torch.ones(1, 3, 6, 6)
+    with torch.no_grad():
+        expected = model.eval()(image)
+        folded = prepare_pt2e(_strict(model, image), _converters())(image)
+        parted = litert.prepare_pt2e(_strict(model, image), _converters())(image)
+
+    assert (folded - expected).abs().max() > 1
+    # Folding rounds the weights once more.
+    torch.testing.assert_close(parted, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_stacked_still_gets_one_scale() -> None:
+    """litert-torch 0.10.0; see `keep_floats_apart`."""
+
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = torch.stack([self.a(x), self.b(100 * x)])
+            return y
+
+    spec = _spec(_observer("MinMaxObserver"))
+    graph = _without_our_face(_by_hand(spec, _weight(), spec), Stacked())
+    (joined,) = _convert(graph, static=True).ops("CONCATENATION")
+    assert joined.scheme == "int8"
+
+
+def test_padding_in_words_is_still_not_known() -> None:
+    """litert-torch 0.10.0 and torch 2.13; see `number_paddings`."""
+    graph = _strict(nn.Conv2d(3, 4, 3, padding="same"), torch.ones(1, 3, 6, 6))
+    _converters(_config()).annotate(graph)
+
+    assert not _annotated(graph)
+
+
+@pytest.mark.parametrize("dilation", [1, (2, 1)])
+@pytest.mark.parametrize("size", [3, (2, 4)])
+@pytest.mark.parametrize("word", ["same", "valid"])
+def test_padding_in_numbers_gives_the_same(word: str, size: Any, dilation: Any) -> None:
+    """To the bit, and whether the sides differ or not."""
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, size, padding=word, dilation=dilation)
+    image = torch.randn(2, 3, 9, 8)
+    graph = _strict(model, image)
+    number_paddings(graph)
+    graph.recompile()
+
+    overloads = [n.target for n in graph.graph.nodes if str(n.target).startswith("aten.conv")]
+    assert overloads == [torch.ops.aten.conv2d.default]
+    torch.testing.assert_close(graph(image), model(image), rtol=0, atol=0)
 
 
 def _spec(made_by: Any, **changes: Any) -> Any:
@@ -435,3 +560,42 @@ def test_an_annotated_weight_still_keeps_a_transposed_convolution_in_float() -> 
         litert.simulated.fold_constants(graph)
 
     assert schemes == ["float", "int8"]
+
+
+class _AddThenPool(nn.Module):
+    """The converter's quantizer passes over a pool behind an addition, which it annotates later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = nn.functional.max_pool2d(x + self.conv(x), 4)
+        logits: torch.Tensor = self.head(pooled.flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "pt2e_dynamic_int8"])
+@pytest.mark.parametrize("make", [_AddThenPool, ConvBnRelu, ConcatSkip, SqueezeExcite, TwoInputs])
+def test_one_config_for_all_is_left_to_the_quantizer(make: Any, preset: str) -> None:
+    """Where nothing is to be mended, observers stand where the library itself puts them."""
+    with litert.quiet():
+        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+        model = seeded(make)
+        inputs = (normal(1, 3, 8, 8, seed=0),) if make is _AddThenPool else make.sample_inputs()
+        graphs = [torch.export.export(model, inputs, strict=True).module() for _ in range(2)]
+        theirs = prepare_pt2e(graphs[0], litert.pt2e_preset(preset))
+        ours = litert.prepare_pt2e(graphs[1], litert.pt2e_preset(preset))
+
+    assert _observed(theirs)
+    assert _observed(ours) == _observed(theirs)
+
+
+def _observed(prepared: Any) -> list[tuple[str, list[str]]]:
+    return [
+        (node.args[0].name, sorted(user.name for user in node.users))
+        for node in prepared.graph.nodes
+        if node.op == "call_module" and "activation_post_process" in node.target
+    ]

@@ -1,0 +1,93 @@
+"""The exported graph on its way to the quantizer: what torchao and the annotators stumble over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.litert.configs import op_name
+
+if TYPE_CHECKING:
+    import torch
+
+
+__all__ = ["number_paddings", "part_shared_weights"]
+
+_BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+
+
+def number_paddings(exported: torch.fx.GraphModule) -> None:
+    """
+    Write the padding of convolutions in numbers.
+
+    With `padding="same"` or `"valid"` torch exports another overload, which the annotators of
+    litert-torch 0.10.0 and torchao 0.18.0 do not know: the convolution stays in float without a
+    word, and behind it a batch norm is folded into a call that torch refuses (`aten::convolution()
+    Expected a value of type 'List[int]' for argument 'padding'`).
+    """
+    import torch
+
+    aten = torch.ops.aten
+    numbered = {
+        aten.conv1d.padding: aten.conv1d.default,
+        aten.conv2d.padding: aten.conv2d.default,
+    }
+    for node in list(exported.graph.nodes):
+        if node.target not in numbered:
+            continue
+        taken, weight = node.args[:2]
+        sizes = weight.meta["val"].shape[2:]
+        ones = [1] * len(sizes)
+        given = node.args[2:]
+        bias, stride, word, dilation, groups = given + (None, ones, "valid", ones, 1)[len(given) :]
+        steps = zip(dilation * len(ones) if len(dilation) == 1 else dilation, sizes, strict=True)
+        totals = [step * (size - 1) if word == "same" else 0 for step, size in steps]
+        if any(total % 2 for total in totals):
+            taken = _padded(exported, node, totals)
+            totals = [0 for _ in totals]
+        numbers = [total // 2 for total in totals]
+        node.args = (taken, weight, bias, stride, numbers, dilation, groups)
+        node.target = numbered[node.target]
+
+
+def _padded(exported: torch.fx.GraphModule, node: Any, totals: list[int]) -> Any:
+    """Pad what a convolution takes; where the sides differ, torch adds the one more behind."""
+    import torch
+
+    amounts = [amount for total in reversed(totals) for amount in (total // 2, total - total // 2)]
+    target = torch.ops.aten.pad.default
+    with exported.graph.inserting_before(node):
+        padded = exported.graph.call_function(target, (node.args[0], amounts))
+    padded.meta.update(node.meta)
+    padded.meta["val"] = target(node.args[0].meta["val"], amounts)
+    return padded
+
+
+def part_shared_weights(exported: torch.fx.GraphModule) -> None:
+    """
+    Give each call of a layer with a batch norm behind it a weight and a bias of its own.
+
+    torchao 0.18.0 folds batch norms into the weights that the calls of a layer share: by the first
+    batch norm, whatever stands behind the other calls (a detector's head, with a batch norm for
+    each level); and where the layer has no bias, the one that it makes for the first call it
+    overwrites by zeros at the second. Without a word.
+    """
+    import torch
+
+    for node in exported.graph.nodes:
+        if op_name(node) not in _BATCH_NORMS or not op_name(node.args[0]):
+            continue
+        layer = node.args[0]
+        for place, constant in enumerate(layer.args[:3]):
+            # What no others use is its own.
+            if not place or getattr(constant, "op", "") != "get_attr" or len(constant.users) == 1:
+                continue
+            value: Any = exported
+            for part in constant.target.split("."):
+                value = getattr(value, part)
+            name = f"{layer.name}_own_{place}"
+            own = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
+            exported.register_parameter(name, own)
+            with exported.graph.inserting_before(layer):
+                taken = exported.graph.get_attr(name)
+            taken.meta.update(constant.meta)
+            layer.update_arg(place, taken)
