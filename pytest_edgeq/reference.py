@@ -160,19 +160,47 @@ def _keras_undisturbed(model: Any, changed: list[str]) -> Iterator[None]:
                 variable.assign(value)
 
 
-def in_train_mode(model: torch.nn.Module) -> list[str]:
+def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
     """
     Paths of the modules in train mode.
 
     Those that torch's eager or FX graph mode has quantized are made with the flag set, and compute
-    the same either way; all but its recurrent ones, which drop out.
+    the same either way; all but its recurrent ones, which drop out. So is what torch.export gives,
+    which has no `eval()` besides: its graph tells.
+
+    Args:
+        model: Looked through.
+        path: Its own.
     """
-    return [
-        path
-        for path, module in model.named_modules()
-        if module.training
-        and (not is_quantized_by_torch_ao(module) or getattr(module, "dropout", 0))
+    if _is_exported(model):
+        return [path] if _graph_trains(model) else []
+    drops_out = bool(getattr(model, "dropout", 0))
+    trains = model.training and (not is_quantized_by_torch_ao(model) or drops_out)
+    below = [
+        each
+        for name, child in model.named_children()
+        for each in in_train_mode(child, f"{path}.{name}" if path else name)
     ]
+    return [path, *below] if trains else below
+
+
+def _is_exported(module: torch.nn.Module) -> bool:
+    """Whether torch.export made it; PT2E's graphs are made of such."""
+    from torch.fx import GraphModule
+
+    return isinstance(module, GraphModule) and any("val" in n.meta for n in module.graph.nodes)
+
+
+def _graph_trains(module: Any) -> bool:
+    """Whether a dropout or a batch norm of an exported graph was exported in train mode."""
+    for node in module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for position, argument in enumerate(() if schema is None else schema.arguments):
+            if argument.name in ("train", "training"):
+                given = node.args[position] if position < len(node.args) else None
+                if node.kwargs.get(argument.name, given) is True:
+                    return True
+    return False
 
 
 def is_quantized_by_torch_ao(module: torch.nn.Module) -> bool:

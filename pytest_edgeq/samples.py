@@ -89,7 +89,8 @@ class InputSpec:
         will_do = (self.any_integer and dtype in _INTEGERS) or (
             self.any_float and dtype in ("float16", "float32")
         )
-        if dtype != self.dtype and not will_do:
+        # No array is a file's "string": that it cannot be given is told where samples are encoded.
+        if dtype != self.dtype and not will_do and self.dtype != "string":
             floats = self.dtype.startswith("float") and not dtype.startswith(("float", "bfloat"))
             hint = (
                 "; integers stand where floats belong: convert them as the model was trained "

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fixtures.models import normal, seeded
-from fixtures.tflite.writer import pack, unpack
+from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Edgeq
 from pytest_edgeq.numerics.health import STATEFUL_REFERENCE, UNCALIBRATED_ACTIVATION
 
@@ -370,6 +370,39 @@ def test_a_model_that_was_switched_to_train_mode(maker: Edgeq) -> None:
         maker.compare(made, [sample])
 
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "value"),
+    [
+        ("RESHAPE", "string", np.array([b"a", b"b"])),
+        ("REAL", "complex64", np.ones(2, np.complex64)),
+    ],
+)
+def test_an_input_that_cannot_be_given(maker: Edgeq, op: str, dtype: str, value: Any) -> None:
+    """The text does not send the user to look for a dtype that would do."""
+    taken = {"dtype": dtype, "shape": (2,)}
+    given = taken if op == "RESHAPE" else {"dtype": "float32", "shape": (2,)}
+    loaded = maker.load(one_op(op, [taken], [given]), reference=lambda x: x)
+    with pytest.raises(TypeError, match=rf"input 't0' is {dtype}, which cannot be given"):
+        maker.compare(loaded, [value])
+
+
+def test_an_exported_graph(maker: Edgeq) -> None:
+    """Its training flag is always set, and it has no eval(): what counts is how it was exported."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)))
+    sample = normal(2, 8, seed=0)
+    tflite = maker.quantize(model, (sample,), quantizer=None).tflite
+
+    exported = torch.export.export(model, (sample,)).module()
+    wrapped = nn.Sequential(exported)
+    wrapped.training = False
+    for reference in (exported, wrapped):
+        comparison = maker.compare(maker.load(tflite, reference=reference), [sample])
+        # The same float operations in another order: 24 bits are 144 dB.
+        assert comparison.total.sqnr_db > 120
+    with pytest.raises(ValueError, match="the reference is in train mode"):
+        maker.load(tflite, reference=torch.export.export(model.train(), (sample,)).module())
 
 
 def test_buffers_that_forward_changes_are_put_back(maker: Edgeq) -> None:

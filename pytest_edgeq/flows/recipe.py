@@ -54,7 +54,6 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
     )
     edge = request.edge(litert.quantize_recipe(float_tflite, recipe, calibration))
     _check_taken(rules, ops, winners, _outcomes(float_edge.graph, edge))
-    _check_kernels(edge, request.name)
     return request.finish("recipe", edge, float_edge=float_edge)
 
 
@@ -170,27 +169,3 @@ def _check_taken(
                 ]
             )
         )
-
-
-def _check_kernels(edge: EdgeFile, name: str) -> None:
-    """
-    Refuse what the kernels take and compute from memory that is not theirs.
-
-    ai-edge-litert 2.3.0: a DEPTHWISE_CONV_2D on floats whose integer weights have one scale is
-    given to kernels that read a scale for each channel, whatever lies there: results differ from
-    run to run, on all of xnnpack, builtin and reference.
-
-    Raises:
-        ValueError: The file has such an op.
-    """
-    for op, entry in zip(edge.graph.ops, edge.op_dtypes, strict=True):
-        if op.name != "DEPTHWISE_CONV_2D" or entry.scheme != "dynamic":
-            continue
-        weight = edge.graph.tensor(op, op.inputs[1])
-        if len(weight.scales) == 1 < weight.shape[-1]:
-            raise ValueError(
-                f"{name}: {entry.where}: dynamic, with one scale for {weight.shape[-1]} channels: "
-                "LiteRT's kernels read a scale for each channel here, past the end of the one, and "
-                "compute something else in every run. Use CHANNELWISE in the rule for "
-                "DEPTHWISE_CONV_2D, or leave it in float by a no_quantize rule"
-            )

@@ -15,7 +15,12 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.quantized import Leg, QuantizedModel
-from pytest_edgeq.reference import is_quantized_by_torch_ao, module_tree, parameter_names
+from pytest_edgeq.reference import (
+    in_train_mode,
+    is_quantized_by_torch_ao,
+    module_tree,
+    parameter_names,
+)
 from pytest_edgeq.samples import Sample, SampleSpec, is_tensor, read_samples
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -389,7 +394,7 @@ def _check_model(model: Any, label: str) -> None:
             f"{label} is a scripted or traced module, which cannot be exported; pass the nn.Module "
             "that it was made from"
         )
-    training = [path for path, module in model.named_modules() if module.training]
+    training = in_train_mode(model)
     if litert.holds_observers(model):
         raise ValueError(
             f"{label} is already prepared for PT2E quantization (it holds observers); converted as "

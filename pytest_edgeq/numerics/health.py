@@ -210,7 +210,7 @@ class OutputHealth:
         return self._finding(
             NONFINITE,
             f"expected finite values, got {actual} NaN or infinite of {self.n_elements} elements "
-            f"(and {reference} in the reference); check the inputs first, then run edgeq.localize",
+            f"(and {reference} in the reference); check the inputs, then which stage gives it",
         )
 
     def _constant_finding(self) -> Finding | None:
@@ -237,7 +237,7 @@ class OutputHealth:
         return self._finding(
             CONSTANT_OUTPUT,
             f"{actual.low:.6g} in all {self.n_elements} elements, {spread}; "
-            "a layer was wiped or its scale is far too large: run edgeq.localize",
+            "a layer was wiped or its scale is far too large: see which stage loses it",
         )
 
     def _clipped_finding(self) -> Finding | None:
@@ -257,7 +257,7 @@ class OutputHealth:
             SATURATED_OUTPUT,
             f"at qmin or qmax though the reference lies well inside of the range in "
             f"{self._share(self._saturated)}; "
-            "a layer before overflows or is scaled wrongly: run edgeq.localize",
+            "a layer before overflows or is scaled wrongly: see which stage loses it",
         )
 
     def _share(self, count: int) -> str:

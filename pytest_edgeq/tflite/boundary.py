@@ -97,7 +97,10 @@ def encode(value: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]
     tensor = border.tensor
     target = _NUMPY_DTYPES.get(tensor.dtype)
     if target is None:
-        raise TypeError(f"input {border.name!r} is {tensor.dtype}, which numpy cannot hold")
+        raise TypeError(
+            f"input {border.name!r} is {tensor.dtype}, which cannot be given to a file here; "
+            "floats of 16 to 64 bits, integers of 8 to 64 and bool can"
+        )
     is_float = np.issubdtype(value.dtype, np.floating)
     if tensor.is_quantized:
         if not is_float:

@@ -161,6 +161,7 @@ class CompiledEngine(Engine):
             environment=_environment(),
             options=options,
         )
+        self._source, self._threads = source, threads
         self._signature = signature
         self._index = graph.signatures.index(signature)
         info = self._model.get_signature_by_index(self._index)
@@ -192,6 +193,7 @@ class CompiledEngine(Engine):
                 if -1 in self._signature.inputs[position].tensor.shape_signature:
                     self._model.resize_input_tensor(position, shape, self._index)
             self._allocate()
+            self._check_room(inputs)
             self._shapes = shapes
         for buffer, array in zip(self._ins, arrays, strict=True):
             # As bytes, because it knows few dtypes by name, and not int16 or int64.
@@ -206,6 +208,26 @@ class CompiledEngine(Engine):
             buffer.read(n_bytes, np.int8).view(dtype).reshape(shape)
             for buffer, n_bytes, dtype, shape in self._reads
         ]
+
+    @functools.cached_property
+    def _interpreter(self) -> InterpreterEngine:
+        return InterpreterEngine(self._source, self._signature, "xnnpack", self._threads)
+
+    def _check_room(self, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
+        """
+        Hold the outputs' buffers against what these inputs of another shape give.
+
+        Where a file reads a length by SHAPE to compute one by it, as Keras does for any batch,
+        CompiledModel keeps room for the file's own length, writes past it, and the process dies of
+        it sooner or later (ai-edge-litert 2.3.0).
+        """
+        made = zip(self._signature.outputs, self._interpreter.run(inputs), self._sizes, strict=True)
+        for border, array, size in made:
+            if array.shape != size:
+                raise RuntimeError(
+                    f"Failed to register output: {border.name!r} has room for {list(size)}, and "
+                    f"becomes {list(array.shape)}"
+                )
 
     def _allocate(self) -> None:
         # Asked first: asking for shapes allocates the tensors, which refuses what cannot run.
@@ -230,7 +252,9 @@ _SHAPE_BY_VALUES = "Failed to register output: its shape is another after the ru
 def _dtype_of(border: SignatureTensor) -> np.dtype[Any]:
     dtype = numpy_dtype(border.tensor.dtype)
     if dtype is None:
-        raise RuntimeError(f"output {border.name!r} is {border.tensor.dtype}, which numpy has not")
+        raise RuntimeError(
+            f"output {border.name!r} is {border.tensor.dtype}, which cannot be read here"
+        )
     return dtype
 
 

@@ -53,8 +53,8 @@ _KNOWN_REFUSALS = (
             r"Failed to register output|Insufficient buffer size|Failed to allocate tensors"
         ),
         "CompiledModel gives each output its memory before the run, so the shape of an output may "
-        "not depend on values. The interpreter runs the file (runtime='xnnpack'); an app that uses "
-        "CompiledModel cannot.",
+        "not depend on values, such as a length that the file reads by SHAPE. The interpreter runs "
+        "the file (runtime='xnnpack'); an app that uses CompiledModel cannot.",
     ),
     (
         re.compile(r"CompiledModel leaves memory unwritten"),

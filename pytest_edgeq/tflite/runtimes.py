@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.tflite.aborts import refuse_abort
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.engines import Arrays, CompiledEngine, Engine, InterpreterEngine, Source
 from pytest_edgeq.tflite.graph import OpGraph, Signature, SignatureTensor
@@ -23,6 +22,7 @@ from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.refusals import refusal
 from pytest_edgeq.tflite.registry import BUILT_IN, Runtime, Runtimes, RuntimeSession
 from pytest_edgeq.tflite.source import MappedFile
+from pytest_edgeq.tflite.unsafe import refuse_unsafe
 
 __all__ = ["BUILT_IN", "Runner", "Runtime", "RuntimeSession", "Runtimes", "source_of"]
 
@@ -66,7 +66,7 @@ class Runner:
         self._threads = threads
         self._modules = modules
         if self._runtime not in runtimes.own:
-            refuse_abort(graph, self._runtime, modules)
+            refuse_unsafe(graph, self._runtime, modules)
         try:
             self._engine = self._open(runtimes)
         except (RuntimeError, ValueError) as error:

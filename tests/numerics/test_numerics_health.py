@@ -60,7 +60,7 @@ def test_nonfinite_output_is_found_by_side() -> None:
     assert finding.kind == "nonfinite"
     assert finding.message == (
         "expected finite values, got 2 NaN or infinite of 3 elements (and 1 in the reference); "
-        "check the inputs first, then run edgeq.localize"
+        "check the inputs, then which stage gives it"
     )
     assert kinds(findings(FLOAT, ([math.nan], [1.0]))) == ["nonfinite"]
 
@@ -82,7 +82,7 @@ def test_constant_output_is_found() -> None:
     assert finding.kind == "constant_output"
     assert finding.message == (
         "1.5 in all 2 elements, where the reference runs from 1 to 2; "
-        "a layer was wiped or its scale is far too large: run edgeq.localize"
+        "a layer was wiped or its scale is far too large: see which stage loses it"
     )
     (finding,) = findings(INT8, ([1.0, 1.0], [1.5, 1.5]))
     assert "where the reference is 1 throughout" in finding.message

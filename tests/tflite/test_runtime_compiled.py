@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 
 from fixtures.tflite import make
 from fixtures.tflite.writer import FileWriter, one_op
@@ -311,6 +312,52 @@ def test_an_inner_shape_may_depend_on_values() -> None:
     for given in ([2, 2], [4, 1]):
         inputs = {first: X[0], second: np.array(given, np.int32)}
         _assert_same(edge.runner("compiled").run(inputs), [X[0]])
+
+
+def _flatten() -> EdgeFile:
+    """Any number of 2×2 images, flattened as Keras does: by the batch's length, read by SHAPE."""
+    file = FileWriter()
+    graph = file.graph()
+
+    def integers(*values: int) -> int:
+        return graph.tensor("int32", (len(values),), data=np.array(values, np.int32))
+
+    x = graph.tensor("float32", (1, 2, 2), signature=(-1, 2, 2), name="x")
+    shape, batch = graph.tensor("int32", (3,)), graph.tensor("int32", ())
+    rows, flat = graph.tensor("int32", (2,)), graph.tensor("float32", (1, 4), signature=(-1, 4))
+    weight = graph.tensor("float32", (4, 4), data=np.eye(4, dtype=np.float32))
+    y = graph.tensor("float32", (1, 4), signature=(-1, 4), name="y")
+    four = graph.tensor("int32", (), data=np.array(4, np.int32))
+    graph.op("SHAPE", [x], [shape], "ShapeOptions", outType=schema.TensorType.INT32)
+    graph.op(
+        "STRIDED_SLICE",
+        [shape, integers(0), integers(1), integers(1)],
+        [batch],
+        "StridedSliceOptions",
+        shrinkAxisMask=1,
+    )
+    graph.op("PACK", [batch, four], [rows], "PackOptions", valuesCount=2)
+    graph.op("RESHAPE", [x, rows], [flat])
+    graph.op("FULLY_CONNECTED", [flat, weight, -1], [y], "FullyConnectedOptions")
+    graph.borders([x], [y])
+    return EdgeFile(file.content())
+
+
+def test_a_batch_that_is_read_by_shape_is_refused() -> None:
+    """It would write the second row past the buffer; the file's own length is sound."""
+    edge = _flatten()
+    for batch in (1, 3):
+        image = np.arange(batch * 4, dtype=np.float32).reshape(batch, 2, 2)
+        runner = edge.runner("xnnpack")
+        _assert_same(runner.run({"x": image}), [image.reshape(batch, 4)])
+    runner = edge.runner("compiled")
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError,
+            match=r"(?s)reads by SHAPE.*'y' has room for \[1, 4\], and becomes \[3, 4\]",
+        ):
+            runner.run({"x": image})
+        _assert_same(runner.run({"x": image[:1]}), [image[:1].reshape(1, 4)])
 
 
 @pytest.mark.parametrize("dynamic", [True, False])

@@ -184,8 +184,8 @@ def test_floats_of_any_width_are_quantized(dtype: str) -> None:
         ("float32", np.int64, TypeError, "expects float32, got int64"),
         ("int32", np.float32, TypeError, "expects int32, got float32"),
         ("bool", np.float32, TypeError, "expects bool, got float32"),
-        ("int4", np.int8, TypeError, "is int4, which numpy cannot hold"),
-        ("string", np.int8, TypeError, "is string, which numpy cannot hold"),
+        ("int4", np.int8, TypeError, "is int4, which cannot be given"),
+        ("string", np.int8, TypeError, "is string, which cannot be given"),
     ],
 )
 def test_dtypes_that_do_not_fit_are_refused(

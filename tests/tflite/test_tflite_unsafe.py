@@ -1,0 +1,198 @@
+"""Files that would end the process, or be computed by chance, are refused, and only those."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from fixtures.models import CausalMask, samples, seeded
+from fixtures.tflite.writer import one_op
+from pytest_edgeq import Edgeq
+from pytest_edgeq.tflite.edge import EdgeFile
+
+_ALLOCATE = """
+import sys
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+Interpreter(
+    model_path=sys.argv[1],
+    experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+).allocate_tensors()
+"""
+LIMITS = {"int8": 2.0**19, "int16": 2.0**14}
+CHANNELS = 64
+RESOLVERS = ("BUILTIN", "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "BUILTIN_REF")
+
+
+def _file(op: str, dtype: str, ratio: float) -> bytes:
+    """Write an op whose first input's scale is `ratio` times the output's."""
+    options = {"ADD": "AddOptions", "SUB": "SubOptions"}[op]
+    constant = np.ones((1, 4), dtype)
+    return one_op(
+        op,
+        [{"dtype": dtype, "scales": [ratio]}, {"dtype": dtype, "scales": [0.5], "data": constant}],
+        [{"dtype": dtype, "scales": [1.0]}],
+        options,
+        potScaleInt16=False,
+    )
+
+
+@pytest.mark.parametrize("op", ["ADD", "SUB"])
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_kernels_still_abort_at_the_limit(tmp_path: Path, op: str, dtype: str) -> None:
+    """ai-edge-litert 2.3.0: just below the limit a file is allocated, at it the process dies."""
+    path = tmp_path / "file.tflite"
+    codes = []
+    for ratio in (LIMITS[dtype] * 0.999, LIMITS[dtype]):
+        path.write_bytes(_file(op, dtype, ratio))
+        done = subprocess.run(
+            [sys.executable, "-c", _ALLOCATE, str(path)], capture_output=True, check=False
+        )
+        codes.append(done.returncode)
+
+    assert codes == [0, -signal.SIGABRT]
+
+
+@pytest.mark.parametrize("op", ["ADD", "SUB"])
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_such_a_file_is_refused(op: str, dtype: str) -> None:
+    """Exactly from the limit on, on every runtime."""
+    for runtime in ("xnnpack", "builtin", "reference", "compiled"):
+        EdgeFile(_file(op, dtype, LIMITS[dtype] * 0.999)).runner(runtime)
+        with pytest.raises(
+            RuntimeError, match=rf"(?s)cannot load .* {op} .*the kernels would abort"
+        ):
+            EdgeFile(_file(op, dtype, LIMITS[dtype])).runner(runtime)
+
+
+@pytest.mark.parametrize("recipe", ["recipe_static_wi8_ai8", "recipe_static_wi8_ai16"])
+def test_an_infinite_mask_under_a_static_recipe_is_refused(tmp_path: Path, recipe: str) -> None:
+    """What brings such scales about: ai-edge-quantizer takes the clamped −inf for a range."""
+    with pytest.raises(RuntimeError, match=r"(?s)ADD .*an attention mask of -inf"):
+        Edgeq(directory=tmp_path).quantize(
+            seeded(CausalMask),
+            CausalMask.sample_inputs(),
+            quantizer=recipe,
+            calibration=samples(CausalMask, 8),
+        )
+
+
+def _depthwise(n_scales: int, *, axis: int = 0, dtype: str = "float32") -> bytes:
+    """Write a DEPTHWISE_CONV_2D that doubles each channel, by integer weights."""
+    shape = (1, 1, 1, CHANNELS)
+    data = {"dtype": dtype, "shape": shape, "scales": [1.0] if dtype != "float32" else []}
+    weight = {
+        "dtype": "int8",
+        "shape": shape,
+        "data": np.full(shape, 127, np.int8),
+        "scales": [2 / 127] * n_scales,
+        "axis": axis,
+    }
+    bias = {"dtype": "float32", "shape": (CHANNELS,), "data": np.zeros(CHANNELS, np.float32)}
+    if dtype != "float32":
+        bias |= {"dtype": "int32", "data": np.zeros(CHANNELS, np.int32), "scales": [2 / 127]}
+    return one_op(
+        "DEPTHWISE_CONV_2D",
+        [data, weight, bias],
+        [data],
+        "DepthwiseConv2DOptions",
+        strideH=1,
+        strideW=1,
+        depthMultiplier=1,
+    )
+
+
+def _run(content: bytes, resolver: str) -> npt.NDArray[np.float32]:
+    """Run a file on ones, past our own checks."""
+    interpreter = Interpreter(
+        model_content=content, experimental_op_resolver_type=OpResolverType[resolver]
+    )
+    interpreter.allocate_tensors()
+    image = np.ones((1, 1, 1, CHANNELS), np.float32)
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
+    interpreter.invoke()
+    result: npt.NDArray[np.float32] = interpreter.get_tensor(
+        interpreter.get_output_details()[0]["index"]
+    )
+    return result
+
+
+@pytest.mark.parametrize("resolver", RESOLVERS)
+def test_kernels_still_read_past_the_one_scale(resolver: str) -> None:
+    """ai-edge-litert 2.3.0: what lies behind it is no 2/127, for not one channel of many."""
+    sound, past = _run(_depthwise(CHANNELS, axis=3), resolver), _depthwise(1)
+
+    # The ones become codes of 8 bits: half a step of 1/127, doubled.
+    np.testing.assert_allclose(sound, 2, atol=1 / 127)
+    assert not np.abs(_run(past, resolver) - 2).max() < 0.5
+
+
+def _two_bits(dtype: str) -> bytes:
+    """Write a CONV_2D whose output is the sum of its input's channels, by weights of 1."""
+    per_byte = {"int2": 4, "int4": 2, "int8": 1}[dtype]
+    packed = np.full(CHANNELS // per_byte, sum(1 << 8 // per_byte * i for i in range(per_byte)))
+    weight = {"dtype": dtype, "shape": (1, 1, 1, CHANNELS), "scales": [1.0]}
+    return one_op(
+        "CONV_2D",
+        [
+            {"dtype": "float32", "shape": (1, 1, 1, CHANNELS)},
+            weight | {"data": packed.astype(np.uint8)},
+            {"dtype": "float32", "shape": (1,), "data": np.zeros(1, np.float32)},
+        ],
+        [{"dtype": "float32", "shape": (1, 1, 1, 1)}],
+        "Conv2DOptions",
+        strideH=1,
+        strideW=1,
+    )
+
+
+@pytest.mark.parametrize("resolver", RESOLVERS)
+def test_kernels_still_do_not_unpack_two_bits(resolver: str) -> None:
+    """ai-edge-litert 2.3.0: four weights of 1 in a byte are 85 of 256."""
+    # Ones become codes of 8 bits exactly.
+    np.testing.assert_allclose(_run(_two_bits("int4"), resolver), CHANNELS, rtol=1e-5)
+    assert not np.abs(_run(_two_bits("int2"), resolver) - CHANNELS).max() < CHANNELS
+
+
+@pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled", "tensorflow"])
+def test_two_bits_that_are_not_unpacked_are_refused(runtime: str) -> None:
+    """Those of a convolution on floats only."""
+    if runtime == "tensorflow":
+        pytest.importorskip("tensorflow", reason="the extra is not installed")
+    for dtype in ("int4", "int8"):
+        EdgeFile(_two_bits(dtype)).runner(runtime)
+    with pytest.raises(RuntimeError, match=r"(?s)cannot load .*CONV_2D \(op 0\).*weights are int2"):
+        EdgeFile(_two_bits("int2")).runner(runtime)
+
+
+@pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled", "tensorflow"])
+def test_a_file_whose_scales_are_read_past_is_refused(runtime: str) -> None:
+    """Only where the kernels would: not a scale for each channel, nor integers throughout."""
+    if runtime == "tensorflow":
+        pytest.importorskip("tensorflow", reason="the extra is not installed")
+    EdgeFile(_depthwise(CHANNELS, axis=3)).runner(runtime)
+    EdgeFile(_depthwise(1, dtype="int8")).runner(runtime)
+    with pytest.raises(
+        RuntimeError,
+        match=rf"(?s)the {runtime} runtime cannot load .*DEPTHWISE_CONV_2D \(op 0\).*one scale for "
+        rf"{CHANNELS} channels",
+    ):
+        EdgeFile(_depthwise(1)).runner(runtime)
+
+
+def test_such_a_file_is_refused_whoever_made_it(tmp_path: Path) -> None:
+    """A file from elsewhere is met by every way to run it."""
+    edgeq = Edgeq(directory=tmp_path)
+    loaded = edgeq.load(_depthwise(1), reference=lambda x: 2 * x)
+    image = np.ones((1, 1, 1, CHANNELS), np.float32)
+
+    with pytest.raises(RuntimeError, match="one scale for 64 channels"):
+        edgeq.compare(loaded, [image])
+    with pytest.raises(RuntimeError, match="one scale for 64 channels"):
+        loaded.run(image)
