@@ -1,10 +1,11 @@
-"""What the tests of this folder share: one `Edgeq`, outside the fixture, with its own folder."""
+"""What the tests of this folder share: an `Edgeq` outside the fixture, and a fixed seed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from pytest_edgeq import Edgeq
 
@@ -16,3 +17,9 @@ if TYPE_CHECKING:
 def maker(tmp_path: Path) -> Edgeq:
     """Quantize and compare; writes into a folder of the test's own."""
     return Edgeq(directory=tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Weights of layers made in a test are the same in each run."""
+    torch.manual_seed(0)
