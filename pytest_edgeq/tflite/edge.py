@@ -57,6 +57,7 @@ class EdgeFile:
         self.layout = layout
         self.layouts = Layouts(layout, self.graph.signatures)
         self._key: str | None = None
+        self._views: dict[str, EdgeFile] = {}
         self._runners: dict[str, Runner] = {}
 
     @property
@@ -84,7 +85,7 @@ class EdgeFile:
 
     def at(self, key: str) -> EdgeFile:
         """
-        The same file with one signature chosen, and with interpreters of its own.
+        The same file with one signature chosen, and with interpreters of its own, made once.
 
         Raises:
             ValueError: The file has no such signature.
@@ -94,10 +95,13 @@ class EdgeFile:
             raise ValueError(
                 f"the file has no signature {key!r}{nearest(str(key), keys)}; it has {keys}"
             )
-        view = copy.copy(self)
-        view._key = key
-        view._runners = {}
-        return view
+        if len(keys) == 1:
+            return self
+        if key not in self._views:
+            view = self._views[key] = copy.copy(self)
+            view._key = key
+            view._runners = {}
+        return self._views[key]
 
     @functools.cached_property
     def op_dtypes(self) -> OpDtypeMap:

@@ -18,6 +18,7 @@ from pytest_edgeq import (
     assert_op_dtypes,
     assert_runtimes_agree,
 )
+from pytest_edgeq.tflite.runtimes import Runner
 
 SIDES = {"small": 8, "large": 12}
 
@@ -129,6 +130,26 @@ def test_another_file_keeps_the_choice(maker: Edgeq, static: QuantizedModel) -> 
     one = maker.quantize(seeded(TwoSignatures), TwoSignatures.sample_inputs(), quantizer=None)
     with pytest.raises(ValueError, match="the file has the signatures"):
         static.with_tflite(one.tflite)
+
+
+def test_a_file_is_opened_once(maker: Edgeq, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What quantize tried the file with serves the first run and all that follow."""
+    opened: list[str | None] = []
+
+    class Counted(Runner):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            opened.append(self._signature.key)
+
+    monkeypatch.setattr("pytest_edgeq.tflite.edge.Runner", Counted)
+    model, sample = seeded(TwoSignatures), TwoSignatures.sample_inputs()
+    one = maker.quantize(model, sample, quantizer=None)
+    several = maker.quantize(model, TwoSignatures.signatures(), quantizer=None)
+    for _ in range(2):
+        one.run(*sample)
+        several.signature("small").run(*sample)
+
+    assert opened == ["serving_default", "small", "large"]
 
 
 @pytest.mark.parametrize(
