@@ -121,6 +121,7 @@ def _by_name(
     args: Sequence[npt.NDArray[Any]],
     kwargs: Mapping[str, npt.NDArray[Any]],
 ) -> dict[str, npt.NDArray[Any]]:
+    # Too many or too few are told below.
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     if len(args) > len(names) or set(given) != set(names):
         raise ValueError(

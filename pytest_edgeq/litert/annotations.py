@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 from pytest_edgeq.litert.chatter import quiet
@@ -149,9 +150,7 @@ def _is_floating_point(model: Any, node: Any) -> bool:
 
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
-        value = model
-        for part in node.target.split("."):
-            value = getattr(value, part)
+        value = operator.attrgetter(node.target)(model)
     if isinstance(value, (tuple, list)):
         value = value[0]
     if value is None:

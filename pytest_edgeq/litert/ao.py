@@ -50,8 +50,12 @@ def holds_ao_weights(model: torch.nn.Module) -> bool:
 
 def _quantized_parameters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     for name, parameter in model.named_parameters():
-        if type(parameter).__module__.startswith("torchao"):
+        if _is_quantized(parameter):
             yield name, parameter
+
+
+def _is_quantized(parameter: torch.nn.Parameter) -> bool:
+    return type(parameter).__module__.startswith("torchao")
 
 
 def quantize_ao(model: torch.nn.Module, config: Any, name: str) -> torch.nn.Module:
@@ -247,7 +251,7 @@ def dequantized(quantized: torch.nn.Module) -> torch.nn.Module:
         plain = copy.deepcopy(quantized)
         for module in plain.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
-                if type(parameter).__module__.startswith("torchao"):
+                if _is_quantized(parameter):
                     values = torch.nn.Parameter(parameter.dequantize(), requires_grad=False)
                     setattr(module, name, values)
     return plain

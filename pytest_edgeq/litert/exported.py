@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.configs import op_name
@@ -81,9 +82,7 @@ def part_shared_weights(exported: torch.fx.GraphModule) -> None:
             # What no others use is its own.
             if not place or getattr(constant, "op", "") != "get_attr" or len(constant.users) == 1:
                 continue
-            value: Any = exported
-            for part in constant.target.split("."):
-                value = getattr(value, part)
+            value = operator.attrgetter(constant.target)(exported)
             name = f"{layer.name}_own_{place}"
             own = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
             exported.register_parameter(name, own)

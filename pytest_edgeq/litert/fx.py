@@ -242,6 +242,7 @@ class _Matcher:
         by_name = {node.target: node for node in _placeholders(self._ours)}
         self._pairs = {node: by_name[node.target] for node in _placeholders(self._theirs)}
         theirs, ours = list(_computation(self._theirs)), list(_computation(self._ours))
+        # The first op that differs says more than the number of ops, which is looked at below.
         for index, (their, our) in enumerate(zip(theirs, ours, strict=False)):
             if their.target != our.target:
                 raise RefusedError(

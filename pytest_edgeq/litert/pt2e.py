@@ -32,17 +32,13 @@ __all__ = [
 def pt2e_preset(name: str) -> Any:
     """Build the converter's `PT2EQuantizer` for one of our PT2E presets."""
     with quiet():
-        PT2EQuantizer = converter_module("quantize.pt2e_quantizer").PT2EQuantizer
-        get_symmetric_quantization_config = converter_module(
-            "quantize.pt2e_quantizer"
-        ).get_symmetric_quantization_config
-
-        config = get_symmetric_quantization_config(
+        pt2e_quantizer = converter_module("quantize.pt2e_quantizer")
+        config = pt2e_quantizer.get_symmetric_quantization_config(
             is_per_channel=not name.endswith("_per_tensor"),
             is_dynamic="_dynamic_" in name,
             is_qat="_qat_" in name,
         )
-        return PT2EQuantizer().set_global(config)
+        return pt2e_quantizer.PT2EQuantizer().set_global(config)
 
 
 def is_pt2e_quantizer(candidate: object) -> bool:

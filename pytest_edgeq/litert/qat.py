@@ -137,13 +137,19 @@ def _restore_batch_norms(graph: torch.fx.GraphModule, settings: dict[str, Any]) 
     import torch
 
     for node in _batch_norms(graph):
-        momentum, eps = settings[node.args[_MEAN].target]
-        node.args = (*node.args[:_MOMENTUM], momentum, eps, *node.args[_EPS + 1 :])
+        eps = _settle(node, settings)
         for user in list(node.args[_VARIANCE].users):
             if user.target is torch.ops.aten.add.Tensor:
                 # running_std = sqrt(running_var + eps) of the pattern
                 user.args = (user.args[0], eps)
     graph.recompile()
+
+
+def _settle(norm: Any, settings: dict[str, Any]) -> float:
+    """Give one batch norm its own momentum and eps; returns the eps."""
+    momentum, eps = settings[norm.args[_MEAN].target]
+    norm.args = (*norm.args[:_MOMENTUM], momentum, eps, *norm.args[_EPS + 1 :])
+    return float(eps)
 
 
 def _make_switchable(graph: torch.fx.GraphModule) -> None:
@@ -284,8 +290,7 @@ def _folding_with(settings: dict[str, Any]) -> Iterator[None]:
     fold = qat_utils.fold_bn_weights_into_conv_node
 
     def fold_with_its_eps(conv: Any, weight: Any, bias: Any, norm: Any, *args: Any) -> None:
-        momentum, eps = settings[norm.args[_MEAN].target]
-        norm.args = (*norm.args[:_MOMENTUM], momentum, eps, *norm.args[_EPS + 1 :])
+        _settle(norm, settings)
         fold(conv, weight, bias, norm, *args)
 
     with replaced(qat_utils, fold_bn_weights_into_conv_node=fold_with_its_eps):

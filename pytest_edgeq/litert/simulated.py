@@ -177,10 +177,7 @@ def _value(graph: torch.fx.GraphModule, node: Any) -> Any:
     import torch
 
     if node.op == "get_attr":
-        value = graph
-        for part in node.target.split("."):
-            value = getattr(value, part)
-        return value
+        return operator.attrgetter(node.target)(graph)
     with torch.no_grad():
         return node.target(
             *(
