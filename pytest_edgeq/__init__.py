@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_edgeq.assertions import (
+        assert_accuracy_drop,
         assert_input_dtypes,
         assert_no_float_ops,
         assert_op_counts,
@@ -37,6 +38,7 @@ __all__ = [
     "Edgeq",
     "OpDtypeMap",
     "QuantizedModel",
+    "assert_accuracy_drop",
     "assert_input_dtypes",
     "assert_no_float_ops",
     "assert_op_counts",

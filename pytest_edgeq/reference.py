@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "as_tensor",
     "call_reference",
+    "call_unflattened",
     "flatten_outputs",
     "in_train_mode",
     "is_quantized_by_torch_ao",
@@ -53,18 +54,23 @@ def call_reference(
             tensors.
         ValueError: Other inputs than a Keras model or a session takes.
     """
+    return flatten_outputs(call_unflattened(reference, sample))
+
+
+def call_unflattened(reference: Callable[..., Any], sample: Sample) -> Any:
+    """As `call_reference`, and give the outputs as the reference nests them."""
     import torch
 
     with torch.no_grad():
         if torch_module(reference) is not None:
             args, kwargs = _copied(sample, as_tensor)
-            return flatten_outputs(reference(*args, **kwargs))
+            return reference(*args, **kwargs)
         if is_keras(reference):
-            return flatten_outputs(call_keras(reference, *_copied(sample, as_array)))
+            return call_keras(reference, *_copied(sample, as_array))
         if isinstance(reference, OnnxReference):
             args, kwargs = _copied(sample, as_array)
-            return flatten_outputs(reference(*args, **kwargs))
-        return flatten_outputs(_call_plain(reference, sample))
+            return reference(*args, **kwargs)
+        return _call_plain(reference, sample)
 
 
 def _copied(sample: Sample, convert: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:

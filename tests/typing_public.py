@@ -15,6 +15,7 @@ from pytest_edgeq import (
     Edgeq,
     OpDtypeMap,
     QuantizedModel,
+    assert_accuracy_drop,
     assert_input_dtypes,
     assert_no_float_ops,
     assert_op_counts,
@@ -87,6 +88,8 @@ def promise(model: QuantizedModel, path: os.PathLike[str], inputs: list[torch.Te
     assert_no_float_ops(model, allow=("SOFTMAX",))
     assert_qparams(model, "CONV_2D", symmetric=True, scale_range=(1e-6, 1.0), shared_with="b.*")
     assert_runtimes_agree(model, inputs, 2, runtimes=("xnnpack", "builtin"))
+    assert_accuracy_drop(model, [(inputs[0], 3)], lambda outputs, label: label == 3, max_drop=0.02)
+    assert_accuracy_drop(path, [(inputs[0], 3)], len)  # type: ignore[arg-type]
     assert_size(model, max_bytes=10_000, max_ratio=0.3)
     assert_size(model, max_bytes="10")  # type: ignore[arg-type]
     assert_op_counts(model, ["CONV_2D"])  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ which is an AssertionError, too.
 
 from __future__ import annotations
 
+from pytest_edgeq.assertions.accuracy import assert_accuracy_drop
 from pytest_edgeq.assertions.dtypes import (
     assert_input_dtypes,
     assert_no_float_ops,
@@ -23,6 +24,7 @@ from pytest_edgeq.assertions.numbers import (
 from pytest_edgeq.assertions.qparams import assert_qparams
 
 __all__ = [
+    "assert_accuracy_drop",
     "assert_input_dtypes",
     "assert_no_float_ops",
     "assert_op_counts",

@@ -1,0 +1,293 @@
+"""A promise about accuracy: how much of the float model's score the file may lose."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from pytest_edgeq.assertions.expect import parse_number, table
+from pytest_edgeq.assertions.scoring import Scorer, Scores, scorer_for
+from pytest_edgeq.compare import _check_layout, _in_order
+from pytest_edgeq.foreign import is_keras, keras_output_names
+from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
+from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.reference import call_unflattened, flatten_outputs, undisturbed
+from pytest_edgeq.samples import Sample, is_tensor
+
+__all__ = ["assert_accuracy_drop"]
+
+# pytest looks for it among a frame's globals, too: no frame of this module is shown.
+__tracebackhide__ = True
+
+Array = np.ndarray[Any, Any]
+
+
+def assert_accuracy_drop(
+    model: QuantizedModel,
+    labelled_inputs: Iterable[tuple[Any, Any]],
+    metric: Any,
+    max_drop: float = 0.01,
+) -> None:
+    """
+    Assert that the file scores at most `max_drop` worse than the float model.
+
+    Both are scored on the same samples. It passes if the data show it: the upper bound of the drop,
+    which holds with 95 % confidence, must lie within `max_drop`. Where the data can show neither
+    that nor the opposite it fails, and says how many samples would settle it: no drop at all on 100
+    samples still leaves 3 % possible, and a limit of 0.01 takes 299 samples that all agree.
+
+    Args:
+        model: From `edgeq.quantize`, or from `edgeq.load` with a reference.
+        labelled_inputs: Pairs (sample, label), read once, in order, one held at a time; a sample is
+            what `edgeq.compare` takes.
+        metric: A callable `metric(outputs, label)` that gives a bool or a number, more is better,
+            or a tensor of one for each item of the sample's batch. It is called for both models,
+            with outputs as the reference gives them: the same nesting, dtypes and layout, torch
+            tensors where it gives those. Or a torchmetrics `Metric`, updated with
+            (outputs, label); where its `higher_is_better` is False the drop is a rise.
+        max_drop: More than 0, in the metric's unit: 0.01 of an accuracy is one in a hundred.
+
+    Raises:
+        AssertionError: The file scores worse by more, or the data cannot tell; or it gives NaN or
+            infinities where the float model does not.
+        TypeError: Not a QuantizedModel, no pairs, a sample or a score of another kind.
+        ValueError: No reference, no samples, samples that do not fit, outputs of another shape, a
+            score that is not finite, or a float model that has nothing right.
+        RuntimeError: The kernels cannot allocate the file.
+    """
+    limit = parse_number("max_drop", max_drop)
+    if not 0 < limit < math.inf:
+        raise ValueError(
+            f"max_drop: expected more than 0, and finite, got {max_drop!r}: no number of samples "
+            "shows that a drop is exactly zero. That each sample's answer stays the same is "
+            "assert_within_budget(comparison, Budget(top1_agreement=1))"
+        )
+    if not isinstance(model, QuantizedModel):
+        raise TypeError(
+            f"expected a QuantizedModel, got {type(model).__name__}: a drop is measured against a "
+            "float model, which a file alone does not have: edgeq.load(tflite, reference=model)"
+        )
+    if model.float_model is None:
+        raise ValueError(
+            f"{model.name} has no float model to lose accuracy against: load it with "
+            "edgeq.load(tflite, reference=model)"
+        )
+    scorer = scorer_for(metric)
+    n_samples = 0
+    model.edge.restart()
+    with undisturbed(model.float_model, model.name):
+        for index, (sample, label) in enumerate(_pairs(labelled_inputs, model)):
+            reference, edge = _outputs(model, sample, index, scorer)
+            lengths = {len(leaf) for leaf in _leaves(reference) if leaf.ndim}
+            scorer.update(index, (reference, edge), label, lengths)
+            n_samples += 1
+    scores = scorer.result()
+    bounds = scores.evidence.bounds
+    # Written so that NaN fails it.
+    if not bounds.high <= limit:
+        raise AssertionError(_text(scores, limit, n_samples))
+
+
+def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]:
+    """Read pairs once, in order, holding one at a time."""
+    kind = type(labelled).__name__
+    hint = "expected an iterable of pairs (sample, label)"
+    if is_tensor(labelled) or isinstance(labelled, (Mapping, str, bytes)):
+        raise TypeError(f"labelled_inputs: {hint}, got one {kind}")
+    try:
+        iterator = iter(labelled)
+    except TypeError:
+        raise TypeError(f"labelled_inputs: {hint}, got {kind}") from None
+    index = -1
+    for index, pair in enumerate(iterator):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            what = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else pair
+            raise TypeError(
+                f"labelled_inputs, sample {index}: expected a pair (sample, label), got {what}; "
+                "zip(samples, labels) makes pairs, and a sample of several tensors is a tuple: "
+                "((x, y), label)"
+            )
+        yield model.spec.bind(pair[0], f"labelled sample {index}"), pair[1]
+    if index < 0:
+        used_up = (
+            ". A generator gives its samples once, and this one is used up: make it anew for each "
+            "use, or keep the pairs in a list"
+        )
+        raise ValueError(
+            f"labelled_inputs: there is no sample in the {kind}"
+            + (used_up if iterator is labelled else "")
+        )
+
+
+def _outputs(model: QuantizedModel, sample: Sample, index: int, scorer: Scorer) -> tuple[Any, Any]:
+    """What both models give for one sample, nested as the reference nests it."""
+    reference = model.float_model
+    assert reference is not None, "unreachable because the caller has looked"
+    nested = call_unflattened(reference, sample)
+    leaves = flatten_outputs(nested)
+    wanted = [border.name for border in model.edge.signature.outputs]
+    aliases = keras_output_names(reference) if is_keras(reference) else ()
+    places = [(key, np.array(place)) for place, (key, _) in enumerate(leaves)]
+    order = [int(place) for place in _in_order(places, wanted, model.name, aliases)]
+    try:
+        codes = model.edge.run(model.input_names, sample.arrays(), model.runtime)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"labelled sample {index}: {error}") from None
+    given = model.edge.decode(codes)
+    expected = [leaves[place][1] for place in order]
+    _check_layout(model, expected, given)
+    for name, want, got in zip(wanted, expected, given, strict=True):
+        _check_output(f"{model.name}: output {name!r}, labelled sample {index}", want, got)
+    ordered = dict(zip(order, given, strict=True))
+    both = ([value for _, value in leaves], [ordered[place] for place in range(len(leaves))])
+    first, second = (
+        _nested(nested, iter(_alike(values, both[0])), scorer.wants_tensors) for values in both
+    )
+    return first, second
+
+
+def _check_output(where: str, expected: Array, actual: Array) -> None:
+    if expected.shape != actual.shape:
+        raise ValueError(
+            f"{where}: expected shape {list(expected.shape)} as the float model gives it, got "
+            f"{list(actual.shape)}"
+        )
+    if actual.dtype.kind != "f" or expected.dtype.kind != "f":
+        return
+    broken = int(np.count_nonzero(~np.isfinite(actual) & np.isfinite(expected)))
+    if broken:
+        raise AssertionError(
+            f"{where}: expected finite values, got {broken} of {actual.size} NaN or infinite\n"
+            "why: the float model is finite there, so the file is broken whatever it scores.\n"
+            "edgeq.compare(model, samples) names the stage that first gives them"
+        )
+
+
+def _alike(values: list[Array], reference: list[Array]) -> Iterator[Array]:
+    """Copies of one kind with the reference's: litert-torch stores int64 as int32."""
+    for value, wanted in zip(values, reference, strict=True):
+        kinds = {value.dtype.kind, wanted.dtype.kind}
+        same = len(kinds) == 1 or kinds == {"i", "u"}
+        yield np.array(value, dtype=wanted.dtype if same else value.dtype, order="C")
+
+
+def _nested(like: Any, leaves: Iterator[Array], wants_tensors: bool) -> Any:
+    """Nest arrays as these outputs are nested, as tensors where these are."""
+    if isinstance(like, Mapping):
+        filled = {key: _nested(value, leaves, wants_tensors) for key, value in like.items()}
+        if type(like) is dict or not isinstance(like, MutableMapping):
+            return filled
+        # A model output of its own class also has its values as attributes.
+        other: Any = copy.copy(like)
+        for key, value in filled.items():
+            other[key] = value
+        return other
+    if isinstance(like, (tuple, list)):
+        items = [_nested(value, leaves, wants_tensors) for value in like]
+        return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+    leaf = next(leaves)
+    if wants_tensors or (is_tensor(like) and not isinstance(like, np.ndarray)):
+        import torch
+
+        return torch.from_numpy(leaf)
+    return leaf
+
+
+def _leaves(outputs: Any) -> list[Array]:
+    return [value for _, value in flatten_outputs(outputs)]
+
+
+def _text(scores: Scores, limit: float, n_samples: int) -> str:
+    evidence, bounds = scores.evidence, scores.evidence.bounds
+    what = "drop" if scores.higher_is_better else "rise"
+    items = "samples" if evidence.n == n_samples else "items"
+    between = f"{bounds.low:.3g} to {bounds.high:.3g}"
+    n = f"{evidence.n} {items}"
+    verdict, ways = _verdict(scores, limit, what, items)
+    rows = [
+        ("float", f"{scores.float_score:.4g}", _right(scores, scores.float_score)),
+        ("edge", f"{scores.edge_score:.4g}", _right(scores, scores.edge_score)),
+        (what, f"{evidence.drop:.4g}", f"{between}, each bound with 95 % confidence"),
+    ]
+    return "\n".join(
+        [
+            f"{what} of {scores.name}: expected at most {limit:g}, got {evidence.drop:.4g} "
+            + verdict,
+            table(rows, ("", "score", f"{n}, {scores.detail}")),
+            *_changes(scores, items),
+            *ways,
+        ]
+    )
+
+
+def _verdict(scores: Scores, limit: float, what: str, items: str) -> tuple[str, list[str]]:
+    """The end of line one, and the lines that say why and what to do."""
+    evidence, bounds = scores.evidence, scores.evidence.bounds
+    n, between = f"{evidence.n} {items}", f"{bounds.low:.3g} to {bounds.high:.3g}"
+    if bounds.low > limit:
+        return f"({n})", [
+            f"why: other data of the same kind would show a {what} of more than {limit:g}, too: "
+            "chance does not explain it.",
+            "edgeq.compare(model, samples) says which stage of the flow loses it",
+            f"to accept: max_drop={_up(bounds.high):g}, the least that these {items} support",
+        ]
+    if math.isinf(bounds.high):
+        return f"({between}): {n} cannot settle it", [
+            f"why: {n} are so few that {scores.name} has no score where they are drawn anew.",
+            "give more, of every class",
+        ]
+    least = f"max_drop={_up(bounds.high):g} is the least that these {items} support"
+    enough = evidence.samples_needed(limit)
+    if enough is None:
+        verdict = f"({between}): to settle it takes more than {MOST_SAMPLES:,} {items}"
+        ways = least
+    else:
+        verdict = f"({between}): {n} cannot settle it, about {enough:,} would"
+        ways = f"about {enough:,} {items} settle it, if as large a share of them changes; {least}"
+    side = (
+        "is beyond the limit, but chance may explain it"
+        if evidence.drop > limit
+        else "is within the limit, but to pass would promise what these do not show"
+    )
+    return verdict, [f"why: the bounds lie on both sides of {limit:g}. What was seen {side}.", ways]
+
+
+def _right(scores: Scores, score: float) -> str:
+    n = scores.evidence.n
+    return f"{round(score * n)} of {n} right" if isinstance(scores.evidence, RightWrong) else ""
+
+
+def _changes(scores: Scores, items: str) -> list[str]:
+    """Which samples changed, and whether chance explains it."""
+    evidence, lines = scores.evidence, []
+    if isinstance(evidence, RightWrong):
+        if not evidence.lost + evidence.gained:
+            return [f"none of {evidence.n} {items} changed: what was right, or wrong, still is"]
+        p = mcnemar_p(evidence.lost, evidence.gained)
+        lines.append(
+            f"{evidence.lost} of {evidence.n} {items} became wrong, {evidence.gained} became "
+            f"right; exact McNemar p = {p:.2g}: how often a fair coin would part them as unevenly"
+        )
+        worst = ", ".join(str(index) for index, _, _ in scores.worst)
+        more = evidence.lost - len(scores.worst)
+        if worst:
+            lines.append(
+                f"became wrong: samples {worst}" + (f", … and {more} more" if more else "")
+            )
+    elif scores.worst:
+        worst = ", ".join(f"{i} ({a:.3g} → {b:.3g})" for i, a, b in scores.worst)
+        lines.append(f"lost most: samples {worst}")
+    return lines
+
+
+def _up(number: float) -> float:
+    """To two digits, and not below."""
+    if number <= 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    nearest = round(number / unit)
+    return (nearest if nearest * unit >= number else nearest + 1) * unit

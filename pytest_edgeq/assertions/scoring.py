@@ -1,0 +1,433 @@
+"""Score two models on the same samples: by a callable, or by a torchmetrics Metric."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.numerics.paired import (
+    SEED,
+    Resampled,
+    RightWrong,
+    acceleration_of_mean,
+    bootstrap_bounds,
+    resampled_means,
+)
+from pytest_edgeq.samples import as_array, is_tensor
+
+__all__ = ["CallableScorer", "MetricScorer", "Scorer", "Scores", "scorer_for"]
+
+# pytest looks for it among a frame's globals, too: no frame of this module is shown.
+__tracebackhide__ = True
+
+RESAMPLES = 2000
+"""Of means: the error of a 95 % bound is then some 4 % of the standard error."""
+
+METRIC_RESAMPLES = 1000
+"""Of a Metric's sums: each costs two `compute()`, some tenths of a millisecond."""
+
+LIST_RESAMPLES = 200
+"""Of a Metric that keeps all it has seen: each costs a `compute()` over all samples, twice."""
+
+MOST_NUMBERS = 20_000
+"""In a Metric's sums, one copy a resample and side: 2 × 1,000 × 20,000 × 8 bytes = 320 MB."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """
+    What both models reach, and how sure the difference is.
+
+    Attributes:
+        name: Of the metric.
+        float_score: Of the reference.
+        edge_score: Of the file.
+        evidence: The drop, counted so that more is worse, with its bounds.
+        higher_is_better: Else the drop is a rise.
+        worst: Up to five samples that lost most: index, float and edge score; empty where a Metric
+            has no score for a sample.
+        detail: How the bounds were found, for texts.
+    """
+
+    name: str
+    float_score: float
+    edge_score: float
+    evidence: RightWrong | Resampled
+    higher_is_better: bool
+    worst: tuple[tuple[int, float, float], ...]
+    detail: str
+
+
+class Scorer(Protocol):
+    """Takes the outputs of both models, sample by sample."""
+
+    wants_tensors: bool
+    """Whether outputs come as torch tensors, whatever the reference gives."""
+
+    def update(self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]) -> None:
+        """
+        Score one sample.
+
+        Args:
+            index: Of the sample.
+            outputs: Float's and edge's, nested as the reference nests them.
+            label: As it was given.
+            batch: Lengths of the outputs' first dimensions.
+        """
+
+    def result(self) -> Scores:
+        """What all samples say."""
+
+
+def scorer_for(metric: Any) -> Scorer:
+    """
+    Choose by what the metric is.
+
+    Raises:
+        TypeError: Neither a callable nor a Metric, or a Metric that cannot be resampled.
+        ValueError: A Metric that does not say which way is better.
+    """
+    if isinstance(metric, type) or not callable(metric):
+        way_out = (
+            f"type: make one, {metric.__name__}(…)"
+            if isinstance(metric, type)
+            else f"{type(metric).__name__} {metric!r}"
+        )
+        raise TypeError(
+            "metric: expected a callable metric(outputs, label) that gives a bool or a number, or "
+            f"a torchmetrics Metric, got a {way_out}"
+        )
+    if all(hasattr(metric, name) for name in ("update", "compute", "reset")):
+        return MetricScorer(metric)
+    return CallableScorer(metric)
+
+
+class CallableScorer:
+    """Scores by `metric(outputs, label)`: higher is better."""
+
+    wants_tensors = False
+
+    def __init__(self, metric: Callable[[Any, Any], Any]) -> None:
+        self._metric = metric
+        self.name = _name(metric)
+        self._scores = array("d"), array("d")
+        self._index = array("q")
+
+    def update(self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]) -> None:
+        """Score one sample, or each item of it."""
+        scores = [
+            _checked(self._metric(given, label), f"{self.name}, sample {index}, {side}", batch)
+            for side, given in zip(("float", "edge"), outputs, strict=True)
+        ]
+        if len(scores[0]) != len(scores[1]):
+            raise ValueError(
+                f"{self.name}, sample {index}: expected as many scores for both models, got "
+                f"{len(scores[0])} for float and {len(scores[1])} for edge"
+            )
+        for kept, given in zip(self._scores, scores, strict=True):
+            kept.extend(given)
+        self._index.extend([index] * len(scores[0]))
+
+    def result(self) -> Scores:
+        """Exact where all scores are 0 or 1, else a bootstrap over the samples."""
+        before, after = (np.frombuffer(scores, np.float64) for scores in self._scores)
+        lost = before - after
+        order = np.argsort(-lost, kind="stable")[:5]
+        worst = tuple(
+            (self._index[i], float(before[i]), float(after[i])) for i in order if lost[i] > 0
+        )
+        is_right_wrong = bool(np.isin(before, (0, 1)).all() and np.isin(after, (0, 1)).all())
+        if is_right_wrong:
+            _refuse_nothing_right(self.name, before)
+            evidence: RightWrong | Resampled = RightWrong(
+                len(lost), int(np.count_nonzero(lost > 0)), int(np.count_nonzero(lost < 0))
+            )
+            detail = "exact bounds of paired shares"
+        else:
+            evidence = _bootstrap(self.name, before, after)
+            detail = f"paired bootstrap, {RESAMPLES} resamples"
+        return Scores(
+            self.name, float(before.mean()), float(after.mean()), evidence, True, worst, detail
+        )
+
+
+def _name(metric: Any) -> str:
+    while isinstance(metric, functools.partial):
+        metric = metric.func
+    name = getattr(metric, "__name__", type(metric).__name__)
+    return "the score" if name == "<lambda>" else str(name)
+
+
+def _checked(score: Any, where: str, batch: set[int]) -> Floats:
+    """Give one score, or one an item, as float64."""
+    if is_tensor(score) or hasattr(score, "__array__"):
+        values = as_array(score) if is_tensor(score) else np.asarray(score)
+    elif isinstance(score, Real):
+        values = np.asarray(score)
+    else:
+        raise TypeError(
+            f"{where}: expected a bool or a number, or a tensor of one for each item of the batch, "
+            f"got {score!r}"
+        )
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"{where}: expected a bool or a number, got {score!r}")
+    if values.size != 1 and (values.ndim != 1 or len(values) not in batch or not values.size):
+        raise ValueError(
+            f"{where}: expected one score, or one for each item of the batch, got shape "
+            f"{list(values.shape)}: reduce what belongs to one item, for instance by .mean()"
+        )
+    floats = values.reshape(-1).astype(np.float64)
+    if not np.isfinite(floats).all():
+        raise ValueError(f"{where}: expected a finite score, got {floats.tolist()}")
+    return floats
+
+
+def _refuse_nothing_right(name: str, before: Floats) -> None:
+    if not before.any():
+        raise ValueError(
+            f"{name}: the float model has none of {len(before)} samples right, so no drop can be "
+            "seen: do labels and outputs belong together (order of classes, shapes, preprocessing)?"
+        )
+
+
+def _bootstrap(name: str, before: Floats, after: Floats) -> Resampled:
+    lost = before - after
+    seen = np.concatenate([before, after])
+    changed = float(np.abs(lost).max())
+    per_sample = changed or float(seen.max() - seen.min())
+    if not per_sample:
+        raise ValueError(
+            f"{name}: gives {seen[0]:g} for every sample of both models, so no drop can be seen: "
+            "does it look at the outputs?"
+        )
+    drop = float(lost.mean())
+    spread = bootstrap_bounds(drop, resampled_means(lost, RESAMPLES), acceleration_of_mean(lost))
+    return Resampled(len(lost), drop, spread, per_sample)
+
+
+class MetricScorer:
+    """
+    Scores by a torchmetrics Metric, or what has its interface.
+
+    A copy of it sees one sample at a time; what the sample adds to its states is added to those of
+    each resample. It is a Poisson bootstrap (each resample takes each sample Poisson(1) times;
+    Hanley & MacGibbon, Computer Methods and Programs in Biomedicine 83, 2006) with the same draws
+    for both models, which makes it paired. So sums need memory that does not grow with the samples.
+
+    Args:
+        metric: Left as it is.
+
+    Raises:
+        TypeError: It has no states, or states that are neither sums nor lists.
+        ValueError: It does not say which way is better, or it sums too many numbers.
+    """
+
+    wants_tensors = True
+
+    def __init__(self, metric: Any) -> None:
+        self.name = type(metric).__name__
+        better = getattr(metric, "higher_is_better", None)
+        if better is None:
+            raise ValueError(
+                f"{self.name}: does not say which way is better (higher_is_better is None), so a "
+                "drop of it has no sign: give a subclass that sets higher_is_better, or a callable "
+                "metric(outputs, label), of which more is better. A collection holds several: give "
+                "one of them"
+            )
+        self._sign = 1 if better else -1
+        self._metric = copy.deepcopy(metric)
+        self._metric.reset()
+        self._defaults: dict[str, Any] = dict(getattr(metric, "_defaults", {}))
+        self._sums = [name for name, value in self._defaults.items() if is_tensor(value)]
+        self._lists = [name for name in self._defaults if name not in self._sums]
+        self._check_states(getattr(metric, "_reductions", {}))
+        numbers = sum(self._defaults[name].numel() for name in self._sums)
+        if numbers > MOST_NUMBERS:
+            raise ValueError(
+                f"{self.name}: sums {numbers:,} numbers, and a bootstrap keeps them once for each "
+                f"resample; {MOST_NUMBERS:,} at most. Give a metric averaged over classes, or a "
+                "callable metric(outputs, label)"
+            )
+        resamples = LIST_RESAMPLES if self._lists else METRIC_RESAMPLES
+        self._random = np.random.default_rng(SEED)
+        # The first row stands for the samples as they are.
+        self._totals = tuple(np.zeros((resamples + 1, numbers)) for _ in range(2))
+        self._times = np.zeros(resamples + 1)
+        self._weights: list[npt.NDArray[np.uint8]] = []
+        self._items: tuple[list[Any], list[Any]] = ([], [])
+        self._n_changed = 0
+        self._example: tuple[Any, Any] | None = None
+
+    def _check_states(self, reductions: dict[str, Any]) -> None:
+        odd = [name for name in self._sums if _word(reductions.get(name)) != "dim_zero_sum"]
+        odd += [
+            name
+            for name in self._lists
+            if _word(reductions.get(name)) not in ("dim_zero_cat", "None")
+        ]
+        if odd or not self._defaults:
+            what = (
+                f"its state {odd[0]!r} is neither summed nor a list" if odd else "it has no state"
+            )
+            raise TypeError(
+                f"{self.name}: {what}, so what one sample adds to it cannot be drawn anew: score "
+                "each sample by a callable metric(outputs, label)"
+            )
+
+    def update(self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]) -> None:
+        """Let the Metric see one sample of each model."""
+        del batch
+        target = _target(label)
+        weights = np.concatenate([[1], self._random.poisson(1.0, len(self._times) - 1)])
+        self._times += weights
+        added = []
+        for side, given in enumerate(outputs):
+            self._metric.reset()
+            try:
+                self._metric.update(given, target)
+            except Exception as error:
+                raise ValueError(
+                    f"{self.name}.update(outputs, label) fails on sample {index}, with outputs "
+                    f"{_described(given)} and label {_described(target)}: {error}\nA label has the "
+                    "batch dimension that the outputs have. Of several outputs choose one in a "
+                    "subclass of the Metric, or score by a callable metric(outputs, label)"
+                ) from error
+            row, items = self._state()
+            at = np.flatnonzero(row)
+            self._totals[side][:, at] += weights[:, None] * row[at]
+            added.append((row, items))
+            if self._lists:
+                self._items[side].append(items)
+        if self._lists:
+            self._weights.append(weights.astype(np.uint8))
+        self._n_changed += not _same(*added)
+        self._example = outputs[0], target
+
+    def _state(self) -> tuple[Floats, list[list[Any]]]:
+        """What the last sample added: to sums, flat, and to lists."""
+        rows = [
+            as_array(getattr(self._metric, name) - self._defaults[name]).astype(np.float64).ravel()
+            for name in self._sums
+        ]
+        # The lists themselves are cleared by the next reset.
+        items = [list(getattr(self._metric, name)) for name in self._lists]
+        return np.concatenate([np.zeros(0), *rows]), items
+
+    def result(self) -> Scores:
+        """The bootstrap over the samples."""
+        before, after = self._score(0, 0), self._score(1, 0)
+        for side, score in (("float", before), ("edge", after)):
+            if not np.isfinite(score):
+                raise ValueError(f"{self.name}, {side}: expected a finite score, got {score}")
+        low, high = (getattr(self._metric, f"plot_{end}_bound", None) for end in ("lower", "upper"))
+        floor, ceiling = (low, high) if self._sign > 0 else (high, low)
+        if floor is not None and before == floor:
+            raise ValueError(
+                f"{self.name}: the float model scores {before:g}, the worst there is, so no drop "
+                "can be seen: do labels and outputs belong together?"
+            )
+        # Each sample stands once in the first row.
+        n, drop = int(self._times[0]), self._sign * (before - after)
+        resampled = self._resampled()
+        known = resampled[~np.isnan(resampled)]
+        deviation = float(known.std()) if len(known) else 0.0
+        if self._n_changed and deviation:
+            per_sample = deviation * n / self._n_changed**0.5
+        else:
+            whole = None if floor is None or ceiling is None else abs(ceiling - floor)
+            per_sample = abs(before) if whole is None else float(whole)
+        if not per_sample:
+            raise ValueError(f"{self.name}: gives {before:g} for both models, whatever comes")
+        evidence = Resampled(n, drop, bootstrap_bounds(drop, resampled), per_sample)
+        detail = f"paired bootstrap, {len(resampled)} resamples"
+        return Scores(self.name, before, after, evidence, self._sign > 0, (), detail)
+
+    def _resampled(self) -> Floats:
+        """The drop of each resample, NaN for one without a score."""
+        drops = np.full(len(self._times) - 1, np.nan)
+        with warnings.catch_warnings():
+            # A resample may lack a class, which a Metric warns of; the samples as they are did not.
+            warnings.simplefilter("ignore")
+            for row in range(1, len(self._times)):
+                if self._times[row]:
+                    drops[row - 1] = self._sign * (self._score(0, row) - self._score(1, row))
+        drops[~np.isfinite(drops)] = np.nan
+        return drops
+
+    def _score(self, side: int, row: int) -> float:
+        import torch
+
+        metric = self._metric
+        metric.reset()
+        # So that it counts as updated, and has what its update sets beside its states.
+        assert self._example is not None, "unreachable because there is a sample"
+        metric.update(*self._example)
+        start = 0
+        for name in self._sums:
+            default = self._defaults[name]
+            total = self._totals[side][row, start : start + default.numel()]
+            start += default.numel()
+            filled = torch.from_numpy(total).reshape(default.shape).to(default.dtype)
+            setattr(metric, name, default + filled)
+        for position, name in enumerate(self._lists):
+            drawn = (
+                item
+                for weights, items in zip(self._weights, self._items[side], strict=True)
+                for _ in range(weights[row])
+                for item in items[position]
+            )
+            setattr(metric, name, list(drawn))
+        value = metric.compute()
+        if not is_tensor(value) or value.numel() != 1:
+            what = f"shape {list(value.shape)}" if is_tensor(value) else type(value).__name__
+            raise TypeError(
+                f"{self.name}.compute(): expected one number, got {what}: choose an average, such "
+                "as average='macro', or a subclass whose compute() picks one"
+            )
+        return float(value)
+
+
+def _word(reduction: Any) -> str:
+    return getattr(reduction, "__name__", str(reduction))
+
+
+def _target(label: Any) -> Any:
+    """A label as a Metric takes it: a tensor with a batch dimension, where it is a number."""
+    import torch
+
+    if isinstance(label, Real):
+        return torch.tensor([label])
+    if isinstance(label, (np.ndarray, np.generic)):
+        label = torch.from_numpy(np.array(label))
+    return label.reshape(1) if isinstance(label, torch.Tensor) and label.ndim == 0 else label
+
+
+def _described(value: Any) -> str:
+    if is_tensor(value):
+        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return type(value).__name__
+
+
+def _same(one: tuple[Floats, list[list[Any]]], two: tuple[Floats, list[list[Any]]]) -> bool:
+    """Whether a sample adds the same to both models' states."""
+    return np.array_equal(one[0], two[0]) and all(
+        _equal_items(left, right) for left, right in zip(one[1], two[1], strict=True)
+    )
+
+
+def _equal_items(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    return len(left) == len(right) and all(
+        np.array_equal(as_array(a), as_array(b)) if is_tensor(a) and is_tensor(b) else a is b
+        for a, b in zip(left, right, strict=True)
+    )

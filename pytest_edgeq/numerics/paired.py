@@ -1,0 +1,278 @@
+"""
+How sure a drop of a score is, where two models are scored on the same samples.
+
+The drop is the float score minus the edge score, counted so that more is worse. Each of its two
+bounds holds with 95 % confidence by itself (together they are a 90 % interval), because each
+answers a question by itself: is the drop small enough, and is it too great?
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from .sums import Array
+
+__all__ = [
+    "CONFIDENCE",
+    "MOST_SAMPLES",
+    "SEED",
+    "Bounds",
+    "Resampled",
+    "RightWrong",
+    "acceleration_of_mean",
+    "binomial_bounds",
+    "bootstrap_bounds",
+    "mcnemar_p",
+    "resampled_means",
+    "unseen_share",
+]
+
+CONFIDENCE = 0.95
+"""Of each bound."""
+
+SEED = 0
+"""Of every draw: the same data gives the same verdict."""
+
+MOST_SAMPLES = 10_000_000
+"""No test has more: a drop that needs more to be settled is as good as its limit."""
+
+_ALPHA = 1 - CONFIDENCE
+
+_BISECTIONS = 60
+"""Halves an interval of length 1 to less than the spacing of float64 at 0.5."""
+
+
+class Bounds(NamedTuple):
+    """Where the drop lies; each side with 95 % confidence."""
+
+    low: float
+    high: float
+
+
+def mcnemar_p(lost: int, gained: int) -> float:
+    """
+    Return the p-value of the exact McNemar test, two-sided.
+
+    If nothing but chance decided which way a sample changes, `lost` of `lost + gained` would be
+    binomial with 1/2 (McNemar, Psychometrika 12, 1947). Twice the smaller tail, at most 1.
+    """
+    changed = lost + gained
+    tail = sum(math.comb(changed, k) for k in range(min(lost, gained) + 1))
+    return min(1.0, float(tail / (1 << changed)) * 2)
+
+
+def unseen_share(n: int) -> float:
+    """Return the greatest share of what n samples have not shown: some 3/n, the rule of three."""
+    return float(-math.expm1(math.log(_ALPHA) / n))
+
+
+@functools.lru_cache(maxsize=1024)  # either bound of a drop asks for both of both shares
+def binomial_bounds(count: int, n: int) -> Bounds:
+    """
+    Return the exact bounds of a share of which `count` of n were seen.
+
+    The greatest share that shows so few in 5 % of all samples of this size, and the least that
+    shows so many (Clopper & Pearson, Biometrika 26, 1934; 95 % on each side).
+    """
+    seen = count / n
+    high = _bisect(lambda p: _tail(count, n, p, -1) <= _ALPHA, seen, 1.0) if count < n else 1.0
+    low = _bisect(lambda p: _tail(count, n, p, 1) > _ALPHA, 0.0, seen) if count else 0.0
+    return Bounds(low, high)
+
+
+def _bisect(is_beyond: Callable[[float], bool], low: float, high: float) -> float:
+    """The point between from which on it is true."""
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_beyond(middle) else (middle, high)
+    return (low + high) / 2
+
+
+def _tail(count: int, n: int, p: float, step: int) -> float:
+    """P(X ≤ count) for step −1, P(X ≥ count) for 1, where `count` is beyond the mean that way."""
+    if p in (0.0, 1.0):
+        return 0.0
+    log_first = math.lgamma(n + 1) - math.lgamma(count + 1) - math.lgamma(n - count + 1)
+    log_first += count * math.log(p) + (n - count) * math.log1p(-p)
+    # 40 standard deviations and more: beyond them nothing is left that float64 could add.
+    reach = int(40 * math.sqrt(count + 1)) + 200
+    if step < 0:
+        at = np.arange(count, max(count - reach, 0), -1, dtype=np.float64)
+        ratios = at / (n - at + 1) * ((1 - p) / p)
+    else:
+        at = np.arange(count, min(count + reach, n), dtype=np.float64)
+        ratios = (n - at) / (at + 1) * (p / (1 - p))
+    return math.exp(log_first) * (1 + float(np.cumprod(ratios).sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class RightWrong:
+    """
+    Two models that answer the same samples right or wrong.
+
+    Attributes:
+        n: Samples, 1 or more.
+        lost: Right in float, wrong in edge.
+        gained: Wrong in float, right in edge.
+    """
+
+    n: int
+    lost: int
+    gained: int
+
+    @property
+    def drop(self) -> float:
+        """Share right in float minus share right in edge."""
+        return (self.lost - self.gained) / self.n
+
+    @property
+    def bounds(self) -> Bounds:
+        """
+        Where the drop of all samples there are lies.
+
+        The exact bounds of both shares, joined by MOVER (Zou & Donner, Statistics in Medicine 27,
+        2008, for a difference of correlated shares). Where nothing changed it is the rule of three.
+        By enumeration its coverage is 95.0 % at the least for 50 to 1,000 samples; Tango's score
+        interval falls to 91.5 % where few samples change, which is the rule here.
+        """
+        return Bounds(
+            -_difference_high(self.gained, self.lost, self.n),
+            _difference_high(self.lost, self.gained, self.n),
+        )
+
+    def samples_needed(self, max_drop: float) -> int | None:
+        """About how many samples settle it if the same shares change; None for far too many."""
+        passes = self.drop < max_drop
+
+        def settles(n: int) -> bool:
+            grown = RightWrong(n, round(self.lost / self.n * n), round(self.gained / self.n * n))
+            return grown.bounds.high <= max_drop if passes else grown.bounds.low > max_drop
+
+        if self.drop == max_drop:
+            return None
+        high = self.n
+        while not settles(high):
+            high *= 2
+            if high > MOST_SAMPLES:
+                return None
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if settles(middle) else (middle, high)
+        return _rounded_up(high)
+
+
+def _difference_high(more: int, less: int, n: int) -> float:
+    above = binomial_bounds(more, n).high - more / n
+    below = less / n - binomial_bounds(less, n).low
+    # A sample that is one cannot be the other.
+    apart = more < n and less < n
+    correlation = -math.sqrt(more * less / ((n - more) * (n - less))) if apart else 0.0
+    squares = above**2 + below**2 - 2 * correlation * above * below
+    return min(1.0, (more - less) / n + math.sqrt(squares))
+
+
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """
+    A drop whose spread was found by drawing the samples anew.
+
+    The bootstrap knows of nothing that the samples have not shown: without one sample that changed
+    it would be certain of a drop of zero, however few there are. So a loss as great as
+    `per_sample` in as many samples as may have stayed unseen is counted as well.
+
+    Attributes:
+        n: Samples, 1 or more.
+        drop: Of the samples as they are.
+        spread: What the bootstrap says of it.
+        per_sample: How much one sample can lose.
+    """
+
+    n: int
+    drop: float
+    spread: Bounds
+    per_sample: float
+
+    @property
+    def bounds(self) -> Bounds:
+        """Where the drop of all samples there are lies."""
+        unseen = self.per_sample * unseen_share(self.n)
+        return Bounds(
+            min(self.spread.low, self.drop - unseen), max(self.spread.high, self.drop + unseen)
+        )
+
+    def samples_needed(self, max_drop: float) -> int | None:
+        """About how many samples settle it if they spread alike; None for far too many."""
+        gap = abs(max_drop - self.drop)
+        passes = self.drop < max_drop
+        width = self.spread.high - self.drop if passes else self.drop - self.spread.low
+        if not gap or not math.isfinite(width):
+            return None
+        by_spread = self.n * (width / gap) ** 2
+        seen = gap >= self.per_sample
+        by_unseen = 0.0 if seen else math.log(_ALPHA) / math.log1p(-gap / self.per_sample)
+        needed = max(by_spread, by_unseen)
+        return _rounded_up(math.ceil(needed)) if needed <= MOST_SAMPLES else None
+
+
+def _rounded_up(n: int) -> int:
+    """To two digits: more would promise more than an estimate can."""
+    unit = int(10 ** max(0, len(str(n)) - 2))
+    return -(-n // unit) * unit
+
+
+def resampled_means(values: Array, resamples: int) -> Array:
+    """
+    Return the mean of each of `resamples` draws, with replacement, of as many values.
+
+    Args:
+        values: float64, one a sample.
+        resamples: How many means.
+    """
+    random = np.random.default_rng(SEED)
+    n = len(values)
+    return np.array([values[random.integers(0, n, n)].mean() for _ in range(resamples)])
+
+
+def bootstrap_bounds(point: float, resampled: Array, acceleration: float = 0.0) -> Bounds:
+    """
+    Return the bias-corrected and accelerated bounds of a bootstrap.
+
+    BCa (Efron, JASA 82, 1987). A resample that has no value (NaN) is as bad as can be on
+    either side.
+
+    Args:
+        point: Of the samples as they are.
+        resampled: Of each resample.
+        acceleration: A sixth of the skewness of the samples' influence; 0 where it is not known.
+    """
+    normal = NormalDist()
+    known = resampled[~np.isnan(resampled)]
+    below = (np.count_nonzero(known < point) + np.count_nonzero(known == point) / 2) / max(
+        len(known), 1
+    )
+    # Where all resamples are on one side the correction would be infinite.
+    least = 1 / (2 * len(resampled))
+    bias = normal.inv_cdf(min(max(below, least), 1 - least))
+
+    def quantile(share: float, unknown: float) -> float:
+        shifted = bias + normal.inv_cdf(share)
+        level = normal.cdf(bias + shifted / (1 - acceleration * shifted))
+        ranked = np.sort(np.where(np.isnan(resampled), unknown, resampled))
+        return float(ranked[min(len(ranked) - 1, int(level * len(ranked)))])
+
+    return Bounds(quantile(_ALPHA, -math.inf), quantile(CONFIDENCE, math.inf))
+
+
+def acceleration_of_mean(values: Array) -> float:
+    """Return the acceleration of a mean: Σ(x − x̄)³ / (6 (Σ(x − x̄)²)^1.5), 0 for no spread."""
+    away = values - values.mean()
+    squares = float((away**2).sum())
+    return float((away**3).sum()) / (6 * squares**1.5) if squares > 0 else 0.0
