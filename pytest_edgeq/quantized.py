@@ -90,6 +90,7 @@ class QuantizedModel:
         runtime: Callable[[], str],
         float_edge: EdgeFile | None = None,
         directory: Path | None = None,
+        origin: EdgeFile | None = None,
     ) -> None:
         self.name = name
         self.flow = flow
@@ -98,6 +99,7 @@ class QuantizedModel:
         self._float_edge = float_edge
         self._runtime = runtime
         self._directory = directory
+        self._origin = origin
         self._path = edge.path
         self._views: dict[str, QuantizedModel] = {}
 
@@ -113,6 +115,11 @@ class QuantizedModel:
     def float_edge(self) -> EdgeFile | None:
         """The float file of a recipe flow with its interpreters."""
         return self._float_edge
+
+    @property
+    def origin(self) -> EdgeFile | None:
+        """The file that the flow made, where another one was put in its place; else None."""
+        return self._origin
 
     @property
     def signatures(self) -> tuple[str, ...]:
@@ -132,7 +139,7 @@ class QuantizedModel:
             edge = self._edge.at(name)
             float_edge = None if self._float_edge is None else self._float_edge.at(name)
             label = f"{self.name}[{name}]"
-            self._views[name] = self._with_edge(edge, float_edge, label, self._legs)
+            self._views[name] = self._with_edge(edge, float_edge, label, self._legs, self._origin)
         return self._views[name]
 
     def _with_edge(
@@ -141,6 +148,7 @@ class QuantizedModel:
         float_edge: EdgeFile | None,
         name: str,
         legs: Mapping[str | None, Leg],
+        origin: EdgeFile | None,
     ) -> QuantizedModel:
         return QuantizedModel(
             edge,
@@ -150,6 +158,7 @@ class QuantizedModel:
             runtime=self._runtime,
             float_edge=float_edge,
             directory=self._directory,
+            origin=origin,
         )
 
     @property
@@ -291,7 +300,10 @@ class QuantizedModel:
             raise ValueError(f"the file has the signatures {theirs}, the model {ours}")
         elif len(self.signatures) == 1:
             edge = edge.at(self.signatures[0])
-        return self._with_edge(edge, self._float_edge, self.name, legs)
+        # What another tool made, or lays out in another way, does not claim to be the flow's file.
+        is_claimed = self.flow != "prebuilt" and layout is None
+        origin = (self._origin or self._edge) if is_claimed else None
+        return self._with_edge(edge, self._float_edge, self.name, legs, origin)
 
 
 def _border(border: SignatureTensor) -> Border:

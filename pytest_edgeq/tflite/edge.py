@@ -58,7 +58,7 @@ class EdgeFile:
         self.layouts = Layouts(layout, self.graph.signatures)
         self._key: str | None = None
         self._views: dict[str, EdgeFile] = {}
-        self._runners: dict[str, Runner] = {}
+        self._runners: dict[tuple[str, bool], Runner] = {}
 
     @property
     def signatures(self) -> tuple[Signature, ...]:
@@ -108,18 +108,23 @@ class EdgeFile:
         """What each op computes in."""
         return OpDtypeMap(self.graph, self.modules)
 
-    def runner(self, runtime: str) -> Runner:
+    def runner(self, runtime: str, *, keep: bool = False) -> Runner:
         """
         The interpreter for a runtime, allocated at the first call.
 
+        Args:
+            runtime: Its name.
+            keep: One that keeps every intermediate tensor.
+
         Raises:
-            ValueError: Unknown runtime.
+            ValueError: Unknown runtime, or one that keeps no intermediate tensors.
             RuntimeError: The kernels cannot allocate the file.
         """
         # Also for one made before: it reads on from a file that may have been written anew.
         source = source_of(self.graph)
-        if runtime not in self._runners:
-            self._runners[runtime] = Runner(
+        key = (runtime, keep)
+        if key not in self._runners:
+            self._runners[key] = Runner(
                 source,
                 self.graph,
                 self.signature,
@@ -127,8 +132,9 @@ class EdgeFile:
                 self.threads,
                 self.modules,
                 self.runtimes,
+                keep=keep,
             )
-        return self._runners[runtime]
+        return self._runners[key]
 
     def restart(self) -> None:
         """Let a file that keeps state from run to run start anew."""

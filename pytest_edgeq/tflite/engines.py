@@ -63,13 +63,23 @@ class InterpreterEngine(Engine):
         runtime: `xnnpack`, `builtin` (optimized kernels without a delegate), `reference`, or
             `tensorflow`.
         threads: Of the interpreter.
+        keep: Keep every intermediate tensor, for `tensor` to read. Only kernels without a delegate
+            write them all.
 
     Raises:
         RuntimeError, ValueError: The kernels cannot allocate the file.
         ModuleNotFoundError: TensorFlow is not installed.
     """
 
-    def __init__(self, source: Source, signature: Signature, runtime: str, threads: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        signature: Signature,
+        runtime: str,
+        threads: int,
+        *,
+        keep: bool = False,
+    ) -> None:
         where: dict[str, Any] = (
             {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
         )
@@ -85,7 +95,10 @@ class InterpreterEngine(Engine):
 
             resolver = OpResolverType[_RESOLVERS[runtime]]
             self._interpreter = Interpreter(
-                **where, num_threads=threads, experimental_op_resolver_type=resolver
+                **where,
+                num_threads=threads,
+                experimental_op_resolver_type=resolver,
+                experimental_preserve_all_tensors=keep,
             )
         self._interpreter.allocate_tensors()
         # Its own runner sizes and allocates everything again at each call, so it is only for the
@@ -122,6 +135,15 @@ class InterpreterEngine(Engine):
             interpreter.set_tensor(border.tensor.index, inputs[border.name])
         interpreter.invoke()
         return [interpreter.get_tensor(border.tensor.index) for border in self._signature.outputs]
+
+    def tensor(self, index: int) -> npt.NDArray[Any]:
+        """
+        A tensor of the signature's subgraph as the last run left it, the caller's own.
+
+        Only of an engine that keeps them all. A resource must not be asked for: the process dies.
+        """
+        value: npt.NDArray[Any] = self._interpreter.get_tensor(index, self._signature.subgraph)
+        return value
 
 
 def _tensorflow() -> Any:

@@ -24,10 +24,14 @@ from pytest_edgeq.tflite.registry import BUILT_IN, Runtime, Runtimes, RuntimeSes
 from pytest_edgeq.tflite.source import MappedFile
 from pytest_edgeq.tflite.unsafe import refuse_unsafe
 
-__all__ = ["BUILT_IN", "Runner", "Runtime", "RuntimeSession", "Runtimes", "source_of"]
+__all__ = ["BUILT_IN", "KEEPING", "Runner", "Runtime", "RuntimeSession", "Runtimes", "source_of"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
+
+
+# Kernels without a delegate, which would compute whole stretches of the file in its own memory.
+KEEPING = ("builtin", "reference")
 
 
 class Runner:
@@ -42,9 +46,10 @@ class Runner:
         threads: Of an interpreter.
         modules: To name the op that refuses.
         runtimes: Those that there are.
+        keep: Keep every intermediate tensor, for `tensor` to read.
 
     Raises:
-        ValueError: Unknown runtime.
+        ValueError: Unknown runtime, or one that keeps no intermediate tensors.
         RuntimeError: The kernels cannot allocate the file; says which op and why.
         ModuleNotFoundError: The runtime needs a package that is not installed.
     """
@@ -58,6 +63,8 @@ class Runner:
         threads: int = 1,
         modules: ModulePaths | None = None,
         runtimes: Runtimes = BUILT_IN,
+        *,
+        keep: bool = False,
     ) -> None:
         self._source = source
         self._graph = graph
@@ -65,6 +72,12 @@ class Runner:
         self._runtime = runtimes.check(runtime)
         self._threads = threads
         self._modules = modules
+        self._keep = keep
+        if keep and runtime not in KEEPING:
+            raise ValueError(
+                f"the {runtime} runtime keeps no intermediate tensors; these do: "
+                f"{', '.join(KEEPING)}"
+            )
         if self._runtime not in runtimes.own:
             refuse_unsafe(graph, self._runtime, modules)
         try:
@@ -91,6 +104,11 @@ class Runner:
             # KeyError: the signature has no name for an output of its subgraph.
             raise self._refusal("run", error, inputs) from error.__cause__
 
+    def tensor(self, index: int) -> npt.NDArray[Any]:
+        """A tensor of the subgraph as the last run left it; of a runner that keeps them."""
+        assert isinstance(self._engine, InterpreterEngine), "only interpreters keep tensors"
+        return self._engine.tensor(index)
+
     def close(self) -> None:
         """Let go of what is more than memory, such as a user's own session."""
         self._engine.close()
@@ -103,7 +121,9 @@ class Runner:
             return engine
         if self._runtime == "compiled":
             return CompiledEngine(self._source, self._graph, self._signature, self._threads)
-        return InterpreterEngine(self._source, self._signature, self._runtime, self._threads)
+        return InterpreterEngine(
+            self._source, self._signature, self._runtime, self._threads, keep=self._keep
+        )
 
     def _refusal(
         self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
@@ -150,6 +170,8 @@ class _OwnEngine(Engine):
         try:
             self._session = runner(path, signature.key)
         except Exception as error:
+            if folder is not None:
+                folder.cleanup()
             raise _OwnError(_told(error)) from error
         # Also where nobody closes it: when the model goes, at the latest when Python ends.
         self._close = weakref.finalize(self, _close, self._session, folder)

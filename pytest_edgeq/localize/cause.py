@@ -1,0 +1,408 @@
+"""
+Which row is to blame, and why, in a sentence.
+
+What a kernel's rounding does not explain, and what is wrong with a constant, is a defect wherever
+it stands. A loss by quantization is none by itself: every layer has one. It is told only of a layer
+that loses far more than others of its kind, or whose parameters can come from a mistake only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pytest_edgeq.localize.rows import (
+    LOWERING,
+    QUANTIZATION,
+    SOUND,
+    UNMATCHED,
+    Evidence,
+    LayerError,
+    LayerErrors,
+)
+from pytest_edgeq.numerics.health import CLIPPED_SHARE_LIMIT
+
+__all__ = ["blame", "cause_of"]
+
+_LEAST_LAYERS = 5
+"""
+Layers that it takes to tell an outlier.
+
+The third quartile of five is the fourth of them, so that the worst one does not move the fence that
+it is held against; of four it would.
+"""
+
+_FENCES = 3.0
+"""Interquartile ranges beyond the median."""
+
+_ONE_BIT_DB = 20 * math.log10(2)
+"""Layers as alike as those of a small model have hardly any range: what costs no bit is no loss."""
+
+_FEW_LEVELS = 1 / 8
+"""Share of the codes in use below which a range is too wide: three bits are wasted."""
+
+_UNEVEN = 16.0
+"""Ratio of the channels' largest weights at which one scale leaves the least 4 bits fewer."""
+
+_ENOUGH = 32
+"""Elements that span 31/33 of what their like spans, on average: fewer say nothing of a range."""
+
+_OWN_RANGE = {"ADD", "SUB", "MUL", "DIV", "BATCH_MATMUL", "QUANTIZE"}
+"""
+Ops, beside those with weights, whose output has a range of its own.
+
+Others take their input's (pools, reshapes, joins), or one that TFLite fixes (SOFTMAX, LOGISTIC,
+TANH), whatever the values are.
+"""
+
+_ONE_CHANNEL = 0.5
+"""Share of the error from which one channel among four or more has it."""
+
+
+def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErrors:
+    """
+    Give every row its verdict, choose the one to blame and say why.
+
+    A finding about constants stands before an excess over rounding, which stands before a loss by
+    quantization. Of several rows the first in execution order has made what the others show.
+
+    Args:
+        rows: In execution order; their verdicts are not looked at.
+        evidence: One a row.
+
+    Raises:
+        ValueError: Not one piece of evidence a row.
+    """
+    if len(rows) != len(evidence):
+        raise ValueError(f"{len(rows)} rows, and evidence for {len(evidence)}")
+    losses = _losses(rows, evidence)
+    mistaken = {} if losses else _mistaken(rows, evidence)
+    judged = tuple(
+        replace(row, verdict=_verdict(row, given, i in losses or i in mistaken))
+        for i, (row, given) in enumerate(zip(rows, evidence, strict=True))
+    )
+    culprit = _culprit(judged, evidence, losses or mistaken)
+    if culprit is None:
+        return LayerErrors(rows=judged, culprit=None, cause=_without_culprit(judged, evidence))
+    row = judged[culprit]
+    cause = cause_of(row, evidence[culprit], losses.get(culprit))
+    return LayerErrors(rows=judged, culprit=row, cause=f"{row.name}: {cause}")
+
+
+def _verdict(row: LayerError, evidence: Evidence, loses: bool) -> str:
+    if row.findings or evidence.nonfinite or _beyond_rounding(row):
+        return LOWERING
+    if not row.matched:
+        return UNMATCHED
+    return QUANTIZATION if loses else SOUND
+
+
+def _beyond_rounding(row: LayerError) -> bool:
+    # Not `> 0`, which NaN would pass.
+    return row.excess_lsb is not None and not row.excess_lsb <= 0
+
+
+def _culprit(
+    rows: Sequence[LayerError], evidence: Sequence[Evidence], losses: Mapping[int, str]
+) -> int | None:
+    for chosen in (
+        [i for i, row in enumerate(rows) if row.findings],
+        [i for i, given in enumerate(evidence) if given.nonfinite],
+        [i for i, row in enumerate(rows) if _beyond_rounding(row)],
+    ):
+        if chosen:
+            return chosen[0]
+    return min(losses, key=lambda i: (_sqnr(rows[i]), i)) if losses else None
+
+
+def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
+    """
+    Which rows have parameters that can come from a mistake only, if they are the fewer.
+
+    This is how a layer is told among too few of its kind.
+    """
+    scaled = [i for i, given in enumerate(evidence) if given.scale and rows[i].matched]
+    found = {
+        i: text
+        for i in scaled
+        if rows[i].local_sqnr_db is not None and (text := _mistake(rows[i], evidence[i]))
+    }
+    return found if 2 * len(found) < len(scaled) else {}
+
+
+def _sqnr(row: LayerError) -> float:
+    """In dB; NaN, which is worse than any, as −inf."""
+    sqnr = row.local_sqnr_db
+    assert sqnr is not None
+    return sqnr if not math.isnan(sqnr) else -math.inf
+
+
+def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
+    """
+    Which rows lose far more than others of their kind, and what they are held against.
+
+    The kind is op and scheme; where there are too few of it, the scheme alone.
+    """
+    known = [i for i, row in enumerate(rows) if row.matched and row.local_sqnr_db is not None]
+    found = {}
+    for i in known:
+        schemes = [j for j in known if evidence[j].scheme == evidence[i].scheme]
+        alike = [j for j in schemes if rows[j].op == rows[i].op]
+        kind, name = alike, f"{rows[i].op} ops"
+        if len(alike) < _LEAST_LAYERS:
+            kind, name = schemes, f"{evidence[i].scheme or ''} ops".strip()
+        told = _outlier(_sqnr(rows[i]), [_sqnr(rows[j]) for j in kind], name)
+        if told:
+            found[i] = told
+    return found
+
+
+def _outlier(value: float, kind: Sequence[float], name: str) -> str | None:
+    if len(kind) < _LEAST_LAYERS:
+        return None
+    # Without any error (a MAX_POOL_2D) there is nothing to stand out from.
+    finite = np.array([each for each in kind if math.isfinite(each)])
+    if len(finite) < _LEAST_LAYERS - 1:
+        return None
+    low, median, high = np.percentile(finite, (25, 50, 75))
+    fence = median - max(_FENCES * (high - low), _ONE_BIT_DB)
+    if not value < fence:
+        return None
+    return f"{value:.1f} dB locally, where the median of {len(kind)} {name} is {median:.1f} dB"
+
+
+def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> str:
+    """
+    Say why an op is to blame, by what is most certain.
+
+    Args:
+        row: The op.
+        evidence: What is known of it.
+        loss: How far it stands out from others of its kind, if it does.
+    """
+    if row.findings:
+        more = len(row.findings) - 1
+        also = f" (and {more} more finding{'s' if more > 1 else ''})" if more else ""
+        return f"{_nonfinite(evidence)}{row.findings[0]}{also}"
+    if evidence.nonfinite:
+        return f"{_nonfinite(evidence)}the first op that gives any"
+    if _beyond_rounding(row):
+        known = _broken(evidence)
+        far = f"{_far(row)} on its own inputs"
+        return f"{known}; {far}" if known else f"not what {_twins(row)} computes: {far}"
+    known = _lossy(row, evidence)
+    if known is None:
+        return f"it loses more than others of its kind: {loss}" if loss else "nothing stands out"
+    return f"{known}; {loss}" if loss else known
+
+
+def _far(row: LayerError) -> str:
+    assert row.excess_lsb is not None, "beyond rounding"
+    if row.local_lsb_error is None:
+        return f"{row.excess_lsb + 1:.3g} times as far off as float32 rounds"
+    return f"{row.excess_lsb:.3g} LSB beyond rounding"
+
+
+def _nonfinite(evidence: Evidence) -> str:
+    count = evidence.nonfinite
+    return f"{count} output values are NaN or infinite; " if count else ""
+
+
+def _twins(row: LayerError) -> str:
+    return " and ".join(row.nodes) or "torch"
+
+
+def _broken(evidence: Evidence) -> str | None:
+    """What makes an op compute something else."""
+    return (
+        _dtype_changed(evidence)
+        or _at_bias_limit(evidence)
+        or _lost_activation(evidence)
+        or _one_channel(evidence)
+    )
+
+
+def _lossy(row: LayerError, evidence: Evidence) -> str | None:
+    """What makes an op lose by its parameters."""
+    return _dtype_changed(evidence) or _mistake(row, evidence) or _one_channel(evidence)
+
+
+def _mistake(row: LayerError, evidence: Evidence) -> str | None:
+    """Parameters that no sound calibration gives."""
+    return (
+        _never_calibrated(evidence)
+        or _calibrated_on_nothing(evidence)
+        or _clipped(row, evidence)
+        or _too_wide(row, evidence)
+        or _uneven_weights(evidence)
+        or _at_bias_limit(evidence)
+    )
+
+
+def _dtype_changed(evidence: Evidence) -> str | None:
+    if not evidence.dtype_changes:
+        return None
+    role, actual, wanted = evidence.dtype_changes[0]
+    return f"its {role} is {actual} and was to be {wanted}: what makes it changed its dtype"
+
+
+def _at_bias_limit(evidence: Evidence) -> str | None:
+    channels = evidence.bias_limited
+    if not channels:
+        return None
+    return (
+        f"its bias is at the INT32 limit in {_channels(channels)}: weights near zero give a scale "
+        "that the bias does not fit; give the layer's weights one scale, or leave it in float"
+    )
+
+
+def _channels(channels: Sequence[int]) -> str:
+    if len(channels) == 1:
+        return f"channel {channels[0]}"
+    return f"channels {', '.join(map(str, channels[:4]))}{', …' if len(channels) > 4 else ''}"
+
+
+def _lost_activation(evidence: Evidence) -> str | None:
+    """A fused activation shows in the sides on which values end."""
+    if evidence.reference is None or evidence.met is None or evidence.scale is None:
+        return None
+    (least, greatest), (low, high) = evidence.reference, evidence.met
+    assert evidence.reach is not None
+    step = evidence.scale
+    # A step is left for rounding at either end; what only the codes' range ends is no clamp.
+    if least >= 0 and low < -1.5 * step:
+        return f"it gives {low:.3g}, where torch gives nothing below 0: a RELU was dropped"
+    if abs(low) < step / 2 and least < -1.5 * step and evidence.reach[0] < -1.5 * step:
+        return f"it gives nothing below 0, where torch gives {least:.3g}: a RELU too many"
+    if high > greatest + 1.5 * step and greatest in (1.0, 6.0):
+        return f"it gives {high:.3g}, where torch stops at {greatest:g}: a clamp was dropped"
+    for stop in (1.0, 6.0):
+        inside = evidence.reach[1] > stop + 1.5 * step
+        if abs(high - stop) < step / 2 and greatest > stop + 1.5 * step and inside:
+            return f"it stops at {stop:g}, where torch gives {greatest:.3g}: a clamp too many"
+    return None
+
+
+def _never_calibrated(evidence: Evidence) -> str | None:
+    if evidence.scale != 1.0 or evidence.zero_point != 0:
+        return None
+    return (
+        "its output was never calibrated (scale 1.0, zero point 0): the observer saw no sample; "
+        "calibrate before converting"
+    )
+
+
+def _span(evidence: Evidence) -> tuple[float, float] | None:
+    """Widths of what the codes reach, and of what torch gives; both must be known, and not 0."""
+    if evidence.reach is None or evidence.reference is None:
+        return None
+    reach = evidence.reach[1] - evidence.reach[0]
+    needed = max(evidence.reference[1], 0.0) - min(evidence.reference[0], 0.0)
+    return (reach, needed) if reach > 0 and needed > 0 else None
+
+
+def _calibrated_on_nothing(evidence: Evidence) -> str | None:
+    spans = _span(evidence)
+    # A range that keeps one value in a hundred can only come from samples that were none.
+    if spans is None or spans[0] > spans[1] / 100:
+        return None
+    return (
+        f"its range is {_range(evidence)}, next to nothing, where torch gives "
+        f"{_between(evidence.reference)}: calibrated on zeros"
+    )
+
+
+def _clipped(row: LayerError, evidence: Evidence) -> str | None:
+    beyond = sum(evidence.beyond)
+    if not beyond > CLIPPED_SHARE_LIMIT or evidence.reach is None or evidence.elements < _ENOUGH:
+        return None
+    at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
+    return (
+        f"its range {_range(evidence)} is too narrow: {_percent(beyond)} of torch's values lie "
+        f"beyond{at_ends}; calibrate with samples like those evaluated"
+    )
+
+
+def _too_wide(row: LayerError, evidence: Evidence) -> str | None:
+    if evidence.codes is None or evidence.code_range is None or evidence.elements < _ENOUGH:
+        return None
+    if "weight" not in row.dtypes and row.op not in _OWN_RANGE:
+        return None
+    low, high = evidence.codes
+    levels, all_levels = high - low + 1, evidence.code_range[1] - evidence.code_range[0] + 1
+    if not levels < all_levels * _FEW_LEVELS:
+        return None
+    met = f", and the values reach {_between(evidence.met)}" if evidence.met else ""
+    return (
+        f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are "
+        f"used{met}; calibrated with an outlier, or with other preprocessing"
+    )
+
+
+def _uneven_weights(evidence: Evidence) -> str | None:
+    largest = [each for each in evidence.weight_maxima if each > 0]
+    if evidence.weight_granularity != "per_tensor" or len(largest) < 2:
+        return None
+    ratio = max(largest) / min(largest)
+    if not ratio >= _UNEVEN:
+        return None
+    return (
+        f"one scale for all of its weights, whose channels differ by {ratio:.3g} ×: the least "
+        f"uses {127 / ratio:.2g} of 127 codes; quantize them per channel"
+    )
+
+
+def _one_channel(evidence: Evidence) -> str | None:
+    noise = np.asarray(evidence.channel_noise, np.float64)
+    total = float(noise.sum())
+    if len(noise) < 4 or not total > 0:
+        return None
+    worst = int(noise.argmax())
+    share = float(noise[worst]) / total
+    # Of few channels one has much by chance: it must have four times its part, too.
+    if not (share > _ONE_CHANNEL and share * len(noise) > 4):
+        return None
+    return (
+        f"channel {worst} of {len(noise)} has {_percent(share)} of the error: it is dead, or "
+        "overflows"
+    )
+
+
+def _range(evidence: Evidence) -> str:
+    return _between(evidence.reach)
+
+
+def _between(pair: tuple[float, float] | None) -> str:
+    assert pair is not None
+    return f"[{pair[0]:.3g}, {pair[1]:.3g}]".replace("-", "−")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _without_culprit(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> str:
+    """Tell what ails half of the outputs or more, else that none stands out."""
+    scaled = [(row, given) for row, given in zip(rows, evidence, strict=True) if given.scale]
+    for test, text in _EVERYWHERE:
+        count = sum(test(row, given) is not None for row, given in scaled)
+        if count and 2 * count >= len(scaled):
+            return f"no single layer: {count} of {len(scaled)} outputs {text}"
+    return "no single layer: the loss is spread"
+
+
+_EVERYWHERE: tuple[tuple[Callable[[LayerError, Evidence], str | None], str], ...] = (
+    (lambda _, given: _never_calibrated(given), "were never calibrated (scale 1.0, zero point 0)"),
+    (
+        lambda _, given: _calibrated_on_nothing(given),
+        "have a range of next to nothing: calibrated on zeros",
+    ),
+    (_clipped, "have too narrow a range: calibrate with samples like those evaluated"),
+    (
+        _too_wide,
+        "have too wide a range: calibrated with an outlier, or with other preprocessing",
+    ),
+)

@@ -1,0 +1,175 @@
+"""Take apart torch nodes that the converter takes apart, so that each part meets its op."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name
+
+__all__ = ["decompose"]
+
+# What the converter lowers to several ops, each with a tensor of its own between.
+_COMPOSED = {
+    *("layer_norm", "group_norm", "instance_norm", "rms_norm", "native_layer_norm", "batch_norm"),
+    *("silu", "hardswish", "lstm", "gru", "scaled_dot_product_attention", "addmm", "mish"),
+}
+
+
+def decompose(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """
+    A graph of the same values in smaller steps; the module itself is left as it was.
+
+    Args:
+        module: An exported graph, whose nodes hold examples of their values.
+    """
+    graph = torch.fx.Graph()
+    known: dict[torch.fx.Node, Any] = {}
+    added: dict[str, torch.Tensor] = {}
+    for node in module.graph.nodes:
+        parts = _parts(node) if base_name(node) in _COMPOSED else None
+        if parts is None:
+            known[node] = graph.node_copy(node, known.__getitem__)
+        else:
+            known[node] = _inline(graph, node, parts, known, added)
+    _hoist_scales(graph)
+    taken = torch.fx.GraphModule(module, graph)
+    for name, value in added.items():
+        taken.register_buffer(name, value)
+    return taken
+
+
+def _hoist_scales(graph: torch.fx.Graph) -> None:
+    """
+    Scale right behind a matrix product what is only laid out anew before it is scaled.
+
+    So the converter has it, which folds the scale into the product's weight.
+    """
+    for node in list(graph.nodes):
+        if base_name(node) != "mul" or not isinstance(node.args[1], (int, float)):
+            continue
+        before = node.args[0]
+        above = before
+        while base_name(above) in VIEWS and len(above.users) == 1:
+            above = above.all_input_nodes[0]
+        if above is before or base_name(above) not in HEAVY or len(above.users) > 1:
+            continue
+        below = next(iter(above.users))
+        with graph.inserting_after(above):
+            scaled = graph.call_function(node.target, (above, node.args[1]))
+        scaled.meta.update(above.meta)
+        below.replace_input_with(above, scaled)
+        node.replace_all_uses_with(before)
+        graph.erase_node(node)
+
+
+def _parts(node: torch.fx.Node) -> torch.fx.GraphModule | None:
+    """The node's own graph, with a placeholder for each tensor that it takes."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
+    examples = [leaves[i].meta.get("val") for i in places]
+    if not all(isinstance(each, torch.Tensor) for each in examples):
+        return None
+    if any(not isinstance(size, int) for each in examples for size in each.shape):
+        return None
+
+    function: Any = _OURS.get(base_name(node), node.target)
+
+    def call(*tensors: torch.Tensor) -> Any:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        return function(*args, **kwargs)
+
+    given = [torch.ones(each.shape, dtype=each.dtype) for each in examples]
+    # With it, recurrent layers stay whole.
+    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+        return make_fx(call, decomposition_table=_table())(*given)
+
+
+@functools.cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions, get_decompositions
+
+    aten = torch.ops.aten
+    table = dict(core_aten_decompositions())
+    table |= get_decompositions([aten.native_layer_norm, aten.native_group_norm, aten.silu])
+    table[aten.var_mean.correction] = _var_mean
+    for kept in (aten.addmm.default, aten.linear.default, aten._softmax.default):
+        table.pop(kept, None)
+    return table
+
+
+def _var_mean(
+    value: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    assert correction == 0, "normalisations divide by the number of elements"
+    mean = value.mean(dim, keepdim=True)
+    apart = value - mean
+    return (apart * apart).mean(dim, keepdim=keepdim), mean if keepdim else value.mean(dim)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """As torch documents `scaled_dot_product_attention`, of a model in eval mode."""
+    if enable_gqa:
+        groups = query.size(-3) // key.size(-3)
+        key, value = (each.repeat_interleave(groups, -3) for each in (key, value))
+    # Half of the scale on either side, as torch's own decomposition has it.
+    root = (query.size(-1) ** -0.5 if scale is None else scale) ** 0.5
+    scores = (query * root) @ (key.transpose(-2, -1) * root)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+        scores = scores + mask
+    return torch.softmax(scores, -1) @ value
+
+
+_OURS: dict[str, Callable[..., Any]] = {"scaled_dot_product_attention": _attention}
+
+
+def _inline(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    parts: torch.fx.GraphModule,
+    known: dict[torch.fx.Node, Any],
+    added: dict[str, torch.Tensor],
+) -> Any:
+    """Put a node's own graph in its place; gives what stands for its result."""
+    leaves, _ = pytree.tree_flatten((node.args, node.kwargs))
+    taken = iter([known[leaf] for leaf in leaves if isinstance(leaf, torch.fx.Node)])
+    inner: dict[torch.fx.Node, Any] = {}
+    for part in parts.graph.nodes:
+        if part.op == "placeholder":
+            inner[part] = next(taken)
+        elif part.op == "output":
+            return map_arg(part.args[0], inner.__getitem__)
+        elif part.op == "get_attr":
+            name = f"{node.name}_{part.target}"
+            added[name] = getattr(parts, str(part.target))
+            inner[part] = graph.get_attr(name)
+        else:
+            inner[part] = graph.node_copy(part, inner.__getitem__)
+            for kind in ("nn_module_stack", "stack_trace"):
+                if kind in node.meta:
+                    inner[part].meta[kind] = node.meta[kind]
+    raise AssertionError("a graph has an output")

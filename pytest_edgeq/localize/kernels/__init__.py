@@ -1,0 +1,16 @@
+"""
+What TFLite's builtin CPU kernels may do beside the arithmetic that they stand for.
+
+`rounding` bounds the codes of quantized kernels, `floats` the floats of float kernels, `hybrid`
+gives the input of kernels that quantize it on the fly. Read from the sources of LiteRT of August
+2026 (ai-edge-litert 2.3), below `tflite/kernels/`, and measured in
+`tests/localize/test_kernels.py`.
+"""
+
+from __future__ import annotations
+
+from pytest_edgeq.localize.kernels.floats import float_bound
+from pytest_edgeq.localize.kernels.hybrid import hybrid_input, hybrid_position, hybrid_ties
+from pytest_edgeq.localize.kernels.rounding import rounding_bound
+
+__all__ = ["float_bound", "hybrid_input", "hybrid_position", "hybrid_ties", "rounding_bound"]

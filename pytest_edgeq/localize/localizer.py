@@ -1,0 +1,207 @@
+"""One pass over the samples: every op of the file beside the torch nodes that it stands for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_edgeq.localize.decompose import decompose
+from pytest_edgeq.localize.local import make_steps
+from pytest_edgeq.localize.match import Matcher, code_limits
+from pytest_edgeq.localize.reference import ReferenceGraph, export
+from pytest_edgeq.localize.results import Plan, layer_errors
+from pytest_edgeq.localize.rows import LayerErrors
+from pytest_edgeq.localize.weights import rounded_constants
+from pytest_edgeq.reference import as_tensor, torch_module, undisturbed
+from pytest_edgeq.tflite.graph import Op
+
+if TYPE_CHECKING:
+    from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.samples import Sample
+    from pytest_edgeq.tflite.runtimes import Runner
+
+Node = torch.fx.Node
+
+
+class Tensors:
+    """The file's tensors of one run, each read once."""
+
+    def __init__(self, quantized: QuantizedModel, runner: Runner) -> None:
+        signature = quantized.edge.signature
+        self._tensors = quantized.graph.subgraphs[signature.subgraph].tensors
+        self._runner = runner
+        self._known: dict[tuple[int, bool, bool], torch.Tensor] = {}
+
+    def read(self, index: int, *, codes: bool = False, double: bool = False) -> torch.Tensor:
+        """
+        A tensor of the file as torch holds it.
+
+        Args:
+            index: In the subgraph.
+            codes: As stored, else dequantized.
+            double: Dequantized in float64.
+        """
+        tensor = self._tensors[index]
+        limits = code_limits(tensor)
+        key = (index, codes or limits is None, double)
+        if key not in self._known:
+            if codes or limits is None:
+                raw = self._runner.tensor(index)
+                value = torch.from_numpy(raw)
+                wide = double and value.is_floating_point()
+                self._known[key] = value.double() if wide else value
+            else:
+                _, _, scale, zero_point = limits
+                stored = self.read(index, codes=True)
+                real = stored.double() if double else stored.to(torch.float32)
+                self._known[key] = (real - zero_point) * scale
+        return self._known[key]
+
+
+class Localizer:
+    """
+    Measures op by op, a sample at a time.
+
+    Args:
+        quantized: The file and its references.
+        runtime: Kernels that keep intermediate tensors: `builtin` or `reference`.
+
+    Raises:
+        ValueError: No torch reference, or a runtime that keeps no intermediate tensors.
+        RuntimeError: The kernels cannot allocate the file.
+    """
+
+    def __init__(self, quantized: QuantizedModel, runtime: str = "builtin") -> None:
+        reference = quantized.float_model
+        if reference is None or torch_module(reference) is None:
+            kind = "none" if reference is None else f"a {type(reference).__name__}"
+            raise ValueError(
+                f"{quantized.name}: localize matches ops to the nodes of a torch module, and the "
+                f"reference is {kind}: give one, edgeq.load(tflite, reference=module)"
+            )
+        self._quantized = quantized
+        self._reference = reference
+        quantized.edge.restart()
+        self._runner = quantized.edge.runner(runtime, keep=True)
+        self._plans: dict[tuple[tuple[int, ...], ...], Plan] = {}
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Localizer:  # noqa: PYI034 # Self came with Python 3.11
+        self._open.enter_context(undisturbed(self._reference, self._quantized.name))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._open.close()
+
+    def update(self, sample: Sample) -> None:
+        """
+        Take one sample in.
+
+        Raises:
+            RuntimeError: torch.export refuses the reference, or the kernels fail.
+            ValueError, TypeError: The sample does not fit the file.
+        """
+        arrays = sample.arrays()
+        quantized = self._quantized
+        self._runner.run(quantized.edge.encode(quantized.input_names, arrays))
+        tensors = Tensors(quantized, self._runner)
+        shapes = tuple(array.shape for array in arrays)
+        inputs = [as_tensor(value) for value in sample.tensors]
+        plan = self._plans.get(shapes)
+        if plan is None:
+            plan = self._plans[shapes] = self._plan(sample, inputs, tensors)
+        whole = plan.reference.run(self._fed(plan.reference, inputs), plan.wanted)
+        for step in plan.steps:
+            value = whole[step.reading.node]
+            step.measure(plan.reference, tensors.read, quantized.graph, value)
+
+    def result(self) -> LayerErrors:
+        """
+        Give what was measured.
+
+        Raises:
+            ValueError: No sample was taken in.
+        """
+        if not self._plans:
+            raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
+        return layer_errors(self._quantized, list(self._plans.values()))
+
+    def _fed(self, reference: ReferenceGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """A value for each placeholder: positional ones first, then those known by name."""
+        names = list(self._quantized.input_names)
+        by_name = dict(zip(names, inputs, strict=True))
+        known = all(node.name in by_name for node in reference.placeholders[len(self._spec_args) :])
+        if known:
+            first = inputs[: len(self._spec_args)]
+            rest = reference.placeholders[len(self._spec_args) :]
+            return [*first, *(by_name[node.name] for node in rest)]
+        return list(inputs)
+
+    @property
+    def _spec_args(self) -> tuple[Any, ...]:
+        return self._quantized.spec.args
+
+    def _plan(self, sample: Sample, inputs: Sequence[torch.Tensor], tensors: Tensors) -> Plan:
+        quantized = self._quantized
+        graph, signature = quantized.graph, quantized.edge.signature
+        reference = ReferenceGraph(decompose(self._module(sample)))
+        fed = self._fed(reference, inputs)
+        names = list(quantized.input_names)
+        borders = {}
+        known = {border.name for border in signature.inputs} == set(names)
+        for position, border in enumerate(signature.inputs):
+            place = names.index(border.name) if known else position
+            borders[border.tensor.index] = (reference.placeholders[place], fed[place])
+
+        def weights(op: Op, given: Iterable[Node]) -> dict[Node, torch.Tensor]:
+            return rounded_constants(graph, op, reference, given)
+
+        matcher = Matcher(
+            graph,
+            signature.subgraph,
+            reference,
+            tensors.read,
+            borders,
+            self._module_of,
+            weights,
+        )
+        matches = matcher.run()
+        steps = make_steps(graph, matches, reference, weights)
+        wanted = {step.reading.node for step in steps}
+        return Plan(reference, matches, steps, wanted, matcher.broken)
+
+    def _module_of(self, op: Op) -> str | None:
+        modules = self._quantized.edge.modules
+        return None if modules is None else modules.path_of(self._quantized.graph, op)
+
+    def _module(self, sample: Sample) -> torch.fx.GraphModule:
+        simulated = self._quantized.simulated
+        if isinstance(simulated, torch.fx.GraphModule):
+            return simulated
+        args = tuple(as_tensor(value) for value in sample.args)
+        kwargs = {name: as_tensor(value) for name, value in sample.kwargs.items()}
+        module = self._reference
+        if not isinstance(module, torch.nn.Module):
+            module = _Called(module)
+        try:
+            return export(module, args, kwargs)
+        except Exception as error:
+            raise RuntimeError(
+                f"{self._quantized.name}: localize needs the reference's graph, and torch.export "
+                f"refuses it\n{type(error).__name__}: {error}"
+            ) from error
+
+
+class _Called(torch.nn.Module):
+    """A method of a module, or a partial of one, as a module that can be exported."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.owner = torch_module(function)
+        self._function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)

@@ -1,0 +1,511 @@
+"""
+Match the ops of a `.tflite` file to the torch nodes that they stand for.
+
+The file is walked in its order on the values of one sample. What an op takes are tensors that are
+matched already, so its own result is looked for among the nodes that can be computed from their
+**actual** values: by value up to layout, within what rounding explains. So an error is met where it
+is made and nowhere below. An op that is none of them alone waits for those behind it: together they
+stand for one node (a normalisation, an attention, a convolution with its padding). Where nothing is
+near, because the op is wrong, the kind of op, the module and the shape decide, and the nearest of
+what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pytest_edgeq.localize.kinds import (
+    ACTIVATIONS,
+    CLAMPS,
+    IDENTITIES,
+    TWINS,
+    VIEWS,
+    base_name,
+    fits,
+    is_heavy,
+)
+from pytest_edgeq.localize.reference import (
+    Reached,
+    ReferenceGraph,
+    is_dequantize,
+    is_quantize,
+)
+from pytest_edgeq.localize.views import View, best_view, distance
+from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+
+__all__ = ["Match", "Matcher", "Reading"]
+
+Node = torch.fx.Node
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """
+    A node that a tensor of the file stands for.
+
+    Attributes:
+        node: The node.
+        view: How the tensor reads as its value.
+    """
+
+    node: Node
+    view: View
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """
+    What a tensor of the file stands for, and from what it was made.
+
+    Attributes:
+        tensor: Its index in the subgraph.
+        op: The op that made it; None for an input of the file.
+        readings: All nodes of this value, in the order of the graph.
+        sources: The matched tensors that it was made from.
+        ops: Indices of the ops that made it from these, `op` the last.
+        same: The tensor whose values it holds, where the op only holds them in another way.
+        forced: No node was near; this one was told by kind.
+    """
+
+    tensor: int
+    op: Op | None
+    readings: tuple[Reading, ...]
+    sources: tuple[int, ...] = ()
+    ops: tuple[int, ...] = ()
+    same: int | None = None
+    forced: bool = False
+
+    @property
+    def last(self) -> Reading:
+        """The last of its nodes."""
+        return self.readings[-1]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What an unmatched tensor was made from."""
+
+    sources: tuple[int, ...]
+    ops: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _State:
+    matches: dict[int, Match] = field(default_factory=dict)
+    pending: dict[int, _Pending] = field(default_factory=dict)
+
+
+class Matcher:
+    """
+    Matches one subgraph against one torch graph.
+
+    Attributes:
+        broken: Ops whose result has another size than that of the node that they stand for, with a
+            sentence; nothing behind them is matched.
+
+    Args:
+        graph: The file.
+        subgraph: Index of the subgraph.
+        reference: The torch graph.
+        values: Gives a tensor's value for the sample by its index, as floats.
+        inputs: Each input tensor's index with its placeholder and that one's value.
+        module_of: The torch module path of an op, None where it cannot be told.
+        weights: Gives the weights that an op should compute with, by the constant nodes behind
+            the values that it takes.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        subgraph: int,
+        reference: ReferenceGraph,
+        values: Callable[[int], torch.Tensor],
+        inputs: Mapping[int, tuple[Node, torch.Tensor]],
+        module_of: Callable[[Op], str | None],
+        weights: Callable[[Op, Iterable[Node]], Mapping[Node, torch.Tensor]],
+    ) -> None:
+        self._graph = graph
+        self._subgraph = graph.subgraphs[subgraph]
+        self._reference = reference
+        self._values = values
+        self._module_of = module_of
+        self._weights = weights
+        self._reached: dict[tuple[tuple[int, ...], int, int], list[Reached]] = {}
+        self._consumers: dict[int, list[Op]] = {}
+        for op in self._subgraph.ops:
+            for index in op.inputs:
+                self._consumers.setdefault(index, []).append(op)
+        self._inputs = inputs
+        self.broken: dict[int, str] = {}
+
+    def run(self) -> dict[int, Match]:
+        """Every matched tensor."""
+        state = _State()
+        for index, (node, value) in self._inputs.items():
+            found = best_view(self._values(index), value.to(torch.float32))
+            if found is not None:
+                state.matches[index] = self._whole(index, None, [Reading(node, found[1])])
+        start, forced = 0, 0
+        while True:
+            for op in self._subgraph.ops[start:]:
+                self._walk(op, state)
+            dead = self._dead(state)
+            chosen = self._force(dead, state) if forced < _FORCED else None
+            if chosen is None:
+                return state.matches
+            forced += 1
+            start = chosen + 1
+            later = [op for op in self._subgraph.ops[start:]]
+            for op in later:
+                for index in op.outputs:
+                    state.matches.pop(index, None)
+                    state.pending.pop(index, None)
+
+    def _walk(self, op: Op, state: _State) -> None:
+        sources, ops = self._sources(op, state)
+        if not sources:
+            return
+        for index in op.outputs:
+            if index < 0:
+                continue
+            match = None
+            if op.name in IDENTITIES:
+                match = self._identity(op, index, state)
+            if match is None:
+                match = self._by_value(op, index, sources, ops, state)
+            if match is None and not self._broken_behind(ops):
+                match = self._at_once(op, index, _Pending(sources, ops), state)
+            if match is not None:
+                state.matches[index] = match
+            else:
+                state.pending[index] = _Pending(sources, ops)
+
+    def _sources(self, op: Op, state: _State) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        sources: dict[int, None] = {}
+        ops: dict[int, None] = {}
+        for index in op.inputs:
+            if index in state.matches:
+                sources[index] = None
+            elif index in state.pending:
+                sources.update(dict.fromkeys(state.pending[index].sources))
+                ops.update(dict.fromkeys(state.pending[index].ops))
+        ops[op.index] = None
+        return tuple(sources), tuple(sorted(ops))
+
+    def _identity(self, op: Op, index: int, state: _State) -> Match | None:
+        """Match what holds the same values in another way to the same nodes."""
+        taken = [i for i in op.inputs if i in state.matches]
+        if len(taken) != 1:
+            return None
+        before = state.matches[taken[0]]
+        file = self._values(index)
+        if file.numel() != self._values(taken[0]).numel():
+            return None
+        readings = []
+        for reading in before.readings:
+            value = self._clipped(index, reading.view.read(self._values(taken[0])))
+            found = best_view(file, value)
+            if found is None or not self._is_near(found[0], index, value):
+                continue
+            readings.append(Reading(reading.node, found[1]))
+        if not readings:
+            return None
+        match = self._whole(index, op, readings)
+        return Match(index, op, match.readings, (taken[0],), (op.index,), taken[0])
+
+    def _by_value(
+        self, op: Op, index: int, sources: tuple[int, ...], ops: tuple[int, ...], state: _State
+    ) -> Match | None:
+        file = self._values(index)
+        heavy = self._heavy(ops)
+        near: list[tuple[float, Reached, View]] = []
+        for reached in self._candidates(op, sources, heavy, state):
+            if not isinstance(reached.value, torch.Tensor) or (heavy and not reached.heavy):
+                continue
+            if reached.value.numel() != file.numel():
+                continue
+            value = self._clipped(index, reached.value)
+            found = best_view(file, value)
+            if found is not None and self._is_near(found[0], index, value, op):
+                near.append((found[0], reached, found[1]))
+        if not near:
+            return None
+        least = min(each[0] for each in near)
+        kinds = [each for each in near if each[0] <= 1.5 * least + 1e-9]
+        fitting = [e for e in kinds if fits(op.name, self._kind(e[1].node))]
+        _, reached, view = (fitting or kinds)[0]
+        match = self._whole(index, op, [Reading(reached.node, view)])
+        return self._made(match, op, sources, ops)
+
+    def _made(
+        self, match: Match, op: Op, sources: tuple[int, ...], ops: tuple[int, ...], **how: bool
+    ) -> Match:
+        return Match(match.tensor, op, match.readings, sources, ops, None, **how)
+
+    def _whole(self, index: int, op: Op | None, readings: Sequence[Reading]) -> Match:
+        """
+        Take in the nodes behind that only pass the value on, and clamps that the op has to hold.
+
+        A clamp that no op of the file stands for is held by the op in front: fused, or in the range
+        of its output.
+        """
+        reference = self._reference
+        by_node = {reading.node: reading for reading in readings}
+        clamps_follow = self._is_clamped_behind(index)
+        file = self._values(index)
+        # The file's own values, so that what is wrong in them turns nothing.
+        start = readings[-1]
+        values: dict[Node, Any] = {start.node: typed(start.node, start.view.read(file))}
+        queue = list(values)
+        while queue:
+            node = queue.pop(0)
+            for user in node.users:
+                if user in by_node or user.op != "call_function" or user.all_input_nodes[0] != node:
+                    continue
+                if any(reference.varies(n) for n in user.all_input_nodes[1:]):
+                    continue
+                name = base_name(user)
+                clamp = name in CLAMPS and not clamps_follow and op is not None
+                if clamp and len([u for u in node.users if u.op == "call_function"]) > 1:
+                    clamp = False
+                if not (clamp or name in VIEWS or is_quantize(user) or is_dequantize(user)):
+                    continue
+                values[user] = reference.compute(user, values, quantized=True)
+                if not isinstance(values[user], torch.Tensor):
+                    continue
+                view = by_node[node].view
+                if _turns(user):
+                    found = best_view(file, values[user].to(file.dtype))
+                    if found is None or found[0] > 0:
+                        continue
+                    view = found[1]
+                else:
+                    values[user] = values[node]
+                by_node[user] = Reading(user, view)
+                queue.append(user)
+        ordered = sorted(by_node.values(), key=lambda reading: reference.order(reading.node))
+        return Match(index, op, tuple(ordered))
+
+    def _is_clamped_behind(self, index: int) -> bool:
+        """Whether an op clamps this tensor, or what only holds it in another way."""
+        for op in self._consumers.get(index, ()):
+            if op.name in ACTIVATIONS:
+                return True
+            if op.name in IDENTITIES and any(map(self._is_clamped_behind, op.outputs)):
+                return True
+        return False
+
+    def _candidates(
+        self, op: Op, sources: tuple[int, ...], heavy: int, state: _State
+    ) -> list[Reached]:
+        """What can be computed from all of the sources."""
+        # With weights of its own, what is behind it is this op's alone.
+        constants = any(i >= 0 and self._tensor(i).is_constant for i in op.inputs)
+        key = (sources, heavy, op.index if constants and op.name not in IDENTITIES else -1)
+        if key not in self._reached:
+            given: dict[Node, Any] = {}
+            bits: dict[Node, int] = {}
+            for position, source in enumerate(sources):
+                file = self._values(source)
+                for reading in state.matches[source].readings:
+                    given[reading.node] = typed(reading.node, reading.view.read(file))
+                    bits[reading.node] = bits.get(reading.node, 0) | 1 << position
+            weights = self._weights(op, given) if key[2] >= 0 else {}
+            every = (1 << len(sources)) - 1
+            self._reached[key] = [
+                reached
+                for reached in self._reference.reach(given, bits, heavy, weights)
+                if reached.sources == every
+            ]
+        return self._reached[key]
+
+    def _heavy(self, ops: Iterable[int]) -> int:
+        return sum(is_heavy(self._subgraph.ops[index].name) for index in ops)
+
+    def _kind(self, node: Node) -> str:
+        """The last node at or before this one that computes."""
+        while (
+            base_name(node) in CLAMPS | VIEWS or is_quantize(node) or is_dequantize(node)
+        ) and self._reference.varies(node.all_input_nodes[0]):
+            if node.all_input_nodes[0].op == "placeholder":
+                break
+            node = node.all_input_nodes[0]
+        return base_name(node)
+
+    def _laid_out(
+        self, file: torch.Tensor, value: torch.Tensor, sources: Sequence[int], state: _State
+    ) -> list[View]:
+        """The layouts that the sources have, as far as they fit."""
+        views = []
+        for source in sources:
+            axes = state.matches[source].last.view.axes
+            if axes is None or len(axes) != file.ndim:
+                continue
+            if [file.shape[axis] for axis in axes] == list(value.shape):
+                views.append(View(axes, tuple(value.shape)))
+        return views
+
+    def _tensor(self, index: int) -> Tensor:
+        return self._subgraph.tensors[index]
+
+    def _clipped(self, index: int, value: torch.Tensor) -> torch.Tensor:
+        value = value.to(torch.float32) if value.dtype != torch.float64 else value
+        limits = code_limits(self._tensor(index))
+        if limits is None:
+            return value
+        low, high, scale, zero_point = limits
+        return value.clamp((low - zero_point) * scale, (high - zero_point) * scale)
+
+    def _is_near(self, rms: float, index: int, value: torch.Tensor, op: Op | None = None) -> bool:
+        """Within what rounding explains: an LSB's rounding is 0.29 of it, two of them 0.41."""
+        limits = code_limits(self._tensor(index))
+        if limits is not None:
+            return rms <= 0.6 * limits[2]
+        if not value.numel():
+            return True
+        spread = float(value.double().square().mean().sqrt())
+        return (
+            rms <= (_LOOSE if op is not None and self._is_hybrid(op) else _TIGHT) * spread + 1e-12
+        )
+
+    def _is_hybrid(self, op: Op) -> bool:
+        """Whether the kernel rounds its own input: float activations on integer weights."""
+        return is_heavy(op.name) and any(
+            i >= 0 and self._tensor(i).is_quantized for i in op.inputs[1:2]
+        )
+
+    def _dead(self, state: _State) -> list[Op]:
+        """Ops whose result reaches no matched tensor."""
+        covered = {index for match in state.matches.values() for index in match.ops}
+        return [
+            op
+            for op in self._subgraph.ops
+            if op.index not in covered and any(index in state.pending for index in op.outputs)
+        ]
+
+    def _force(self, dead: Sequence[Op], state: _State) -> int | None:
+        """Match the first op that can be told by its kind; gives its index."""
+        for op in dead:
+            for index in op.outputs:
+                pending = state.pending.get(index)
+                if pending is None:
+                    continue
+                match = self._by_kind(op, index, pending, state)
+                if match is not None:
+                    del state.pending[index]
+                    state.matches[index] = match
+                    return op.index
+        return None
+
+    def _at_once(self, op: Op, index: int, pending: _Pending, state: _State) -> Match | None:
+        """Match what stands for one node alone: what gives something else is no part of more."""
+        if is_heavy(op.name) or op.name in _WHOLE:
+            return self._by_kind(op, index, pending, state)
+        twins = TWINS.get(op.name, ())
+        if not twins or pending.ops != (op.index,):
+            return None
+        taken = {reading.node for i in pending.sources for reading in state.matches[i].readings}
+        for reached in self._candidates(op, pending.sources, 0, state):
+            varying = [n for n in reached.node.all_input_nodes if self._reference.varies(n)]
+            if base_name(reached.node) in twins and all(n in taken for n in varying):
+                return self._by_kind(op, index, pending, state)
+        return None
+
+    def _broken_behind(self, ops: Iterable[int]) -> bool:
+        """Whether one of these ops gives another shape than torch: nothing is to be held to it."""
+        return any(index in self.broken for index in ops)
+
+    def _by_kind(self, op: Op, index: int, pending: _Pending, state: _State) -> Match | None:
+        if op.name in IDENTITIES or self._broken_behind(pending.ops):
+            return None
+        file, heavy = self._values(index), self._heavy(pending.ops)
+        module = self._module_of(op)
+        best: tuple[tuple[Any, ...], Reached, View] | None = None
+        others: list[Reached] = []
+        for reached in self._candidates(op, pending.sources, heavy, state):
+            value = reached.value
+            if not isinstance(value, torch.Tensor) or reached.heavy != heavy:
+                continue
+            if not fits(op.name, self._kind(reached.node)):
+                continue
+            if value.numel() != file.numel():
+                others.append(reached)
+                continue
+            # Values that are wrong tell no layout: it is that of what the op takes, if it fits.
+            laid_out = self._laid_out(file, value, pending.sources, state)
+            found = best_view(file, self._clipped(index, value), laid_out)
+            if found is None:
+                continue
+            if laid_out:
+                found = (distance(laid_out[0].read(file), value), laid_out[0])
+            elsewhere = module is not None and module_of(reached.node) != module
+            rank = (elsewhere, found[0], self._reference.order(reached.node))
+            if best is None or rank < best[0]:
+                best = (rank, reached, found[1])
+        if best is None:
+            if others and not self._consumed_as_part(index, pending):
+                self.broken[op.index] = (
+                    f"its output is {list(file.shape)}, where {others[0].node.name} gives "
+                    f"{list(others[0].value.shape)}"
+                )
+            return None
+        _, reached, view = best
+        match = self._whole(index, op, [Reading(reached.node, view)])
+        return self._made(match, op, pending.sources, pending.ops, forced=True)
+
+    def _consumed_as_part(self, index: int, pending: _Pending) -> bool:
+        """Whether the op may be one of several that make a node together, such as a group's."""
+        ops = self._subgraph.ops
+        split = any(ops[i].name in ("SPLIT", "SPLIT_V", "SLICE", "GATHER") for i in pending.ops)
+        joined = any(op.name in ("CONCATENATION", "PACK") for op in self._consumers.get(index, ()))
+        return split or joined
+
+
+# Ops that stand for one node alone. One that gives something else is wrong, not a part of more.
+_WHOLE = ("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "RESIZE_BILINEAR")
+
+# Further forced matches than this show that the two are different models.
+_FORCED = 24
+
+# Float kernels sum in another order; hybrid ones round their input to 8 bits of its range.
+_TIGHT = 1e-5
+_LOOSE = 0.05
+
+
+def _turns(node: Node) -> bool:
+    """Whether it lays its elements out anew."""
+    before, after = (each.meta.get("val") for each in (node.all_input_nodes[0], node))
+    if base_name(node) in ("permute", "transpose", "t", "mT", "numpy_T", "movedim", "swapaxes"):
+        return True
+    shapes = [tuple(each.shape) for each in (before, after) if isinstance(each, torch.Tensor)]
+    return base_name(node) in VIEWS and (len(shapes) < 2 or shapes[0] != shapes[1])
+
+
+def typed(node: Node, value: torch.Tensor, *, double: bool = False) -> torch.Tensor:
+    """The dtype that a node's value has in torch: ids are int64 there, int32 in the file."""
+    example = node.meta.get("val")
+    if isinstance(example, torch.Tensor) and not example.is_floating_point():
+        # The codes of a quantize node stand for the values that they hold.
+        return value if example.dtype in (torch.int8, torch.uint8) else value.to(example.dtype)
+    return value.to(torch.float64 if double else torch.float32)
+
+
+def module_of(node: Node) -> str:
+    """Path of the module that called a node, `""` for the model itself."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def code_limits(tensor: Tensor) -> tuple[int, int, float, int] | None:
+    """Least and greatest code, scale and zero point; None of what has not one scale."""
+    if not tensor.is_quantized or len(tensor.scales) != 1:
+        return None
+    bits = {"int4": 4, "int8": 8, "uint8": 8, "int16": 16, "int32": 32, "int2": 2}.get(tensor.dtype)
+    if bits is None:
+        return None
+    low = 0 if tensor.dtype.startswith("uint") else -(1 << bits - 1)
+    return low, low + (1 << bits) - 1, float(tensor.scales[0]), int(tensor.zero_points[0])

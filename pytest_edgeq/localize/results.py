@@ -1,0 +1,251 @@
+"""From what was measured to a row for every op of the file, and the one that is to blame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pytest_edgeq.localize.cause import blame
+from pytest_edgeq.localize.constants import read_constant
+from pytest_edgeq.localize.findings import (
+    constant_findings,
+    origin_findings,
+    parameter_findings,
+)
+from pytest_edgeq.localize.local import Measured, Step
+from pytest_edgeq.localize.match import Match
+from pytest_edgeq.localize.reference import ReferenceGraph
+from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
+from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.roles import roles_of
+
+if TYPE_CHECKING:
+    from pytest_edgeq.quantized import QuantizedModel
+
+__all__ = ["Plan", "layer_errors"]
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """
+    How samples of certain shapes are measured.
+
+    Attributes:
+        reference: The torch graph.
+        matches: What each matched tensor stands for.
+        steps: What is measured, in the order of the file.
+        wanted: The nodes at which the float model is held against the file.
+        broken: Ops whose result has another size than torch's, with a sentence.
+    """
+
+    reference: ReferenceGraph
+    matches: dict[int, Match]
+    steps: list[Step]
+    wanted: set[torch.fx.Node]
+    broken: dict[int, str]
+
+
+def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerErrors:
+    """
+    A row for every op.
+
+    Args:
+        quantized: The file and its references.
+        plans: One for each set of shapes that samples had.
+    """
+    graph, plan = quantized.graph, plans[0]
+    subgraph = graph.subgraphs[quantized.edge.signature.subgraph]
+    found = _findings(quantized, plan)
+    steps: dict[int, list[Step]] = {}
+    for each in plans:
+        for step in each.steps:
+            steps.setdefault(step.op.index, []).append(step)
+    # What a group of ops makes together stands at its last op.
+    grouped = {index: step for step in plan.steps for index in step.match.ops}
+    entries = {
+        entry.index: entry for entry in quantized.op_dtypes if entry.subgraph == subgraph.index
+    }
+    rows, evidence = [], []
+    carriers = _carriers(graph, subgraph.ops)
+    for op in subgraph.ops:
+        entry = entries[op.index]
+        own = steps.get(op.index, [])
+        group = grouped.get(op.index) or grouped.get(carriers.get(op.index, -1))
+        rows.append(_row(op, entry, own, group, found.get(op.index, ())))
+        evidence.append(_evidence(graph, op, entry, own))
+    return blame(rows, evidence)
+
+
+def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, ...]]:
+    graph, signature = quantized.graph, quantized.edge.signature
+    dynamic = {entry.index for entry in quantized.op_dtypes if entry.scheme == "dynamic"}
+    found = constant_findings(graph, plan.steps, plan.reference, narrowed=dynamic)
+    for position, text in plan.broken.items():
+        found[position] = (*found.get(position, ()), text)
+    told = parameter_findings(graph, plan.matches, plan.reference, signature.subgraph)
+    for index, texts in told.items():
+        op = plan.matches[index].op
+        if op is not None:
+            found[op.index] = (*texts, *found.get(op.index, ()))
+    if quantized.origin is not None:
+        for position, texts in origin_findings(quantized.edge, quantized.origin).items():
+            if position not in found:
+                found[position] = texts
+    return found
+
+
+def _carriers(graph: OpGraph, ops: Sequence[Op]) -> dict[int, int]:
+    """Ops that only hand a constant on, such as the DEQUANTIZE of a weight, with what takes it."""
+    taker: dict[int, int] = {}
+    users: dict[int, int] = {}
+    for op in ops:
+        for index in op.inputs:
+            users.setdefault(index, op.index)
+    constant: set[int] = set()
+    for op in ops:
+        inputs = [index for index in op.inputs if index >= 0]
+        if inputs and all(
+            index in constant or graph.tensor(op, index).is_constant for index in inputs
+        ):
+            constant.update(op.outputs)
+            if op.outputs[0] in users:
+                taker[op.index] = users[op.outputs[0]]
+    return {index: _last(taker, index) for index in taker}
+
+
+def _last(taker: Mapping[int, int], index: int) -> int:
+    while index in taker:
+        index = taker[index]
+    return index
+
+
+def _row(
+    op: Op,
+    entry: OpDtypes,
+    own: Sequence[Step],
+    group: Step | None,
+    findings: tuple[str, ...],
+) -> LayerError:
+    measured = [step.measured for step in own]
+    nodes = tuple(dict.fromkeys(_names(own or ([] if group is None else [group]))))
+    # The measurements of its outputs, and of samples of other shapes: the worst of them.
+    worst = max(measured, key=lambda each: (each.excess_lsb, _loss(each)), default=None)
+    step = None if worst is None else next(each for each in own if each.measured is worst)
+    scale = None if step is None or step.limits is None else step.limits[2]
+    judged = step is not None and step.bound is not None
+    return LayerError(
+        index=op.index,
+        op=op.name,
+        module=entry.module,
+        dtypes=_dtypes(entry),
+        local_lsb_error=None if scale is None or worst is None else worst.local_lsb,
+        local_sqnr_db=None if worst is None else _db(worst.signal, worst.noise),
+        local_rmse_lsb=_rmse(worst.noise, worst, scale) if worst else None,
+        cumulative_lsb_error=None if scale is None or worst is None else worst.cumulative_lsb,
+        cumulative_sqnr_db=(
+            None if worst is None else _db(worst.cumulative_signal, worst.cumulative_noise)
+        ),
+        cumulative_rmse_lsb=_rmse(worst.cumulative_noise, worst, scale) if worst else None,
+        clipped=(
+            None
+            if scale is None or worst is None or not worst.elements
+            else (worst.low + worst.high) / worst.elements
+        ),
+        matched=group is not None,
+        nodes=nodes,
+        excess_lsb=worst.excess_lsb if worst is not None and judged else None,
+        findings=findings,
+    )
+
+
+def _names(steps: Sequence[Step]) -> list[str]:
+    return [
+        node.name
+        for step in steps
+        for node in (step.nodes or [step.reading.node])
+        if not node.name.startswith(("quantize_per_", "dequantize_per_"))
+    ]
+
+
+def _dtypes(entry: OpDtypes) -> dict[str, str]:
+    given = {
+        "input": ",".join(entry.inputs),
+        "weight": entry.weight,
+        "bias": entry.bias,
+        "output": ",".join(entry.outputs),
+    }
+    return {role: dtype for role, dtype in given.items() if dtype}
+
+
+def _loss(measured: Measured) -> float:
+    return -_db(measured.signal, measured.noise)
+
+
+def _db(signal: float, noise: float) -> float:
+    if not noise:
+        return math.inf
+    if not signal or math.isinf(noise):
+        return -math.inf
+    return 10 * math.log10(signal / noise)
+
+
+def _rmse(noise: float, measured: Measured, scale: float | None) -> float | None:
+    if scale is None or not measured.elements:
+        return None
+    return math.sqrt(noise / measured.elements) / scale
+
+
+def _evidence(graph: OpGraph, op: Op, entry: OpDtypes, own: Sequence[Step]) -> Evidence:
+    roles = roles_of(graph, op)
+    limited = tuple(
+        int(channel)
+        for stored in roles.biases
+        if stored.tensor.is_constant and stored.tensor.dtype == "int32"
+        for channel in np.flatnonzero(_at_limit(read_constant(graph, op, stored).values))
+    )
+    maxima: tuple[float, ...] = ()
+    weights = [each for each in roles.weights if each.tensor.is_constant]
+    if entry.granularity == "per_tensor" and len(weights) == 1 and not weights[0].tensor.is_sparse:
+        maxima = _maxima(op, read_constant(graph, op, weights[0]).floats)
+    if not own:
+        return Evidence(scheme=entry.scheme, bias_limited=limited, weight_maxima=maxima)
+    step = max(own, key=lambda each: _loss(each.measured))
+    measured = step.measured
+    low, high, scale, zero_point = step.limits or (0, 0, None, None)
+    count = max(measured.elements, 1)
+    noise = measured.channel_noise
+    has_codes = step.limits is not None and measured.least <= measured.greatest
+    return Evidence(
+        scale=scale,
+        zero_point=zero_point,
+        code_range=None if step.limits is None else (low, high),
+        elements=measured.elements,
+        codes=(int(measured.least), int(measured.greatest)) if has_codes else None,
+        beyond=(measured.beyond_low / count, measured.beyond_high / count),
+        reference=(measured.smallest, measured.largest) if has_codes else None,
+        channel_noise=() if noise is None else tuple(noise.tolist()),
+        weight_maxima=maxima,
+        weight_granularity=entry.granularity,
+        bias_limited=limited,
+        nonfinite=measured.nonfinite,
+        scheme=entry.scheme,
+    )
+
+
+def _at_limit(values: np.ndarray) -> np.ndarray:
+    info = np.iinfo(np.int32)
+    limited: np.ndarray = (values.ravel() == info.min) | (values.ravel() == info.max)
+    return limited
+
+
+def _maxima(op: Op, floats: np.ndarray) -> tuple[float, ...]:
+    """The largest weight of each output channel."""
+    axis = floats.ndim - 1 if op.name == "DEPTHWISE_CONV_2D" else 0
+    others = tuple(i for i in range(floats.ndim) if i != axis)
+    return tuple(np.abs(floats).max(axis=others).tolist()) if floats.ndim > 1 else ()

@@ -1,0 +1,265 @@
+"""What `edgeq.localize` gives: a row an op, and the one that is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pytest_edgeq.numerics.metrics import json_number
+
+__all__ = [
+    "LOWERING",
+    "QUANTIZATION",
+    "SOUND",
+    "UNMATCHED",
+    "Evidence",
+    "LayerError",
+    "LayerErrors",
+]
+
+SOUND = "sound"
+"""The op computes what torch does, up to rounding, and loses as much as others of its kind."""
+
+LOWERING = "lowering"
+"""The op is off by more than its kernel rounds, or its constants are not the reference's."""
+
+QUANTIZATION = "quantization"
+"""The op computes rightly, and loses far more by its parameters than others of its kind."""
+
+UNMATCHED = "unmatched"
+"""No torch nodes are known that the op could stand for: nothing was measured."""
+
+_SEVERITY = (LOWERING, QUANTIZATION, UNMATCHED, SOUND)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerError:
+    """
+    One op of the file. An LSB is one step of the op's own output scale.
+
+    Attributes:
+        index: The op's, in the order of the file.
+        op: Its name, `CONV_2D`.
+        module: The torch module's path; None where it cannot be told.
+        dtypes: By role: `input`, `weight`, `bias`, `output`; several of a role stand behind commas.
+        local_lsb_error: Greatest |code of the reference, re-run on the op's own inputs − code of
+            the file|; None for an output without a scale or an op without a match.
+        local_sqnr_db: Of the op's output to the float reference on the op's own inputs, in dB.
+        local_rmse_lsb: √(mean squared difference of the same two), in LSB; 1/√12 = 0.289 is one
+            ideal rounding.
+        cumulative_lsb_error: Greatest difference from the float model run by itself, in LSB.
+        cumulative_sqnr_db: Of the same two, in dB.
+        cumulative_rmse_lsb: √(mean squared difference of the same two), in LSB.
+        clipped: Share of the output's codes at qmin or qmax, 0 to 1; None without a scale.
+        matched: Whether torch nodes were found for it.
+        nodes: Their names.
+        excess_lsb: How far the reference's value, before rounding, lies from the code beyond what
+            the kernel's own arithmetic explains, in LSB; above 0 it is not rounding. Of a float
+            output: the difference over what float32's rounding explains, less 1. None where it was
+            not measured, or where several ops that round stand for one node.
+        findings: What is wrong with the op's constants and parameters.
+        verdict: `sound`, `lowering`, `quantization` or `unmatched`.
+    """
+
+    index: int
+    op: str
+    module: str | None
+    dtypes: Mapping[str, str]
+    local_lsb_error: float | None
+    local_sqnr_db: float | None
+    local_rmse_lsb: float | None
+    cumulative_lsb_error: float | None
+    cumulative_sqnr_db: float | None
+    cumulative_rmse_lsb: float | None
+    clipped: float | None
+    matched: bool
+    nodes: tuple[str, ...] = ()
+    excess_lsb: float | None = None
+    findings: tuple[str, ...] = ()
+    verdict: str = SOUND
+
+    @property
+    def name(self) -> str:
+        """What to call it in a sentence: `CONV_2D #3 (layer1.0.conv)`."""
+        where = f" ({self.module})" if self.module else ""
+        return f"{self.op} #{self.index}{where}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data with sorted keys."""
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {key: _plain(data[key]) for key in sorted(data)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return json_number(value)
+    if isinstance(value, Mapping):
+        return {key: value[key] for key in sorted(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """
+    What tells why an op's error is what it is. What is not known is left out.
+
+    Attributes:
+        scale: Of the output, None where it is not quantized.
+        zero_point: Of the output.
+        code_range: qmin and qmax of the output's dtype.
+        elements: How many output values were looked at.
+        codes: The least and the greatest code met.
+        beyond: Shares (0 to 1) of the float reference's values that lie below and above what the
+            codes reach.
+        reference: The least and the greatest value of the float reference at the op.
+        channel_noise: Sum of squared differences from the float reference, local, by output
+            channel.
+        weight_maxima: The largest |w| of each output channel of the reference.
+        weight_granularity: `per_tensor`, `per_channel`, … as the file stores it.
+        bias_limited: Channels whose bias is at the INT32 limit.
+        dtype_changes: What an operand's dtype is and what it was to be, as (role, is, was).
+        nonfinite: How many output values are NaN or infinite.
+        scheme: As `OpDtypes.scheme`: ops are compared with those of the same op and scheme.
+    """
+
+    scale: float | None = None
+    zero_point: int | None = None
+    code_range: tuple[int, int] | None = None
+    elements: int = 0
+    codes: tuple[int, int] | None = None
+    beyond: tuple[float, float] = (0.0, 0.0)
+    reference: tuple[float, float] | None = None
+    channel_noise: Sequence[float] = ()
+    weight_maxima: Sequence[float] = ()
+    weight_granularity: str | None = None
+    bias_limited: tuple[int, ...] = ()
+    dtype_changes: tuple[tuple[str, str, str], ...] = ()
+    nonfinite: int = 0
+    scheme: str | None = None
+
+    @property
+    def reach(self) -> tuple[float, float] | None:
+        """The least and the greatest value that the output's codes can say."""
+        return self._values(self.code_range)
+
+    @property
+    def met(self) -> tuple[float, float] | None:
+        """The least and the greatest value that the output's codes said."""
+        return self._values(self.codes)
+
+    def _values(self, codes: tuple[int, int] | None) -> tuple[float, float] | None:
+        if self.scale is None or self.zero_point is None or codes is None:
+            return None
+        low, high = ((code - self.zero_point) * self.scale for code in codes)
+        return low, high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerErrors:
+    """
+    The errors of every op of a file.
+
+    Attributes:
+        rows: One an op, in execution order.
+        culprit: The row that is to blame; None where none stands out.
+        cause: A sentence that says why.
+    """
+
+    rows: tuple[LayerError, ...]
+    culprit: LayerError | None
+    cause: str
+
+    @property
+    def coverage(self) -> float:
+        """Share of ops that were matched, 0 to 1."""
+        return _share(self.rows)
+
+    @property
+    def weight_coverage(self) -> float:
+        """The same of the ops with weights."""
+        return _share([row for row in self.rows if "weight" in row.dtypes])
+
+    def worst(self, n: int = 5) -> tuple[LayerError, ...]:
+        """
+        Give the worst rows: the culprit, then by verdict, then by how far they are off.
+
+        Args:
+            n: How many at most.
+        """
+        return tuple(sorted(self.rows, key=self._badness)[:n])
+
+    def _badness(self, row: LayerError) -> tuple[Any, ...]:
+        excess = row.excess_lsb if row.excess_lsb is not None else 0.0
+        sqnr = row.local_sqnr_db
+        return (
+            self.culprit is None or row.index != self.culprit.index,
+            _SEVERITY.index(row.verdict),
+            not row.findings,
+            # NaN is beyond every bound.
+            -max(excess, 0.0) if excess == excess else float("-inf"),
+            float("inf") if sqnr is None else sqnr if sqnr == sqnr else float("-inf"),
+            row.index,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data with sorted keys; the culprit is the index of its op."""
+        return {
+            "cause": self.cause,
+            "coverage": self.coverage,
+            "culprit": None if self.culprit is None else self.culprit.index,
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    def table(self, n: int = 5) -> str:
+        """
+        Lay the worst rows out, a line each.
+
+        Args:
+            n: How many at most.
+        """
+        lines = [_HEADINGS, *map(_cells, self.worst(n))]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADINGS))]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if i in _LEFT else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+
+    def __str__(self) -> str:
+        """Return the sentence, the coverage and the worst rows."""
+        matched = sum(row.matched for row in self.rows)
+        told = f"{matched} of {len(self.rows)} ops matched with torch"
+        missing = [row.name for row in self.rows if not row.matched]
+        if missing:
+            listed = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
+            told += f" (not: {listed})"
+        return f"{self.cause}\n{told}; the worst:\n{self.table()}"
+
+
+_HEADINGS = ("op", "module", "verdict", "LSB", "excess", "rmse/S", "SQNR dB", "total dB", "clipped")
+_LEFT = (0, 1, 2)
+
+
+def _share(rows: Sequence[LayerError]) -> float:
+    return sum(row.matched for row in rows) / len(rows) if rows else 1.0
+
+
+def _cells(row: LayerError) -> tuple[str, ...]:
+    return (
+        f"{row.op} #{row.index}",
+        row.module or "–",
+        row.verdict,
+        _number(row.local_lsb_error, "g"),
+        _number(row.excess_lsb, ".2f") if (row.excess_lsb or 0) > 0 else "–",
+        _number(row.local_rmse_lsb, ".3f"),
+        _number(row.local_sqnr_db, ".1f"),
+        _number(row.cumulative_sqnr_db, ".1f"),
+        "–" if row.clipped is None else f"{100 * row.clipped:.3g} %",
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form).replace("-", "−")

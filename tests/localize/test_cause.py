@@ -1,0 +1,294 @@
+"""Who is to blame, and the sentence that says why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_edgeq.localize.cause import blame, cause_of
+from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
+
+
+def row(index: int, **changes: Any) -> LayerError:
+    """Give a sound row."""
+    values: dict[str, Any] = {
+        "index": index,
+        "op": "CONV_2D",
+        "module": f"layer{index}",
+        "dtypes": {"input": "int8", "weight": "int8", "output": "int8"},
+        "local_lsb_error": 1.0,
+        "local_sqnr_db": 40.0 + index % 3,
+        "local_rmse_lsb": 0.29,
+        "cumulative_lsb_error": 3.0,
+        "cumulative_sqnr_db": 33.0,
+        "cumulative_rmse_lsb": 0.8,
+        "clipped": 0.02,
+        "matched": True,
+        "nodes": ("conv2d", "relu"),
+        "excess_lsb": -0.1,
+    }
+    return LayerError(**(values | changes))
+
+
+SOUND = Evidence(
+    scale=0.1,
+    zero_point=0,
+    code_range=(-128, 127),
+    elements=4096,
+    codes=(-120, 125),
+    reference=(-12.1, 12.6),
+    channel_noise=(1.0, 1.1, 0.9, 1.0, 1.2, 0.8),
+    weight_maxima=(1.0, 0.8, 0.5),
+    weight_granularity="per_channel",
+    scheme="int8",
+)
+
+
+def judged(
+    changes: dict[int, dict[str, Any]],
+    evidence: dict[int, dict[str, Any]] | None = None,
+    n: int = 8,
+) -> LayerErrors:
+    """Judge `n` layers of which some are changed."""
+    given = evidence or {}
+    return blame(
+        [row(i, **changes.get(i, {})) for i in range(n)],
+        [replace(SOUND, **given.get(i, {})) for i in range(n)],
+    )
+
+
+def test_a_sound_model_has_no_culprit() -> None:
+    """Nothing stands out, and every verdict says so."""
+    errors = judged({})
+    assert errors.culprit is None
+    assert errors.cause == "no single layer: the loss is spread"
+    assert {each.verdict for each in errors.rows} == {"sound"}
+
+
+def test_ideal_layers_have_no_culprit() -> None:
+    """Where all are nearly alike, half a decibel is no loss."""
+    errors = judged({i: {"local_sqnr_db": 40.0} for i in range(8)} | {5: {"local_sqnr_db": 39.5}})
+    assert errors.culprit is None
+
+
+def test_a_layer_without_any_error_is_none_to_compare_with() -> None:
+    """+inf dB moves no median, and NaN is the worst there is."""
+    infinite = {i: {"local_sqnr_db": math.inf} for i in range(3)}
+    assert judged(infinite).culprit is None
+    errors = judged({5: {"local_sqnr_db": math.nan}})
+    assert errors.culprit is not None
+    assert errors.culprit.index == 5
+
+
+def test_an_op_without_a_match_is_not_sound() -> None:
+    """It was not measured."""
+    nothing = {"matched": False, "local_sqnr_db": None, "excess_lsb": None}
+    errors = judged({2: nothing})
+    assert errors.rows[2].verdict == "unmatched"
+    assert errors.culprit is None
+
+
+@pytest.mark.parametrize("excess", [0.01, 40.0, math.nan])
+def test_what_is_beyond_rounding_is_to_blame(excess: float) -> None:
+    """However little, and before any loss; the first of several has made what others show."""
+    errors = judged({1: {"local_sqnr_db": 3.0}, 3: {"excess_lsb": excess}, 6: {"excess_lsb": 90.0}})
+    assert errors.culprit is not None
+    assert errors.culprit.index == 3
+    assert [each.verdict for each in errors.rows] == [
+        *("sound", "quantization", "sound", "lowering"),
+        *("sound", "sound", "lowering", "sound"),
+    ]
+    assert errors.cause.startswith("CONV_2D #3 (layer3): not what conv2d and relu computes: ")
+    assert errors.cause.endswith(" LSB beyond rounding on its own inputs")
+
+
+def test_a_finding_stands_before_an_excess() -> None:
+    """The changed weight is certain, whatever lies before it."""
+    findings = ("the weight's codes: 1 of 9 differs", "the bias is at the INT32 limit")
+    errors = judged({2: {"excess_lsb": 0.4}, 5: {"findings": findings}})
+    assert errors.culprit is not None
+    assert errors.culprit.index == 5
+    assert errors.cause == (
+        "CONV_2D #5 (layer5): the weight's codes: 1 of 9 differs (and 1 more finding)"
+    )
+
+
+def test_a_layer_that_loses_more_than_its_kind_is_to_blame() -> None:
+    """Beyond three interquartile ranges and one bit."""
+    errors = judged({4: {"local_sqnr_db": 31.0}})
+    assert errors.culprit is not None
+    assert errors.culprit.verdict == "quantization"
+    assert errors.cause == (
+        "CONV_2D #4 (layer4): it loses more than others of its kind: 31.0 dB locally, where the "
+        "median of 8 CONV_2D ops is 40.5 dB"
+    )
+
+
+def test_few_of_a_kind_are_held_against_their_scheme() -> None:
+    """Two linear layers have no quartiles, and three layers of any kind have none either."""
+    few = {"op": "FULLY_CONNECTED"}
+    errors = judged({6: few, 7: few | {"local_sqnr_db": 12.0}})
+    assert errors.culprit is not None
+    assert errors.culprit.index == 7
+    assert errors.cause.endswith("12.0 dB locally, where the median of 8 int8 ops is 40.5 dB")
+    assert judged({2: {"local_sqnr_db": 12.0}}, n=4).culprit is None
+
+
+def test_the_worst_of_several_losses_is_to_blame() -> None:
+    """Losses are local: each has made its own."""
+    errors = judged({1: {"local_sqnr_db": 20.0}, 6: {"local_sqnr_db": 10.0}}, n=12)
+    assert errors.culprit is not None
+    assert errors.culprit.index == 6
+
+
+LOSSY: dict[str, tuple[dict[str, Any], str]] = {
+    "never calibrated": (
+        {"scale": 1.0, "zero_point": 0},
+        "its output was never calibrated (scale 1.0, zero point 0): the observer saw no sample; "
+        "calibrate before converting",
+    ),
+    "zeros": (
+        {"scale": 2.0**-12},
+        "its range is [−0.0312, 0.031], next to nothing, where torch gives [−12.1, 12.6]: "
+        "calibrated on zeros",
+    ),
+    "clipped": (
+        {"scale": 0.02, "beyond": (0.1, 0.13)},
+        "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond, 2 % of its "
+        "codes are at an end; calibrate with samples like those evaluated",
+    ),
+    "too wide": (
+        {"scale": 10.0, "codes": (-1, 1)},
+        "its range [−1.28e+03, 1.27e+03] is too wide: 3 of 256 levels are used, and the values "
+        "reach [−10, 10]; calibrated with an outlier, or with other preprocessing",
+    ),
+    "uneven": (
+        {"weight_granularity": "per_tensor", "weight_maxima": (4.0, 0.1, 2.0)},
+        "one scale for all of its weights, whose channels differ by 40 ×: the least uses 3.2 of "
+        "127 codes; quantize them per channel",
+    ),
+    "bias": (
+        {"bias_limited": (3, 5)},
+        "its bias is at the INT32 limit in channels 3, 5: weights near zero give a scale that the "
+        "bias does not fit; give the layer's weights one scale, or leave it in float",
+    ),
+}
+
+
+@pytest.mark.parametrize("known", LOSSY)
+def test_known_causes_of_a_loss(known: str) -> None:
+    """The sentence stands before the figures."""
+    evidence, sentence = LOSSY[known]
+    errors = judged({4: {"local_sqnr_db": 9.0}}, {4: evidence})
+    assert errors.cause == (
+        f"CONV_2D #4 (layer4): {sentence}; 9.0 dB locally, where the median of 8 CONV_2D ops is "
+        "40.5 dB"
+    )
+
+
+@pytest.mark.parametrize("known", LOSSY)
+def test_a_certain_mistake_is_told_among_few_layers(known: str) -> None:
+    """Three layers have no outlier, but a scale of 1.0 is no chance."""
+    evidence, sentence = LOSSY[known]
+    errors = judged({1: {"local_sqnr_db": 9.0}}, {1: evidence}, n=3)
+    assert errors.culprit is not None
+    assert errors.cause == f"CONV_2D #1 (layer1): {sentence}"
+    assert errors.culprit.verdict == "quantization"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "sentence"),
+    [
+        (
+            {"scale": 1.0},
+            "4 of 4 outputs were never calibrated (scale 1.0, zero point 0)",
+        ),
+        (
+            {"scale": 2.0**-12},
+            "4 of 4 outputs have a range of next to nothing: calibrated on zeros",
+        ),
+        (
+            {"beyond": (0.0, 0.2)},
+            "4 of 4 outputs have too narrow a range: calibrate with samples like those evaluated",
+        ),
+        (
+            {"codes": (-1, 4)},
+            "4 of 4 outputs have too wide a range: calibrated with an outlier, or with other "
+            "preprocessing",
+        ),
+    ],
+)
+def test_what_ails_all_layers(evidence: dict[str, Any], sentence: str) -> None:
+    """The calibration is to blame, not a layer."""
+    errors = judged({}, {i: evidence for i in range(4)}, n=4)
+    assert errors.culprit is None
+    assert errors.cause == f"no single layer: {sentence}"
+
+
+def test_few_values_say_nothing_of_a_range() -> None:
+    """The four scores of one sample need not use the range."""
+    evidence = replace(SOUND, elements=4, codes=(-1, 2), beyond=(0.25, 0.0))
+    assert cause_of(row(0), evidence) == "nothing stands out"
+
+
+def test_an_op_that_shares_its_input_range_need_not_use_it() -> None:
+    """A mean of values is nearer to zero than they are."""
+    pool = row(0, op="AVERAGE_POOL_2D", dtypes={"input": "int8", "output": "int8"})
+    evidence = replace(SOUND, codes=(-3, 3))
+    assert cause_of(pool, evidence) == "nothing stands out"
+    assert "too wide" in cause_of(row(0), evidence)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "sentence"),
+    [
+        (
+            {"codes": (-90, 125), "reference": (0.0, 12.6)},
+            "it gives -9, where torch gives nothing below 0: a RELU was dropped",
+        ),
+        (
+            {"codes": (0, 125)},
+            "it gives nothing below 0, where torch gives -12.1: a RELU too many",
+        ),
+        (
+            {"codes": (0, 125), "reference": (0.0, 6.0)},
+            "it gives 12.5, where torch stops at 6: a clamp was dropped",
+        ),
+        (
+            {"codes": (-120, 60)},
+            "it stops at 6, where torch gives 12.6: a clamp too many",
+        ),
+        (
+            {"channel_noise": (1.0, 1.0, 1.0, 1.0, 1.0, 60.0)},
+            "channel 5 of 6 has 92.3 % of the error: it is dead, or overflows",
+        ),
+        (
+            {"dtype_changes": (("input", "float32", "int8"),)},
+            "its input is float32 and was to be int8: what makes it changed its dtype",
+        ),
+    ],
+)
+def test_known_causes_of_what_is_broken(evidence: dict[str, Any], sentence: str) -> None:
+    """What makes an op compute something else."""
+    errors = judged({2: {"excess_lsb": 7.0}}, {2: evidence})
+    assert errors.cause == (
+        f"CONV_2D #2 (layer2): {sentence}; 7 LSB beyond rounding on its own inputs"
+    )
+
+
+def test_the_first_op_that_gives_nan() -> None:
+    """Not a number is no rounding."""
+    errors = judged({2: {"excess_lsb": 3.0}}, {4: {"nonfinite": 12}, 5: {"nonfinite": 12}})
+    assert errors.cause == (
+        "CONV_2D #4 (layer4): 12 output values are NaN or infinite; the first op that gives any"
+    )
+    assert errors.rows[5].verdict == "lowering"
+
+
+def test_evidence_is_for_every_row() -> None:
+    """A row without it could not be judged."""
+    with pytest.raises(ValueError, match="2 rows, and evidence for 1"):
+        blame([row(0), row(1)], [SOUND])

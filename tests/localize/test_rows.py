@@ -1,0 +1,131 @@
+"""Rows: plain data, an order of badness, and a table."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
+
+
+def row(index: int, **changes: Any) -> LayerError:
+    """Give a sound row."""
+    values: dict[str, Any] = {
+        "index": index,
+        "op": "CONV_2D",
+        "module": f"layer{index}",
+        "dtypes": {"input": "int8", "weight": "int8", "output": "int8"},
+        "local_lsb_error": 1.0,
+        "local_sqnr_db": 40.0,
+        "local_rmse_lsb": 0.29,
+        "cumulative_lsb_error": 3.0,
+        "cumulative_sqnr_db": 33.0,
+        "cumulative_rmse_lsb": 0.8,
+        "clipped": 0.01,
+        "matched": True,
+        "nodes": ("conv2d", "relu"),
+        "excess_lsb": -0.1,
+    }
+    return LayerError(**(values | changes))
+
+
+UNMATCHED = row(
+    3,
+    op="TRANSPOSE",
+    module=None,
+    dtypes={"input": "int8", "output": "int8"},
+    local_lsb_error=None,
+    local_sqnr_db=None,
+    local_rmse_lsb=None,
+    cumulative_lsb_error=None,
+    cumulative_sqnr_db=None,
+    cumulative_rmse_lsb=None,
+    clipped=None,
+    matched=False,
+    nodes=(),
+    excess_lsb=None,
+    verdict="unmatched",
+)
+
+
+@pytest.fixture
+def errors() -> LayerErrors:
+    """One row of each verdict, and a second broken one."""
+    rows = (
+        row(0),
+        row(1, verdict="quantization", local_sqnr_db=12.0),
+        row(2, verdict="lowering", excess_lsb=2.5, local_lsb_error=3.0),
+        UNMATCHED,
+        row(4, verdict="lowering", findings=("the weight's codes: negated",), excess_lsb=90.0),
+        row(5, local_sqnr_db=30.0),
+    )
+    return LayerErrors(rows=rows, culprit=rows[4], cause="CONV_2D #4 (layer4): negated")
+
+
+def test_the_worst_come_first(errors: LayerErrors) -> None:
+    """The culprit, what is broken, what loses, what was not measured, what is sound."""
+    assert [each.index for each in errors.worst(6)] == [4, 2, 1, 3, 5, 0]
+    assert [each.index for each in errors.worst(2)] == [4, 2]
+
+
+def test_what_is_not_a_number_is_worst() -> None:
+    """An excess of NaN stands before every other."""
+    rows = (
+        row(0, verdict="lowering", excess_lsb=1e9),
+        row(1, verdict="lowering", excess_lsb=math.nan),
+    )
+    errors = LayerErrors(rows=rows, culprit=None, cause="")
+    assert [each.index for each in errors.worst()] == [1, 0]
+
+
+def test_coverage_counts_what_was_matched(errors: LayerErrors) -> None:
+    """Of all ops, and of those with weights."""
+    assert errors.coverage == pytest.approx(5 / 6)
+    assert errors.weight_coverage == 1.0
+
+
+def test_to_dict_is_plain_and_sorted(errors: LayerErrors) -> None:
+    """Strict JSON takes it as it is, and keys are in order at every level."""
+    data = errors.to_dict()
+    text = json.dumps(data, allow_nan=False)
+    assert json.loads(text) == data
+    assert text == json.dumps(data, sort_keys=True)
+    assert data["culprit"] == 4
+    assert set(data["rows"][0]) == {
+        *("clipped", "cumulative_lsb_error", "cumulative_rmse_lsb", "cumulative_sqnr_db"),
+        *("dtypes", "excess_lsb", "findings", "index", "local_lsb_error", "local_rmse_lsb"),
+        *("local_sqnr_db", "matched", "module", "nodes", "op", "verdict"),
+    }
+    assert data["rows"][3]["local_sqnr_db"] is None
+
+
+def test_infinite_and_undefined_figures_are_text() -> None:
+    """JSON has no numbers for them."""
+    data = row(0, local_sqnr_db=math.inf, excess_lsb=math.nan).to_dict()
+    assert data["local_sqnr_db"] == "inf"
+    assert data["excess_lsb"] == "nan"
+
+
+def test_the_text(errors: LayerErrors) -> None:
+    """The sentence, the coverage, the five worst."""
+    assert str(errors).splitlines() == [
+        "CONV_2D #4 (layer4): negated",
+        "5 of 6 ops matched with torch (not: TRANSPOSE #3); the worst:",
+        "op            module  verdict       LSB  excess  rmse/S  SQNR dB  total dB  clipped",
+        "CONV_2D #4    layer4  lowering        1   90.00   0.290     40.0      33.0      1 %",
+        "CONV_2D #2    layer2  lowering        3    2.50   0.290     40.0      33.0      1 %",
+        "CONV_2D #1    layer1  quantization    1       –   0.290     12.0      33.0      1 %",
+        "TRANSPOSE #3  –       unmatched       –       –       –        –         –        –",
+        "CONV_2D #5    layer5  sound           1       –   0.290     30.0      33.0      1 %",
+    ]
+
+
+def test_evidence_speaks_in_values() -> None:
+    """What codes reach, and what they said."""
+    evidence = Evidence(scale=0.5, zero_point=-28, code_range=(-128, 127), codes=(-28, 72))
+    assert evidence.reach == (-50.0, 77.5)
+    assert evidence.met == (0.0, 50.0)
+    assert Evidence().reach is None
