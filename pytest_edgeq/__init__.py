@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
     from pytest_edgeq.foreign import onnx_reference
     from pytest_edgeq.litert.fx import quantizer_from_fx
+    from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.quantized import QuantizedModel
@@ -36,6 +37,7 @@ __all__ = [
     "Budget",
     "Comparison",
     "Edgeq",
+    "LayerErrors",
     "OpDtypeMap",
     "QuantizedModel",
     "assert_accuracy_drop",
@@ -56,6 +58,7 @@ _HOMES = {
     "Budget": "pytest_edgeq.numerics.budget",
     "Comparison": "pytest_edgeq.numerics.comparison",
     "Edgeq": "pytest_edgeq.edgeq",
+    "LayerErrors": "pytest_edgeq.localize.rows",
     "OpDtypeMap": "pytest_edgeq.tflite.op_dtypes",
     "QuantizedModel": "pytest_edgeq.quantized",
     "onnx_reference": "pytest_edgeq.foreign",

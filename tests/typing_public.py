@@ -13,6 +13,7 @@ from pytest_edgeq import (
     Budget,
     Comparison,
     Edgeq,
+    LayerErrors,
     OpDtypeMap,
     QuantizedModel,
     assert_accuracy_drop,
@@ -65,6 +66,8 @@ def look(model: QuantizedModel, edgeq: Edgeq) -> None:
 def measure(model: QuantizedModel, edgeq: Edgeq, inputs: Iterator[torch.Tensor]) -> None:
     """Comparisons and budgets."""
     comparison: Comparison = edgeq.compare(model, inputs, runtime="builtin")
+    layers: LayerErrors = edgeq.localize(model, inputs)
+    culprit: str | None = None if layers.culprit is None else layers.culprit.module
     worst: float = comparison.total.sqnr_db
     lsb: float | None = comparison.total.max_lsb_error
     bounds: dict[str, float] = Budget(sqnr_db=30, max_lsb_error=2).bounds()
@@ -74,7 +77,7 @@ def measure(model: QuantizedModel, edgeq: Edgeq, inputs: Iterator[torch.Tensor])
     )
     assert_within_budget(comparison, 0.1)  # type: ignore[arg-type]
     Budget(0.1)  # type: ignore[call-arg]
-    del worst, lsb, bounds
+    del worst, lsb, bounds, culprit
 
 
 def promise(model: QuantizedModel, path: os.PathLike[str], inputs: list[torch.Tensor]) -> None:

@@ -29,7 +29,7 @@ from pytest_edgeq.tflite.roles import StoredTensor, roles_of
 if TYPE_CHECKING:
     from pytest_edgeq.localize.local import Step
 
-__all__ = ["constant_findings", "origin_findings", "parameter_findings"]
+__all__ = ["constant_findings", "moved_findings", "origin_findings", "parameter_findings"]
 
 Node = torch.fx.Node
 Array = np.ndarray[Any, Any]
@@ -91,13 +91,51 @@ def _changed_input(graph: OpGraph, op: Op) -> tuple[int, str] | None:
         return None
     producer = graph.subgraphs[op.subgraph].producer
     maker = producer.get(taken_in.index)
-    while maker is not None and maker.name in _HANDS_ON and maker.inputs[0] in producer:
+    while maker is not None and maker.inputs[0] in producer and _hands_on(graph, maker):
         maker = producer[maker.inputs[0]]
     text = (
         f"its output has scale {scale:.6g}, which is {scale / written:.4g} × the one that the bias "
         f"of {op.name} #{op.index} was written with ({written:.6g})"
     )
     return (op.index if maker is None else maker.index), text
+
+
+def _hands_on(graph: OpGraph, op: Op) -> bool:
+    """Whether an op gives the codes that it takes, in the scale that it takes them in."""
+    if op.name not in _HANDS_ON:
+        return False
+    taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
+    same = np.array_equal(taken.scales, made.scales)
+    return same and np.array_equal(taken.zero_points, made.zero_points)
+
+
+def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
+    """
+    Tell of ops that only move codes and say that these mean something else behind them.
+
+    (https://ai.google.dev/edge/litert/models/quantization_spec: inputs and outputs must all have
+    the same scale and zero point.)
+
+    Returns:
+        Findings by the index of the op.
+    """
+    found: dict[int, tuple[str, ...]] = {}
+    for op in graph.subgraphs[subgraph].ops:
+        if op.name not in _HANDS_ON or not op.inputs or op.inputs[0] < 0:
+            continue
+        taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
+        if len(taken.scales) != 1 or len(made.scales) != 1:
+            continue
+        text = unexpected_qparams(
+            "its output",
+            float(made.scales[0]),
+            int(made.zero_points[0]),
+            float(taken.scales[0]),
+            int(taken.zero_points[0]),
+        )
+        if text:
+            found[op.index] = (f"{text.replace('reference', 'input')}: it only moves codes",)
+    return found
 
 
 # A product of float32 scales and a quotient of it.

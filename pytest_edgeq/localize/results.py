@@ -14,6 +14,7 @@ from pytest_edgeq.localize.cause import blame
 from pytest_edgeq.localize.constants import read_constant
 from pytest_edgeq.localize.findings import (
     constant_findings,
+    moved_findings,
     origin_findings,
     parameter_findings,
 )
@@ -93,6 +94,12 @@ def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, 
         op = plan.matches[index].op
         if op is not None:
             found[op.index] = (*texts, *found.get(op.index, ()))
+    producer = graph.subgraphs[signature.subgraph].producer
+    for position, texts in moved_findings(graph, signature.subgraph).items():
+        # Either side may be the wrong one: what is known of what makes its input comes first.
+        maker = producer.get(graph.subgraphs[signature.subgraph].ops[position].inputs[0])
+        if maker is None or maker.index not in found:
+            found[position] = (*found.get(position, ()), *texts)
     if quantized.origin is not None:
         for position, texts in origin_findings(quantized.edge, quantized.origin).items():
             if position not in found:
