@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,9 @@ def decompose(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     known: dict[torch.fx.Node, Any] = {}
     added: dict[str, torch.Tensor] = {}
     for node in module.graph.nodes:
+        if base_name(node) == "_assert_tensor_metadata":
+            # One more user of a value, of which no op is left.
+            continue
         parts = _parts(node) if base_name(node) in _COMPOSED else None
         if parts is None:
             known[node] = graph.node_copy(node, known.__getitem__)
@@ -144,7 +147,53 @@ def _attention(
     return torch.softmax(scores, -1) @ value
 
 
-_OURS: dict[str, Callable[..., Any]] = {"scaled_dot_product_attention": _attention}
+def _layer_norm(
+    value: torch.Tensor,
+    shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> torch.Tensor:
+    """As the converter has it: x·r − mean·r, where torch subtracts first."""
+    dims = list(range(-len(shape), 0))
+    mean = value.mean(dims, keepdim=True)
+    apart = value - mean
+    inverse = torch.rsqrt((apart * apart).mean(dims, keepdim=True) + eps)
+    normal = value * inverse + (0 - inverse * mean)
+    scaled = normal if weight is None else normal * weight
+    return scaled if bias is None else scaled + bias
+
+
+def _instance_norm(
+    value: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """A mean and a variance for each channel of each image."""
+    if not use_input_stats:
+        return torch.instance_norm(
+            value, weight, bias, mean, variance, False, momentum, eps, cudnn_enabled
+        )
+    dims = list(range(2, value.ndim))
+    apart = value - value.mean(dims, keepdim=True)
+    normal = apart * torch.rsqrt((apart * apart).mean(dims, keepdim=True) + eps)
+    channels = [1, -1, *[1] * len(dims)]
+    scaled = normal if weight is None else normal * weight.reshape(channels)
+    return scaled if bias is None else scaled + bias.reshape(channels)
+
+
+_OURS: dict[str, Callable[..., Any]] = {
+    "scaled_dot_product_attention": _attention,
+    "layer_norm": _layer_norm,
+    "instance_norm": _instance_norm,
+}
 
 
 def _inline(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import torch
 
 from pytest_edgeq.localize.constants import (
-    Constant,
     check_bias,
     check_weight,
     input_scale_of,
@@ -20,8 +18,13 @@ from pytest_edgeq.localize.constants import (
 )
 from pytest_edgeq.localize.kinds import CLAMPS, HEAVY, base_name, is_heavy
 from pytest_edgeq.localize.match import Match
-from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
-from pytest_edgeq.localize.weights import Taken, constants_behind, nearest_factor
+from pytest_edgeq.localize.reference import ReferenceGraph
+from pytest_edgeq.localize.weights import (
+    Taken,
+    constants_behind,
+    expected_codes,
+    nearest_factor,
+)
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of
@@ -188,10 +191,9 @@ def _weight_findings(
     own = floats[taken.node.name]
     others = {name: each for name, each in floats.items() if name != taken.node.name}
     if reference.is_rounded(taken.node):
-        expected = _codes(taken.node, reference)
+        expected = expected_codes(op, constant, taken, reference)
         if expected is None:
             return ()
-        expected = _with_ties(expected, op, constant, own, kind)
         return check_weight(
             op.name, constant, expected=expected, others=others, torch_op=kind, narrowed=narrowed
         )
@@ -201,76 +203,6 @@ def _weight_findings(
     if factor is None:
         return ()
     return check_weight(op.name, constant, own * factor, others=others, torch_op=kind)
-
-
-def _codes(node: Node, reference: ReferenceGraph) -> Constant | None:
-    """The codes of a fake-quantized constant, turned as the graph turns them."""
-    chain: list[Any] = []
-    while not is_dequantize(node):
-        if base_name(node) not in ("permute", "transpose", "t", "view", "reshape", "unsqueeze"):
-            return None
-        chain.append(node)
-        node = node.all_input_nodes[0]
-    quantize = node.all_input_nodes[0]
-    if not is_quantize(quantize):
-        return None
-    values = reference.constant(quantize, quantized=True)
-    scale, zero_point = (
-        reference.constant(n, quantized=True) if isinstance(n, Node) else torch.as_tensor(n)
-        for n in quantize.args[1:3]
-    )
-    axis = quantize.args[3] if base_name(quantize) == "quantize_per_channel" else None
-    parts = [values, *(_over(each, values, axis) for each in (scale, zero_point))]
-    for each in reversed(chain):
-        parts = [each.target(part, *each.args[1:], **each.kwargs) for part in parts]
-    codes, scales, points = map(_array, parts)
-    dtype = "int8" if codes.dtype == np.int8 else str(codes.dtype)
-    low = quantize.args[4 if axis is not None else 3]
-    grouping = "per_tensor" if axis is None else "per_channel"
-    return Constant(
-        "int4" if low in (-8, -7) else dtype,
-        codes.astype(np.int64),
-        scales.astype(np.float64),
-        points.astype(np.int64),
-        grouping,
-    )
-
-
-def _with_ties(expected: Constant, op: Op, stored: Constant, own: Array, torch_op: str) -> Constant:
-    """
-    Of two codes that are as near to a weight, take the file's.
-
-    torch multiplies by the scale's reciprocal and the converter divides, so that a weight halfway
-    between two codes may come out as either.
-    """
-    assert expected.scales is not None, "codes have scales"
-    assert expected.zero_points is not None, "and zero points"
-    places = to_file_layout(
-        op.name,
-        np.arange(expected.values.size).reshape(expected.values.shape),
-        stored.values.shape,
-        torch_op=torch_op,
-    )
-    if not places or own.shape != expected.values.shape:
-        return expected
-    held: Array = np.empty(expected.values.size, np.int64)
-    held[places[0].ravel()] = stored.values.ravel()
-    held = held.reshape(expected.values.shape)
-    steps = own.astype(np.float64) / expected.scales + expected.zero_points
-    middle = (held + expected.values) / 2
-    tied = (np.abs(held - expected.values) == 1) & (
-        np.abs(steps - middle) <= (np.abs(steps) + 1) * 2.0**-21
-    )
-    return dataclasses.replace(expected, values=np.where(tied, held, expected.values))
-
-
-def _over(value: torch.Tensor, codes: torch.Tensor, axis: Any) -> torch.Tensor:
-    """A number, or one for each index along an axis, for each code."""
-    if value.numel() == 1:
-        return value.reshape(()).expand(codes.shape)
-    shape = [1] * codes.ndim
-    shape[axis] = -1
-    return value.reshape(shape).expand(codes.shape)
 
 
 def _bias_findings(

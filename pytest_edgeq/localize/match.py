@@ -316,6 +316,8 @@ class Matcher:
                     bits[reading.node] = bits.get(reading.node, 0) | 1 << position
             weights = self._weights(op, given) if key[2] >= 0 else {}
             every = (1 << len(sources)) - 1
+            while len(self._reached) >= _KEPT:
+                del self._reached[next(iter(self._reached))]
             self._reached[key] = [
                 reached
                 for reached in self._reference.reach(given, bits, heavy, weights)
@@ -464,6 +466,9 @@ class Matcher:
         joined = any(op.name in ("CONCATENATION", "PACK") for op in self._consumers.get(index, ()))
         return split or joined
 
+
+# Sets of candidates whose values are kept for the next ops, which often take the same.
+_KEPT = 4
 
 # Ops that stand for one node alone. One that gives something else is wrong, not a part of more.
 _WHOLE = ("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "RESIZE_BILINEAR")

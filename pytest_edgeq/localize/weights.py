@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of, stored_constant
 
-__all__ = ["Taken", "constants_behind", "nearest_factor", "rounded_constants"]
+__all__ = ["Taken", "constants_behind", "expected_codes", "nearest_factor", "rounded_constants"]
 
 Node = torch.fx.Node
 Array = np.ndarray[Any, Any]
@@ -66,6 +67,9 @@ def rounded_constants(
             continue
         for taken in constants_behind(reference, given):
             if reference.is_rounded(taken.node):
+                tied = _tied(op, constant, taken, reference)
+                if tied is not None:
+                    found[taken.node] = tied
                 continue
             plain = reference.constant(taken.node, quantized=False)
             if isinstance(plain, torch.Tensor) and plain.numel() == constant.values.size:
@@ -73,6 +77,101 @@ def rounded_constants(
                 if rounded is not None:
                     found[taken.node] = rounded
     return found
+
+
+def expected_codes(
+    op: Op, stored: Constant, taken: Taken, reference: ReferenceGraph
+) -> Constant | None:
+    """
+    The codes that the quantizer chose; where two are as near to a weight, the file's.
+
+    None where the graph makes the constant of them in a way that is not known here.
+    """
+    expected = _codes(taken.node, reference)
+    if expected is None:
+        return None
+    own = reference.constant(taken.node, quantized=False).numpy()
+    return _with_ties(expected, op, stored, own, base_name(taken.user))
+
+
+def _tied(op: Op, stored: Constant, taken: Taken, reference: ReferenceGraph) -> torch.Tensor | None:
+    """The constant with the file's codes where two are as near; None where it is as it is."""
+    chosen = _codes(taken.node, reference)
+    expected = expected_codes(op, stored, taken, reference)
+    if chosen is None or expected is None or np.array_equal(chosen.values, expected.values):
+        return None
+    plain = reference.constant(taken.node, quantized=False)
+    return torch.from_numpy(expected.floats).to(plain.dtype)
+
+
+def _codes(node: Node, reference: ReferenceGraph) -> Constant | None:
+    """The codes of a fake-quantized constant, turned as the graph turns them."""
+    chain: list[Any] = []
+    while not is_dequantize(node):
+        if base_name(node) not in ("permute", "transpose", "t", "view", "reshape", "unsqueeze"):
+            return None
+        chain.append(node)
+        node = node.all_input_nodes[0]
+    quantize = node.all_input_nodes[0]
+    if not is_quantize(quantize):
+        return None
+    values = reference.constant(quantize, quantized=True)
+    scale, zero_point = (
+        reference.constant(n, quantized=True) if isinstance(n, Node) else torch.as_tensor(n)
+        for n in quantize.args[1:3]
+    )
+    axis = quantize.args[3] if base_name(quantize) == "quantize_per_channel" else None
+    parts = [values, *(_over(each, values, axis) for each in (scale, zero_point))]
+    for each in reversed(chain):
+        parts = [each.target(part, *each.args[1:], **each.kwargs) for part in parts]
+    codes, scales, points = (each.detach().numpy() for each in parts)
+    dtype = "int8" if codes.dtype == np.int8 else str(codes.dtype)
+    low = quantize.args[4 if axis is not None else 3]
+    grouping = "per_tensor" if axis is None else "per_channel"
+    return Constant(
+        "int4" if low in (-8, -7) else dtype,
+        codes.astype(np.int64),
+        scales.astype(np.float64),
+        points.astype(np.int64),
+        grouping,
+    )
+
+
+def _with_ties(expected: Constant, op: Op, stored: Constant, own: Array, torch_op: str) -> Constant:
+    """
+    Of two codes that are as near to a weight, take the file's.
+
+    torch multiplies by the scale's reciprocal and the converter divides, so that a weight halfway
+    between two codes may come out as either.
+    """
+    assert expected.scales is not None, "codes have scales"
+    assert expected.zero_points is not None, "and zero points"
+    places = to_file_layout(
+        op.name,
+        np.arange(expected.values.size).reshape(expected.values.shape),
+        stored.values.shape,
+        torch_op=torch_op,
+    )
+    if not places or own.shape != expected.values.shape:
+        return expected
+    held: Array = np.empty(expected.values.size, np.int64)
+    held[places[0].ravel()] = stored.values.ravel()
+    held = held.reshape(expected.values.shape)
+    steps = own.astype(np.float64) / expected.scales + expected.zero_points
+    middle = (held + expected.values) / 2
+    tied = (np.abs(held - expected.values) == 1) & (
+        np.abs(steps - middle) <= (np.abs(steps) + 1) * 2.0**-21
+    )
+    return dataclasses.replace(expected, values=np.where(tied, held, expected.values))
+
+
+def _over(value: torch.Tensor, codes: torch.Tensor, axis: Any) -> torch.Tensor:
+    """A number, or one for each index along an axis, for each code."""
+    if value.numel() == 1:
+        return value.reshape(()).expand(codes.shape)
+    shape = [1] * codes.ndim
+    shape[axis] = -1
+    return value.reshape(shape).expand(codes.shape)
 
 
 def _held(graph: OpGraph, op: Op) -> Iterator[StoredTensor]:
