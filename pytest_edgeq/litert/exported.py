@@ -11,9 +11,24 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["number_paddings", "part_shared_weights"]
+__all__ = ["drop_dropouts", "number_paddings", "part_shared_weights"]
 
 _BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+
+
+def drop_dropouts(exported: torch.fx.GraphModule) -> None:
+    """
+    Leave out the dropouts of a model in eval mode, which pass on what they take.
+
+    In front of one and behind it the annotators of litert-torch 0.10.0 ask for parameters of their
+    own, and of the two quantize nodes the converter keeps the first for the tensor and the second
+    for the bias of the layer behind: in a head of pooling, dropout and linear layer the bias is
+    read in another scale than it was written in, and the numbers are wrong without a word (8 dB).
+    """
+    for node in list(exported.graph.nodes):
+        if op_name(node) in ("dropout", "dropout_") and node.args[2] is False:
+            node.replace_all_uses_with(node.args[0])
+            exported.graph.erase_node(node)
 
 
 def number_paddings(exported: torch.fx.GraphModule) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.annotations import is_constant, mend_annotations
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import configs_as_set
-from pytest_edgeq.litert.exported import number_paddings, part_shared_weights
+from pytest_edgeq.litert.exported import drop_dropouts, number_paddings, part_shared_weights
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
 from pytest_edgeq.litert.patterns import pattern_modules
 from pytest_edgeq.litert.simulated import fold_constants, keep_floats_apart
@@ -89,8 +89,9 @@ def prepare_pt2e(
         exported.graph.eliminate_dead_code()
         number_paddings(exported)
         if not qat:
-            # What is trained must stay one.
+            # What is trained must stay one, and drops out.
             part_shared_weights(exported)
+            drop_dropouts(exported)
         exported.recompile()
         prepare = quantize_pt2e.prepare_qat_pt2e if qat else quantize_pt2e.prepare_pt2e
         prepared: torch.fx.GraphModule = prepare(exported, Mended())
