@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pytest_edgeq.foreign import is_keras, keras_output_names
-from pytest_edgeq.numerics.comparison import Comparison, WorstSamples
+from pytest_edgeq.numerics.comparison import Comparison, WorstSample, WorstSamples
 from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
@@ -27,7 +30,7 @@ from pytest_edgeq.tflite.graph import SignatureTensor, Tensor
 from pytest_edgeq.tflite.layout import mismatch_hint
 from pytest_edgeq.tflite.roles import roles_of
 
-__all__ = ["compare", "static_findings"]
+__all__ = ["Comparer", "compare", "static_findings"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -35,7 +38,9 @@ __tracebackhide__ = True
 Arrays = Sequence[np.ndarray[Any, Any]]
 
 
-def compare(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) -> Comparison:
+def compare(
+    quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str, localize_seconds: float = 0
+) -> Comparison:
     """
     Measure the errors of every stage that the model's flow has.
 
@@ -43,6 +48,8 @@ def compare(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) -
         quantized: The file and its references.
         inputs: Samples, read once, in order, one held at a time.
         runtime: Kernels that run the file (and a recipe flow's float file).
+        localize_seconds: How long the comparison may look for the layer to blame when a check of it
+            fails; 0 for not at all.
 
     Raises:
         ValueError: No sample, one that does not fit, no reference, or outputs that differ in
@@ -50,54 +57,139 @@ def compare(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) -
         TypeError: A sample of another kind or dtype.
         RuntimeError: The kernels cannot allocate the file.
     """
-    quantized.edge.runtimes.check(runtime)
-    if quantized.float_model is None:
-        raise ValueError(
-            f"{quantized.name} has no reference to compare with: load it with "
-            "edgeq.load(tflite, reference=model)"
-        )
-    specs = [_output_spec(border) for border in quantized.edge.signature.outputs]
-    for edge in (quantized.edge, quantized.float_edge):
-        if edge is not None:
-            edge.restart()
-    sides = _sides(quantized)
-    # Both sides of a conversion are float: there is no LSB.
-    unscaled = [OutputSpec(spec.name) for spec in specs]
-    stages = {name: StageAccumulator(unscaled if name == "conversion" else specs) for name in sides}
-    health = [OutputHealth(spec) for spec in specs]
-    worst = WorstSamples()
-    overlap = count = 0
-    with undisturbed(quantized.float_model, quantized.name) as changed:
+    with Comparer(quantized, runtime, localize_seconds) as comparer:
         for sample in read_samples(inputs, quantized.spec, "evaluation"):
-            arrays = sample.arrays()
-            codes = _run(quantized.edge, quantized, arrays, runtime, count)
-            values = _values(quantized, sample, arrays, codes, runtime, count)
-            for name, accumulator in stages.items():
-                reference, actual = sides[name]
-                sqnr_db = accumulator.update(values[reference], values[actual])
-                if name == "total":
-                    worst.offer(count, sqnr_db, sample.clone)
-            for watch, reference_value, edge_value, code in zip(
-                health, values["float"], values["edge"], quantized.edge.turned(codes), strict=True
-            ):
-                watch.update(reference_value, edge_value, code)
-            overlap += arrays in quantized.ledger
-            count += 1
-    findings = [finding for watch in health for finding in watch.findings()]
-    met_again = overlap_finding(overlap, count)
-    if met_again is not None:
-        findings.append(met_again)
-    if changed:
-        findings.append(_stateful(quantized.name, changed))
-    results = {name: accumulator.result() for name, accumulator in stages.items()}
-    return Comparison(
-        name=quantized.name,
-        flow=quantized.flow,
-        runtime=runtime,
-        health=(*findings, *static_findings(quantized.edge)),
-        worst_samples=worst.result(),
-        **results,
-    )
+            comparer.update(sample)
+    return comparer.result()
+
+
+class Comparer:
+    """
+    Measures the errors of every stage, sample by sample.
+
+    The samples are given inside of `with`, which leaves the reference's buffers as they were; the
+    result is asked for behind it.
+
+    Args:
+        quantized: The file and its references.
+        runtime: Kernels that run the file (and a recipe flow's float file).
+        localize_seconds: As `compare` takes it.
+
+    Raises:
+        ValueError: No reference, or an unknown runtime.
+    """
+
+    def __init__(
+        self, quantized: QuantizedModel, runtime: str, localize_seconds: float = 0
+    ) -> None:
+        quantized.edge.runtimes.check(runtime)
+        if quantized.float_model is None:
+            raise ValueError(
+                f"{quantized.name} has no reference to compare with: load it with "
+                "edgeq.load(tflite, reference=model)"
+            )
+        self._quantized = quantized
+        self._runtime = runtime
+        self._localize_seconds = localize_seconds
+        specs = [_output_spec(border) for border in quantized.edge.signature.outputs]
+        self._sides = _sides(quantized)
+        # Both sides of a conversion are float: there is no LSB.
+        unscaled = [OutputSpec(spec.name) for spec in specs]
+        self._stages = {
+            name: StageAccumulator(unscaled if name == "conversion" else specs)
+            for name in self._sides
+        }
+        # ai-edge-quantizer calibrates by moving averages.
+        averaged = quantized.flow == "recipe"
+        self._health = [OutputHealth(spec, averaged=averaged) for spec in specs]
+        self._worst = WorstSamples()
+        self._overlap = self._count = 0
+        self._digest = hashlib.sha256()
+        self._open = contextlib.ExitStack()
+        self._changed: Sequence[str] = ()
+
+    def __enter__(self) -> Comparer:  # noqa: PYI034 # Self came with Python 3.11
+        quantized = self._quantized
+        for edge in (quantized.edge, quantized.float_edge):
+            if edge is not None:
+                edge.restart()
+        assert quantized.float_model is not None, "unreachable because __init__ has looked"
+        self._changed = self._open.enter_context(undisturbed(quantized.float_model, quantized.name))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._open.close()
+
+    def update(self, sample: Sample) -> Arrays:
+        """
+        Measure one sample.
+
+        Returns:
+            What the reference gave, in the file's order of outputs.
+
+        Raises:
+            ValueError: The sample does not fit, or outputs differ in number or shape.
+            TypeError: A sample of another kind or dtype.
+            RuntimeError: The kernels cannot allocate the file.
+        """
+        quantized, runtime, index = self._quantized, self._runtime, self._count
+        arrays = sample.arrays()
+        codes = _run(quantized.edge, quantized, arrays, runtime, index)
+        values = _values(quantized, sample, arrays, codes, runtime, index)
+        for name, accumulator in self._stages.items():
+            reference, actual = self._sides[name]
+            sqnr_db = accumulator.update(values[reference], values[actual])
+            if name == "total":
+                self._worst.offer(index, sqnr_db, sample.clone)
+        for watch, reference_value, edge_value, code in zip(
+            self._health, values["float"], values["edge"], quantized.edge.turned(codes), strict=True
+        ):
+            watch.update(reference_value, edge_value, code)
+        self._digest_sample(arrays)
+        self._overlap += arrays in quantized.ledger
+        self._count += 1
+        return values["float"]
+
+    def result(self) -> Comparison:
+        """Give what was measured."""
+        quantized = self._quantized
+        findings = [finding for watch in self._health for finding in watch.findings()]
+        met_again = overlap_finding(self._overlap, self._count)
+        if met_again is not None:
+            findings.append(met_again)
+        if self._changed:
+            findings.append(_stateful(quantized.name, self._changed))
+        results = {name: accumulator.result() for name, accumulator in self._stages.items()}
+        worst = self._worst.result()
+        return Comparison(
+            name=quantized.name,
+            flow=quantized.flow,
+            runtime=self._runtime,
+            health=(*findings, *static_findings(quantized.edge)),
+            worst_samples=worst,
+            fingerprint=self._digest.hexdigest(),
+            explain=self._explanation(worst),
+            **results,
+        )
+
+    def _digest_sample(self, arrays: Arrays) -> None:
+        for name, array in zip(self._quantized.input_names, arrays, strict=True):
+            # repr of the names, so that no two lists of inputs read the same.
+            head = repr((self._count, name, array.dtype.str, array.shape))
+            self._digest.update(head.encode())
+            self._digest.update(np.ascontiguousarray(array).tobytes())
+
+    def _explanation(self, worst: Sequence[WorstSample]) -> Callable[[], str] | None:
+        quantized, seconds = self._quantized, self._localize_seconds
+        if not seconds:
+            return None
+
+        def explain() -> str:
+            from pytest_edgeq.localize.failure import explain
+
+            return explain(quantized, [each.inputs for each in worst], seconds)
+
+        return functools.cache(explain)
 
 
 def _stateful(name: str, changed: Sequence[str]) -> Finding:

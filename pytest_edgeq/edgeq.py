@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+    from pytest_edgeq.localize.rows import LayerErrors
+    from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.snapshots.session import SnapshotSession
@@ -39,10 +41,12 @@ class Edgeq:
         memory: What remembers; given by the plugin.
         runtimes: Runtimes of your own by name (`pytest_edgeq.tflite.runtimes.Runtime`), beside
             the built-in ones. Inside pytest they come from the hook `pytest_edgeq_runtimes`.
+        localize_timeout: When a check of a comparison fails, the layer to blame is looked for on
+            its worst samples; after so many seconds no further sample is begun. 0 for not at all.
 
     Raises:
         ValueError: Unknown runtime, one of your own with a built-in one's name, or a number of
-            threads or a seed out of range.
+            threads, a seed or a timeout out of range.
         TypeError: A number of threads or a seed that is no whole number, or a runtime of your own
             that cannot be called.
     """
@@ -56,17 +60,21 @@ class Edgeq:
         directory: Path | None = None,
         memory: SnapshotSession | None = None,
         runtimes: Mapping[str, Runtime] | Runtimes | None = None,
+        localize_timeout: int = 60,
     ) -> None:
         from pytest_edgeq.flows.request import Session
         from pytest_edgeq.tflite.registry import Runtimes
 
-        for setting, value in (("threads", threads), ("seed", seed)):
+        numbers = {"threads": threads, "seed": seed, "localize_timeout": localize_timeout}
+        for setting, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{setting}: expected a whole number, got {value!r}")
         if threads < 1:
             raise ValueError(f"threads: expected at least 1, got {threads}")
         if not 0 <= seed < 2**32:
             raise ValueError(f"seed: expected 0 … 2**32 − 1, got {seed}")
+        if localize_timeout < 0:
+            raise ValueError(f"localize_timeout: expected 0 or more, got {localize_timeout}")
         if not isinstance(runtimes, Runtimes):
             runtimes = Runtimes({} if runtimes is None else runtimes)
         if isinstance(runtime, str):
@@ -74,7 +82,7 @@ class Edgeq:
             tell: Callable[[], str] = lambda: fixed  # noqa: E731 # a name for one value
         else:
             tell = runtime
-        self._session = Session(tell, threads, seed, directory, runtimes)
+        self._session = Session(tell, threads, seed, directory, runtimes, localize_timeout)
         self._memory = memory
 
     def quantize(
@@ -212,7 +220,87 @@ class Edgeq:
         from pytest_edgeq.compare import compare
 
         _require_model("compare", quantized)
-        return compare(quantized, inputs, runtime=runtime or self._session.runtime())
+        return compare(
+            quantized,
+            inputs,
+            runtime=runtime or self._session.runtime(),
+            localize_seconds=self._session.localize_seconds,
+        )
+
+    def localize(
+        self, quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str = "builtin"
+    ) -> LayerErrors:
+        """
+        Measure every op of the file by itself, and name the one that is to blame.
+
+        Each op is matched to the torch nodes that it stands for. They are run again on what the op
+        really took, dequantized, and their result is held against what the op gave: with the
+        quantized parameters, of which a sound op is off by its rounding alone, and with the float
+        ones, which gives what quantizing the layer costs. What went wrong further up changes
+        neither.
+
+        Args:
+            quantized: From `quantize` or `load`, with a torch module as its reference.
+            inputs: Any iterable of samples; read once, in order, one held at a time.
+            runtime: `builtin` or `reference`: kernels that keep every tensor between.
+
+        Raises:
+            ValueError: No sample, one that does not fit, no torch reference, or another runtime.
+            TypeError: A sample of another kind or dtype.
+            RuntimeError: The kernels cannot allocate the file, or torch.export refuses the
+                reference.
+        """
+        from pytest_edgeq.localize import localize
+
+        _require_model("localize", quantized)
+        return localize(quantized, inputs, runtime=runtime)
+
+    def check(
+        self, quantized: QuantizedModel, inputs: Iterable[Any], *, name: str | None = None
+    ) -> None:
+        """
+        Hold a model against everything that is known of it: the default gate.
+
+        The file allocates and runs on every runtime that is installed, and they agree within what
+        kernels round (on the first 4 samples; op by op where they do not end to end). Every op
+        computes what torch does on the same inputs, up to rounding. Health is clean, and no sample
+        was calibrated with. Op dtypes and errors are as they were remembered for this test. A file
+        of `with_tflite` has the ops, options, inputs, outputs and scales of the one that the flow
+        made.
+
+        What could not be looked at is told by a warning; outside the body of a test that is what is
+        remembered.
+
+        Args:
+            quantized: From `quantize` or `load`.
+            inputs: Any iterable of samples that the calibration has not seen; read once, in order,
+                one held at a time.
+            name: Of the remembered files; needed where a test checks several models.
+
+        Raises:
+            AssertionError: Lists all that is wrong, the most telling first.
+            ValueError: No sample, one that does not fit, or no reference.
+            TypeError: A sample of another kind or dtype.
+        """
+        from pytest_edgeq.check import check
+
+        _require_model("check", quantized)
+        names = (None, None) if name is None else (f"{name}_op_dtypes", f"{name}_errors")
+
+        def claims(comparison: Comparison | None) -> Iterator[Callable[[], None]]:
+            yield lambda: self.check_op_dtypes(quantized, name=names[0])
+            if comparison is not None:
+                yield lambda: self.check_errors(comparison, name=names[1])
+            if comparison is not None:
+                yield lambda: self.check_errors(comparison, name=names[1])
+
+        check(
+            quantized,
+            inputs,
+            runtime=self._session.runtime(),
+            claims=claims,
+            writes=self._memory is not None and bool(self._memory.update),
+        )
 
     def close(self) -> None:
         """
@@ -241,6 +329,76 @@ class Edgeq:
                 "check_op_dtypes remembers by test: call it on the fixture `edgeq` in a test"
             )
         self._memory.check("op_dtype_map", name or "op_dtypes", quantized.op_dtypes.to_dict())
+
+    def check_errors(self, comparison: Comparison, *, name: str | None = None) -> None:
+        """
+        Hold the errors of every stage and output against those remembered for this test.
+
+        What is worse than the remembered margin fails. What is better is told at the end of the
+        run, and remembered by `--edgeq-update=tighten`.
+
+        Args:
+            comparison: From `compare`, on the same samples in the same order as remembered.
+            name: Of the remembered file; needed where a test remembers several models.
+
+        Raises:
+            AssertionError: Nothing is remembered yet, a metric regressed, a stage, an output or a
+                metric came or went, or data or runtime are not the remembered ones. Also where
+                an output is not finite or zero on both sides, of which nothing can be remembered.
+            TypeError: Not a comparison.
+            ValueError: The remembered file cannot be read.
+            RuntimeError: Not called from the body of a test.
+        """
+        from pytest_edgeq.remember import errors_to_remember
+        from pytest_edgeq.snapshots.errors import REGRESSED
+
+        _require_comparison("check_errors", comparison)
+        if self._memory is None:
+            raise RuntimeError(
+                "check_errors remembers by test: call it on the fixture `edgeq` in a test"
+            )
+
+        def explain(change: str) -> str:
+            wanted = comparison.explain is not None and change.startswith(REGRESSED)
+            return comparison.explain() if wanted and comparison.explain is not None else ""
+
+        self._memory.check(
+            "errors", name or "errors", errors_to_remember(comparison), explain=explain
+        )
+
+    def suggest_budget(self, comparison: Comparison) -> Budget:
+        """
+        Give the budget for the stage `total` that this measurement supports, and print it.
+
+        Each bound is the worst that a rebuild of the same model explains (as `check_errors`
+        derives it), rounded outward to 3 digits. Bounded are those of `sqnr_db`,
+        `cosine_similarity`, `max_lsb_error` (`max_abs_error` where an output has no LSB) and
+        `top1_agreement` (where every sample is one row of classes) that are defined at every
+        output.
+
+        Args:
+            comparison: From `compare`.
+
+        Raises:
+            AssertionError: An output is not finite, or zero on both sides.
+            TypeError: Not a comparison.
+            ValueError: No metric supports a bound.
+        """
+        from pytest_edgeq.remember import budget_to_suggest
+
+        _require_comparison("suggest_budget", comparison)
+        budget = budget_to_suggest(comparison)
+        print(budget)  # to be pasted
+        return budget
+
+
+def _require_comparison(method: str, comparison: object) -> None:
+    from pytest_edgeq.numerics.comparison import Comparison
+
+    if not isinstance(comparison, Comparison):
+        raise TypeError(
+            f"{method}: expected what edgeq.compare gives, got {type(comparison).__name__}"
+        )
 
 
 def _require_model(method: str, quantized: object) -> None:

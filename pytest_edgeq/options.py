@@ -31,8 +31,9 @@ from pytest_edgeq.presets import (
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.registry import BUILT_IN, Runtimes
 
-UPDATE_CATEGORIES: Final = ("new", "changed", "prune")
+UPDATE_CATEGORIES: Final = ("new", "changed", "tighten", "prune")
 OBSOLETE_LEVELS: Final = ("info", "error")
+LOCALIZE_MODES: Final = ("auto", "off")
 CI_VARIABLES: Final = (
     "CI",
     "BUILD_NUMBER",
@@ -257,6 +258,21 @@ OPTIONS: Final = (
         "(exit status 1).",
         _choice(OBSOLETE_LEVELS),
     ),
+    Option(
+        "localize",
+        "auto",
+        "MODE",
+        "Name the layer to blame when a budget or a remembered error fails: "
+        f"{' or '.join(LOCALIZE_MODES)}.",
+        _choice(LOCALIZE_MODES),
+    ),
+    Option(
+        "localize_timeout",
+        60,
+        "SECONDS",
+        "After so many seconds of it no further sample is looked at.",
+        _integer(1),
+    ),
 )
 
 
@@ -273,6 +289,8 @@ class Settings:
         update: Categories of remembered files that may be written.
         snapshot_dir: Folder of the remembered files; None for beside each test.
         obsolete: `info` or `error`.
+        localize: `auto` or `off`.
+        localize_timeout: Seconds.
         on_command_line: Stems whose value was given there, which no marker overrides.
     """
 
@@ -283,6 +301,8 @@ class Settings:
     update: frozenset[str]
     snapshot_dir: Path | None
     obsolete: Literal["info", "error"]
+    localize: Literal["auto", "off"]
+    localize_timeout: int
     on_command_line: frozenset[str]
 
     def runtime_beside(self, marked: str | None) -> str:

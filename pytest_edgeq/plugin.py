@@ -148,6 +148,7 @@ def edgeq(
         directory=tmp_path_factory.mktemp("edgeq"),
         memory=config.stash[memory_key],
         runtimes=config.stash[_runtimes_key],
+        localize_timeout=settings.localize_timeout if settings.localize == "auto" else 0,
     )
     yield session
     session.close()

@@ -179,6 +179,8 @@ def _budget_text(
             if judgement.needed is not None
             else f"{where}: no budget accepts this measurement; the output is broken"
         )
+    if comparison.explain is not None:
+        lines += ["", comparison.explain()]
     return "\n".join(lines)
 
 

@@ -45,6 +45,7 @@ class Session:
         seed: Of the random number generators while a model is quantized.
         directory: Where files are written; None makes a temporary folder when needed.
         runtimes: What files can be run on.
+        localize_seconds: How long a check that fails may look for the layer to blame.
     """
 
     runtime: Callable[[], str]
@@ -52,6 +53,7 @@ class Session:
     seed: int
     directory: Path | None
     runtimes: Runtimes
+    localize_seconds: float = 0
 
 
 @dataclass(slots=True)

@@ -35,7 +35,6 @@ class Measured:
         local_lsb: Greatest |code of the re-run reference − code of the file|.
         excess_lsb: Greatest distance of the unrounded reference from the code, beyond ½ LSB and the
             kernel's own bound. Of a float op: of the two values, beyond the bound, in units of it.
-        lowering: Sum of the squared differences from the quantized reference.
         signal: Sum of the squares of the float reference on the op's own inputs.
         noise: Sum of the squared differences from it.
         cumulative_lsb: Greatest difference from the float model, in LSB.
@@ -56,7 +55,6 @@ class Measured:
 
     local_lsb: float = 0.0
     excess_lsb: float = -math.inf
-    lowering: float = 0.0
     signal: float = 0.0
     noise: float = 0.0
     cumulative_lsb: float = 0.0
@@ -158,29 +156,39 @@ class Step:
         measured = self.measured
         made = made.to(torch.float32)
         floats, whole = floats.to(torch.float32), whole.to(torch.float32)
-        finite = torch.isfinite(made)
-        measured.nonfinite += int(made.numel() - finite.sum())
-        difference = made - floats
         measured.elements += made.numel()
-        measured.noise += _squares(difference)
+        noise = self._noise(made - floats)
+        if not math.isfinite(noise):
+            measured.nonfinite += int(made.numel() - torch.isfinite(made).sum())
+        measured.noise += noise
         measured.signal += _squares(floats)
         apart = made - whole
         measured.cumulative_noise += _squares(apart)
         measured.cumulative_signal += _squares(whole)
-        if difference.ndim > 1:
-            axes = [axis for axis in range(difference.ndim) if axis != 1]
-            by_channel = difference.double().square().sum(dim=axes)
-            known = measured.channel_noise
-            if known is not None and known.shape == by_channel.shape:
-                by_channel += known
-            measured.channel_noise = by_channel
         if self.limits is not None:
             low, high, scale, zero_point = self.limits
             measured.cumulative_lsb = max(measured.cumulative_lsb, _greatest(apart) / scale)
-            measured.beyond_low += int((floats < (low - zero_point - 0.5) * scale).sum())
-            measured.beyond_high += int((floats > (high - zero_point + 0.5) * scale).sum())
-            measured.smallest = min(measured.smallest, float(floats.min()))
-            measured.largest = max(measured.largest, float(floats.max()))
+            least, greatest = _range(floats)
+            measured.smallest = min(measured.smallest, least)
+            measured.largest = max(measured.largest, greatest)
+            # NaN is within no limits. Where all values are, there is nothing to count.
+            if not least >= (floor := (low - zero_point - 0.5) * scale):
+                measured.beyond_low += int((floats < floor).sum())
+            if not greatest <= (ceiling := (high - zero_point + 0.5) * scale):
+                measured.beyond_high += int((floats > ceiling).sum())
+
+    def _noise(self, difference: torch.Tensor) -> float:
+        """Sum of the squares, kept by channel as well where there are channels."""
+        if difference.ndim < 2:
+            return _squares(difference)
+        axes = [axis for axis in range(difference.ndim) if axis != 1]
+        by_channel = difference.double().square_().sum(dim=axes)
+        total = _finite(float(by_channel.sum()))
+        known = self.measured.channel_noise
+        if known is not None and known.shape == by_channel.shape:
+            by_channel += known
+        self.measured.channel_noise = by_channel
+        return total
 
     def _take_codes(
         self, quantized: torch.Tensor, reference: ReferenceGraph, read: Read, graph: OpGraph
@@ -188,22 +196,29 @@ class Step:
         assert self.limits is not None
         measured = self.measured
         low, high, scale, zero_point = self.limits
-        codes = self._file(read, codes=True).to(torch.float32)
-        measured.low += int((codes == low).sum())
-        measured.high += int((codes == high).sum())
-        measured.least = min(measured.least, float(codes.min()))
-        measured.greatest = max(measured.greatest, float(codes.max()))
-        exact = (quantized / scale + zero_point).clamp(low, high)
+        stored = read(self.match.tensor, codes=True)
+        least, greatest = _range(stored)
+        measured.least, measured.greatest = (
+            min(measured.least, least),
+            max(measured.greatest, greatest),
+        )
+        if least == low:
+            measured.low += int((stored == low).sum())
+        if greatest == high:
+            measured.high += int((stored == high).sum())
+        codes = self.reading.view.read(stored).to(torch.float32)
+        exact = (quantized / scale).add_(zero_point).clamp_(low, high)
         bound = math.inf if self.bound is None else self.bound
-        beyond = _greatest(exact - codes) - 0.5 - bound
-        if beyond > 0:
+        off = _greatest(exact - codes)
+        if off - 0.5 - bound > 0:
             # torch's own float32 rounding is a part of it: tell by float64.
             exact = self._run(reference, read, graph, quantized=True, double=True)
             exact = (exact.double() / scale + zero_point).clamp(low, high)
-            beyond = _greatest(exact - codes) - 0.5 - bound
-        measured.excess_lsb = max(measured.excess_lsb, beyond)
-        measured.lowering += _squares(exact - codes) * scale**2
-        measured.local_lsb = max(measured.local_lsb, _greatest(exact.round() - codes))
+            off = _greatest(exact - codes)
+        measured.excess_lsb = max(measured.excess_lsb, off - 0.5 - bound)
+        # Nearer than halfway rounds to the code itself.
+        if off >= 0.5:
+            measured.local_lsb = max(measured.local_lsb, _greatest(exact.round() - codes))
 
     def _take_float(
         self,
@@ -214,13 +229,12 @@ class Step:
         graph: OpGraph,
     ) -> None:
         measured = self.measured
-        measured.lowering += _squares(made.double() - quantized.double())
         if self.bound is None:
             return
-        taken = [float(read(source.tensor).abs().max()) for source in self.sources]
-        size = max([float(quantized.abs().max()), *taken]) if quantized.numel() else 0.0
+        taken = [_peak(read(source.tensor)) for source in self.sources]
+        size = max([_peak(quantized), *taken]) if quantized.numel() else 0.0
         # torch rounds as much as the kernel does.
-        allowed, worst = 2 * self.bound * size, _greatest(made.double() - quantized)
+        allowed, worst = 2 * self.bound * size, _greatest(made - quantized)
         if worst > allowed:
             exact = self._run(reference, read, graph, quantized=True, double=True)
             worst = _greatest(made.double() - exact)
@@ -305,13 +319,36 @@ def _is_hybrid(graph: OpGraph, op: Op) -> bool:
     return hybrid_position(graph, op) is not None
 
 
-def _squares(value: torch.Tensor) -> float:
-    total = float(value.double().square().sum()) if value.numel() else 0.0
+def _flat(value: torch.Tensor) -> torch.Tensor:
+    """The elements in a row; without a copy where channels lie last in memory, too."""
+    if value.ndim > 2 and not value.is_contiguous():
+        value = value.permute(0, *range(2, value.ndim), 1)
+    return value.reshape(-1)
+
+
+def _range(value: torch.Tensor) -> tuple[float, float]:
+    """The least and the greatest."""
+    least, greatest = torch.aminmax(_flat(value))
+    return float(least), float(greatest)
+
+
+def _finite(total: float) -> float:
     return total if math.isfinite(total) else math.inf
 
 
+def _squares(value: torch.Tensor) -> float:
+    exact = _flat(value).double()
+    return _finite(float(torch.dot(exact, exact)))
+
+
+def _peak(value: torch.Tensor) -> float:
+    """Greatest magnitude, NaN where there is one."""
+    if value.dtype == torch.bool or value.dtype.is_complex:
+        return float(value.abs().max())
+    least, greatest = _range(value)
+    return max(-least, greatest)
+
+
 def _greatest(value: torch.Tensor) -> float:
-    if not value.numel():
-        return 0.0
-    greatest = float(value.abs().max())
-    return greatest if math.isfinite(greatest) else math.inf
+    """Greatest magnitude; what is not finite is beyond every bound."""
+    return _finite(_peak(value)) if value.numel() else 0.0

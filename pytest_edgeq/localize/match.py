@@ -36,6 +36,7 @@ from pytest_edgeq.localize.reference import (
 )
 from pytest_edgeq.localize.views import View, best_view, distance
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+from pytest_edgeq.tflite.roles import stored_constant
 
 __all__ = ["Match", "Matcher", "Reading"]
 
@@ -146,7 +147,8 @@ class Matcher:
         """Every matched tensor."""
         state = _State()
         for index, (node, value) in self._inputs.items():
-            found = best_view(self._values(index), value.to(torch.float32))
+            file = self._values(index)
+            found = best_view(file, value.to(torch.float32), _channels_last(file, value))
             if found is not None:
                 state.matches[index] = self._whole(index, None, [Reading(node, found[1])])
         start, forced = 0, 0
@@ -205,10 +207,15 @@ class Matcher:
         file = self._values(index)
         if file.numel() != self._values(taken[0]).numel():
             return None
+        # Values that are all alike tell no layout: labels do.
+        labels = torch.arange(file.numel()).reshape(self._values(taken[0]).shape)
+        moved = self._moved(op, labels).reshape(file.shape)
         readings = []
         for reading in before.readings:
             value = self._clipped(index, reading.view.read(self._values(taken[0])))
-            found = best_view(file, value)
+            laid_out = best_view(moved, reading.view.read(labels))
+            preferred = [laid_out[1]] if laid_out is not None and not laid_out[0] else []
+            found = best_view(file, value, preferred)
             if found is None or not self._is_near(found[0], index, value):
                 continue
             readings.append(Reading(reading.node, found[1]))
@@ -216,6 +223,15 @@ class Matcher:
             return None
         match = self._whole(index, op, readings)
         return Match(index, op, match.readings, (taken[0],), (op.index,), taken[0])
+
+    def _moved(self, op: Op, labels: torch.Tensor) -> torch.Tensor:
+        """What an op that only holds its input in another way does to it."""
+        if op.name != "TRANSPOSE":
+            return labels
+        axes = self._tensor(op.inputs[1])
+        if not axes.is_constant:
+            return labels
+        return labels.permute(self._values(axes.index).tolist())
 
     def _by_value(
         self, op: Op, index: int, sources: tuple[int, ...], ops: tuple[int, ...], state: _State
@@ -229,7 +245,7 @@ class Matcher:
             if reached.value.numel() != file.numel():
                 continue
             value = self._clipped(index, reached.value)
-            found = best_view(file, value)
+            found = best_view(file, value, self._laid_out(op, file, value, sources, state))
             if found is not None and self._is_near(found[0], index, value, op):
                 near.append((found[0], reached, found[1]))
         if not near:
@@ -257,9 +273,10 @@ class Matcher:
         by_node = {reading.node: reading for reading in readings}
         clamps_follow = self._is_clamped_behind(index)
         file = self._values(index)
-        # The file's own values, so that what is wrong in them turns nothing.
+        # Labels instead of values: what is wrong in these, or alike, turns nothing.
+        labels = torch.arange(file.numel()).reshape(file.shape)
         start = readings[-1]
-        values: dict[Node, Any] = {start.node: typed(start.node, start.view.read(file))}
+        values: dict[Node, Any] = {start.node: start.view.read(labels)}
         queue = list(values)
         while queue:
             node = queue.pop(0)
@@ -274,17 +291,14 @@ class Matcher:
                     clamp = False
                 if not (clamp or name in VIEWS or is_quantize(user) or is_dequantize(user)):
                     continue
-                values[user] = reference.compute(user, values, quantized=True)
-                if not isinstance(values[user], torch.Tensor):
-                    continue
                 view = by_node[node].view
+                values[user] = values[node]
                 if _turns(user):
-                    found = best_view(file, values[user].to(file.dtype))
+                    values[user] = reference.compute(user, values, quantized=True)
+                    found = best_view(labels, values[user])
                     if found is None or found[0] > 0:
                         continue
                     view = found[1]
-                else:
-                    values[user] = values[node]
                 by_node[user] = Reading(user, view)
                 queue.append(user)
         ordered = sorted(by_node.values(), key=lambda reading: reference.order(reading.node))
@@ -304,7 +318,7 @@ class Matcher:
     ) -> list[Reached]:
         """What can be computed from all of the sources."""
         # With weights of its own, what is behind it is this op's alone.
-        constants = any(i >= 0 and self._tensor(i).is_constant for i in op.inputs)
+        constants = any(stored_constant(self._subgraph, i) is not None for i in op.inputs)
         key = (sources, heavy, op.index if constants and op.name not in IDENTITIES else -1)
         if key not in self._reached:
             given: dict[Node, Any] = {}
@@ -339,15 +353,22 @@ class Matcher:
         return base_name(node)
 
     def _laid_out(
-        self, file: torch.Tensor, value: torch.Tensor, sources: Sequence[int], state: _State
+        self,
+        op: Op,
+        file: torch.Tensor,
+        value: torch.Tensor,
+        sources: Sequence[int],
+        state: _State,
     ) -> list[View]:
-        """The layouts that the sources have, as far as they fit."""
+        """The layout that the op always has, or those of its sources as far as they fit."""
+        if op.name in _CHANNELS_LAST:
+            return _channels_last(file, value)
         views = []
         for source in sources:
             axes = state.matches[source].last.view.axes
             if axes is None or len(axes) != file.ndim:
                 continue
-            if [file.shape[axis] for axis in axes] == list(value.shape):
+            if _long(file.shape[axis] for axis in axes) == _long(value.shape):
                 views.append(View(axes, tuple(value.shape)))
         return views
 
@@ -438,7 +459,7 @@ class Matcher:
                 others.append(reached)
                 continue
             # Values that are wrong tell no layout: it is that of what the op takes, if it fits.
-            laid_out = self._laid_out(file, value, pending.sources, state)
+            laid_out = self._laid_out(op, file, value, pending.sources, state)
             found = best_view(file, self._clipped(index, value), laid_out)
             if found is None:
                 continue
@@ -470,6 +491,12 @@ class Matcher:
 # Sets of candidates whose values are kept for the next ops, which often take the same.
 _KEPT = 4
 
+# Ops whose kernels hold channels last.
+_CHANNELS_LAST = {
+    *("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "MAX_POOL_2D", "AVERAGE_POOL_2D"),
+    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
+}
+
 # Ops that stand for one node alone. One that gives something else is wrong, not a part of more.
 _WHOLE = ("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "RESIZE_BILINEAR")
 
@@ -479,6 +506,19 @@ _FORCED = 24
 # Float kernels sum in another order; hybrid ones round their input to 8 bits of its range.
 _TIGHT = 1e-5
 _LOOSE = 0.05
+
+
+def _channels_last(file: torch.Tensor, value: torch.Tensor) -> list[View]:
+    """How images with channels last read as torch has them, where they fit."""
+    if file.ndim != 4:
+        return []
+    view = View((0, 3, 1, 2), tuple(value.shape))
+    fits = _long(file.shape[axis] for axis in (0, 3, 1, 2)) == _long(value.shape)
+    return [view] if fits and tuple(file.shape) != tuple(value.shape) else []
+
+
+def _long(shape: Iterable[int]) -> list[int]:
+    return [size for size in shape if size != 1]
 
 
 def _turns(node: Node) -> bool:
@@ -496,7 +536,9 @@ def typed(node: Node, value: torch.Tensor, *, double: bool = False) -> torch.Ten
     if isinstance(example, torch.Tensor) and not example.is_floating_point():
         # The codes of a quantize node stand for the values that they hold.
         return value if example.dtype in (torch.int8, torch.uint8) else value.to(example.dtype)
-    return value.to(torch.float64 if double else torch.float32)
+    if double or not isinstance(example, torch.Tensor):
+        return value.to(torch.float64 if double else torch.float32)
+    return value.to(example.dtype)
 
 
 def module_of(node: Node) -> str:

@@ -61,6 +61,12 @@ class ReferenceGraph:
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self.outputs = _leaves(next(n for n in self.nodes if n.op == "output").args)
         self._constants: dict[tuple[Node, bool, bool], Any] = {}
+        self._passing = {n for n in self.nodes if base_name(n) in (*_QUANTIZE, *_DEQUANTIZE)}
+        self._mutating = {
+            n
+            for n in self.nodes
+            if getattr(getattr(n.target, "_schema", None), "is_mutable", False)
+        }
         self._varying: set[Node] = set()
         for node in self.nodes:
             taken = any(n in self._varying for n in node.all_input_nodes)
@@ -139,7 +145,7 @@ class ReferenceGraph:
             double: In float64.
             weights: Quantized parameters, for a graph that has none.
         """
-        if base_name(node) in (*_QUANTIZE, *_DEQUANTIZE):
+        if node in self._passing:
             return values[node.all_input_nodes[0]]
 
         def look(argument: Node) -> Any:
@@ -154,7 +160,7 @@ class ReferenceGraph:
     def _call(self, node: Node, look: Callable[[Node], Any], *, double: bool = False) -> Any:
         if node.op != "call_function":
             raise NotImplementedError(f"{node.op} node {node.name}")
-        mutable = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+        mutable = node in self._mutating
 
         def value(argument: Node) -> Any:
             found = look(argument)

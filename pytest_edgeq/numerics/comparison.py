@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .findings import Finding
@@ -92,6 +92,9 @@ class Comparison:
         conversion: float_tflite against float.
         health: what is wrong whatever the budget says.
         worst_samples: the samples of the least SQNR, the worst first.
+        fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order.
+        explain: says which layer is to blame, for the text of a check that fails; None where
+            nothing can.
     """
 
     name: str
@@ -103,6 +106,8 @@ class Comparison:
     conversion: StageErrors | None = None
     health: tuple[Finding, ...] = ()
     worst_samples: tuple[WorstSample, ...] = ()
+    fingerprint: str = ""
+    explain: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property
     def stages(self) -> dict[str, StageErrors]:

@@ -59,6 +59,21 @@ The least and the greatest of n calibrated values are exceeded by 2/(n + 1) of n
 a calibration as small as 4 samples of a head of 10 classes gives 5 % in a sound model.
 """
 
+_SIGMAS = 3
+"""
+How many standard deviations above a share a count must lie to be more than chance.
+
+Of few elements a share says little: of 32, 5 % are 1.6, and 5 are not yet a surprise.
+"""
+
+_AVERAGED_ENDS = 2
+"""
+How many elements of a sample may lie outside of a range that is an average over the samples.
+
+A moving average of each sample's least and greatest value, which ai-edge-quantizer calibrates with,
+lies where about half of the samples go beyond it, at either end: of small outputs many elements.
+"""
+
 CLIPPED_LSB = 1.5
 """
 How far, in LSB, the reference must lie outside of the range to be clipped.
@@ -107,11 +122,14 @@ class OutputHealth:
 
     Args:
         spec: the output; clipping is only told where scale, zero point and code range are known.
+        averaged: its range was calibrated as an average over the samples.
     """
 
-    def __init__(self, spec: OutputSpec) -> None:
+    def __init__(self, spec: OutputSpec, *, averaged: bool = False) -> None:
         self.spec = spec
+        self.averaged = averaged
         self.n_elements = 0
+        self._n_samples = 0
         self._nonfinite = [0, 0]  # reference, actual
         self._extremes = (_Extremes(), _Extremes())  # reference, actual
         self._clipped = 0
@@ -138,6 +156,7 @@ class OutputHealth:
             )
         sides = [np.asarray(side, dtype=np.float64).ravel() for side in (reference, actual)]
         self.n_elements += sides[0].size
+        self._n_samples += 1
         for i, side in enumerate(sides):
             finite = np.isfinite(side)
             bad = side.size - int(np.count_nonzero(finite))
@@ -187,6 +206,7 @@ class OutputHealth:
                 f"expected {self.spec}, got {other.spec}"
             )
         self.n_elements += other.n_elements
+        self._n_samples += other._n_samples
         self._clipped += other._clipped
         self._saturated += other._saturated
         self._at_ends += other._at_ends
@@ -241,7 +261,8 @@ class OutputHealth:
         )
 
     def _clipped_finding(self) -> Finding | None:
-        if not self._clipped > CLIPPED_SHARE_LIMIT * self.n_elements:
+        ends = _AVERAGED_ENDS * self._n_samples if self.averaged else 0
+        if not self._is_more(self._clipped, ends):
             return None
         return self._finding(
             CLIPPED_OUTPUT,
@@ -251,7 +272,7 @@ class OutputHealth:
         )
 
     def _saturated_finding(self) -> Finding | None:
-        if not self._saturated > CLIPPED_SHARE_LIMIT * self.n_elements:
+        if not self._is_more(self._saturated):
             return None
         return self._finding(
             SATURATED_OUTPUT,
@@ -259,6 +280,14 @@ class OutputHealth:
             f"{self._share(self._saturated)}; "
             "a layer before overflows or is scaled wrongly: see which stage loses it",
         )
+
+    def _is_more(self, count: int, ends: int = 0) -> bool:
+        """Whether more elements than chance explains are clipped or saturated."""
+        expected = min(CLIPPED_SHARE_LIMIT * self.n_elements + ends, self.n_elements)
+        if not expected:
+            return False
+        spread = math.sqrt(expected * (1 - expected / self.n_elements))
+        return count > expected + _SIGMAS * spread
 
     def _share(self, count: int) -> str:
         share = 100 * count / self.n_elements

@@ -120,6 +120,36 @@ def test_few_clipped_elements_are_sound() -> None:
     assert findings(INT8, (values, quantize(values)[0])) == []
 
 
+@pytest.mark.parametrize(("n_clipped", "found"), [(5, []), (6, ["clipped_output"])])
+def test_a_few_of_few_elements_are_chance(n_clipped: int, found: list[str]) -> None:
+    """Of 32 elements 5 % are 1.6, with a standard deviation of 1.2: 5 are within three of them."""
+    values = np.append(np.linspace(-12, 12, 32 - n_clipped), np.full(n_clipped, 30.0))
+    assert kinds(findings(INT8, (values, quantize(values)[0]))) == found
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_an_average_of_ranges_cuts_the_ends_of_small_samples(averaged: bool) -> None:
+    """The moving average of eight samples' ends, of four elements each: half go beyond it."""
+    rng = np.random.default_rng(0)
+    seen = rng.normal(0, 1, (64, 4))
+    low, high = seen.min(axis=1).mean(), seen.max(axis=1).mean()
+    scale = float(high - low) / 255
+    spec = OutputSpec("y", scale, round(-128 - low / scale), -128, 127)
+    health = OutputHealth(spec, averaged=averaged)
+    for values in rng.normal(0, 1, (8, 4)):
+        health.update(values, quantize(values, spec)[0])
+    assert kinds(health.findings()) == ([] if averaged else ["clipped_output"])
+
+
+def test_an_average_of_ranges_does_not_hide_a_wrong_one() -> None:
+    """Calibrated on a tenth of the values that come, three of four elements are cut off."""
+    spec = OutputSpec("y", 0.2 / 255, 0, -128, 127)
+    health = OutputHealth(spec, averaged=True)
+    for values in np.random.default_rng(0).normal(0, 1, (8, 4)):
+        health.update(values, quantize(values, spec)[0])
+    assert kinds(health.findings()) == ["clipped_output"]
+
+
 def test_softmax_with_its_fixed_scale_is_sound() -> None:
     """An exact 1.0 lies one LSB outside of TFLite's softmax range, in every sound classifier."""
     spec = OutputSpec("y", 1 / 256, -128, -128, 127)

@@ -13,9 +13,10 @@ import types
 
 stub = types.ModuleType("pytest_edgeq.edgeq")
 class Edgeq:
-    def __init__(self, *, runtime, threads, seed, directory, memory, runtimes):
+    def __init__(self, *, runtime, threads, seed, directory, memory, runtimes, localize_timeout):
         self.runtime, self.threads, self.seed = runtime, threads, seed
         self.directory, self.memory = directory, memory
+        self.localize_timeout = localize_timeout
     def close(self):
         pass
 stub.Edgeq = Edgeq
@@ -43,8 +44,10 @@ def refused(pytester: pytest.Pytester, *args: str) -> str:
         ("threads", "two", "expected an integer"),
         ("seed", "-1", "expected an integer from 0 to 4294967295, got '-1'"),
         ("seed", str(2**32), "expected an integer from 0 to 4294967295"),
+        ("localize", "on", "'on' is none of the valid values: auto, off"),
+        ("localize_timeout", "0", "expected an integer from 1, got '0'"),
         ("obsolete", "fail", "'fail' is none of the valid values: info, error"),
-        ("update", "all", "'all' is none of the valid values: new, changed, prune"),
+        ("update", "all", "'all' is none of the valid values: new, changed, tighten, prune"),
         ("quantizers", "pt2e_int8", "did you mean pt2e_qat_int8 or pt2e_static_int8"),
         ("quantizers", "pt2e_int8", ", ".join(PRESETS)),
         ("quantizers", ",", "names no quantizer"),
@@ -165,19 +168,22 @@ def test_precedence(
 def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) -> None:
     """The command line beats the ini for the number of threads and the seed."""
     pytester.makeconftest(STUB)
-    pytester.makeini("[pytest]\nedgeq_threads = 2\nedgeq_seed = 3\n")
+    pytester.makeini("[pytest]\nedgeq_threads = 2\nedgeq_seed = 3\nedgeq_localize_timeout = 5\n")
     pytester.makepyfile(
         """
         from pytest_edgeq.plugin import memory_key
 
         def test_it(edgeq, request):
             assert (edgeq.threads, edgeq.seed) == (2, 4)
+            switch = request.config.getoption("edgeq_localize")
+            assert edgeq.localize_timeout == (0 if switch == "off" else 5)
             assert edgeq.directory.is_dir()
             assert edgeq.memory is request.config.stash[memory_key]
         """
     )
 
     pytester.runpytest("--edgeq-seed=4").assert_outcomes(passed=1)
+    pytester.runpytest("--edgeq-seed=4", "--edgeq-localize=off").assert_outcomes(passed=1)
 
 
 def test_the_runtime_is_that_of_the_test_that_runs(pytester: pytest.Pytester) -> None:

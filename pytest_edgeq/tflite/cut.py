@@ -1,0 +1,271 @@
+"""
+Cut a `.tflite` file into ops that stand alone, to run each on inputs of one's own.
+
+All of them stand in one file and run in one go, on any runtime: what an op takes is an input of the
+file, what it gives an output. So each is judged by itself, whatever the ops before it did.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
+
+__all__ = ["Cut", "cut_ops"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+# They give other values in every run.
+_RANDOM = frozenset({"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"})
+
+# The offsets of a flatbuffer are signed, of 32 bits; what is not data takes far less than this.
+_MOST_BYTES = 2**31 - 2**26
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """
+    A file in which ops stand alone.
+
+    Attributes:
+        content: The file, with one signature, `cut`.
+        inputs: By the names of its inputs, the tensor of the whole file's subgraph whose value
+            each takes.
+        outputs: In the order of its outputs, the op and the tensor of the whole file that each
+            output is.
+        left_out: Ops that cannot stand alone, and why.
+    """
+
+    content: bytes
+    inputs: Mapping[str, int]
+    outputs: tuple[tuple[Op, int], ...]
+    left_out: tuple[tuple[Op, str], ...]
+
+
+def cut_ops(
+    graph: OpGraph, subgraph: int, shape_of: Callable[[int], tuple[int, ...]] | None = None
+) -> Cut:
+    """
+    Let every op of a subgraph stand alone.
+
+    What is computed from constants only, such as weights behind a DEQUANTIZE, stays with the op
+    that takes it, as kernels treat such operands apart; it is no op to look at.
+
+    Args:
+        graph: The whole file.
+        subgraph: Index of the subgraph.
+        shape_of: Gives the shape of a tensor that is an input of the cut. By default it is the one
+            that the file stores, which holds 1 for a dimension of any length: ops may refuse it.
+
+    Raises:
+        ValueError: The constants are too many for one flatbuffer.
+    """
+    return _Cutter(graph, graph.subgraphs[subgraph], shape_of).cut()
+
+
+def _aligned(schema: Any, content: Any) -> Any:
+    """A buffer whose data stands at a multiple of 16 bytes, as the schema demands."""
+
+    class Aligned(schema.BufferT):  # type: ignore[misc] # the schema ships no types
+        def Pack(self, builder: Any) -> Any:
+            if self.data is None:
+                return super().Pack(builder)
+            payload = self.data.tobytes()
+            builder.StartVector(1, len(payload), 16)
+            builder.head -= len(payload)
+            builder.Bytes[builder.head : builder.head + len(payload)] = payload
+            builder.vectorNumElems = len(payload)
+            data = builder.EndVector()
+            schema.BufferStart(builder)
+            schema.BufferAddData(builder, data)
+            return schema.BufferEnd(builder)
+
+    buffer = Aligned()
+    buffer.data = content
+    return buffer
+
+
+@dataclass(slots=True, eq=False)
+class _Cutter:
+    """The file in the making."""
+
+    graph: OpGraph
+    subgraph: Subgraph
+    shape_of: Callable[[int], tuple[int, ...]] | None
+    raw: Any = field(init=False)
+    model: Any = field(init=False)
+    main: Any = field(init=False)
+    inputs: dict[str, int] = field(init=False, default_factory=dict)
+    outputs: list[tuple[Op, int]] = field(init=False, default_factory=list)
+    output_names: list[str] = field(init=False, default_factory=list)
+    _fixed: dict[int, int] = field(init=False, default_factory=dict)
+    _buffers: dict[int, int] = field(init=False, default_factory=dict)
+    _opcodes: dict[int, int] = field(init=False, default_factory=dict)
+    _n_bytes: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        from ai_edge_litert import schema_py_generated as schema
+
+        whole = schema.Model.GetRootAs(self.graph.buffer, 0)
+        self.raw = schema.ModelT.InitFromObj(whole)
+        self.model = schema.ModelT()
+        self.model.version = self.raw.version
+        self.model.description = "ops standing alone"
+        self.model.buffers, self.model.operatorCodes = [schema.BufferT()], []
+        self.main = schema.SubGraphT()
+        self.main.name = "cut"
+        self.main.tensors, self.main.operators = [], []
+        self.main.inputs, self.main.outputs = [], []
+        self.model.subgraphs = [self.main]
+
+    def cut(self) -> Cut:
+        left_out = []
+        # Tensors that depend on what comes in, on a state or on chance.
+        computed = {i for i in self.subgraph.inputs if not self.subgraph.tensors[i].is_constant}
+        computed |= {tensor.index for tensor in self.subgraph.tensors if tensor.is_variable}
+        for op in self.subgraph.ops:
+            raw = self.raw.subgraphs[self.subgraph.index].operators[op.index]
+            cause = self._cannot_stand(op, raw, computed)
+            if cause or any(index in computed for index in op.inputs):
+                computed.update(index for index in op.outputs if index >= 0)
+            if cause:
+                left_out.append((op, cause))
+            else:
+                self._add(op, raw, computed)
+        return Cut(self._content(), self.inputs, tuple(self.outputs), tuple(left_out))
+
+    def _cannot_stand(self, op: Op, raw: Any, computed: set[int]) -> str:
+        """Say why an op cannot stand alone; nothing where it can."""
+        options = (raw.builtinOptions, raw.builtinOptions2)
+        if any("subgraph" in key.lower() for each in options if each for key in vars(each)):
+            return "it runs other subgraphs"
+        if op.name in _RANDOM:
+            return "it gives other values in every run"
+        if raw.largeCustomOptionsSize:
+            return "its options lie behind the flatbuffer"
+        taken = [self.subgraph.tensors[index] for index in op.inputs if index >= 0]
+        given = [self.subgraph.tensors[index] for index in op.outputs if index >= 0]
+        if any(tensor.is_variable for tensor in (*taken, *given)):
+            return "it keeps state from run to run"
+        for tensor in (*(t for t in taken if t.index in computed), *given):
+            if tensor.dtype in ("resource", "variant"):
+                return "it keeps state from run to run"
+            if numpy_dtype(tensor.dtype) is None:
+                return f"numpy holds no {tensor.dtype}"
+        if any(tensor.is_external for tensor in taken):
+            return "its constants lie in a file of their own"
+        return "" if taken else "it takes nothing"
+
+    def _add(self, op: Op, raw: Any, computed: set[int]) -> None:
+        is_fixed = not any(index in computed for index in op.inputs)
+        lone = copy.copy(raw)
+        lone.opcodeIndex = self._opcode(raw.opcodeIndex)
+        lone.mutatingVariableInputs = None
+        lone.debugMetadataIndex = -1
+        own: dict[int, int] = {-1: -1}
+        lone.inputs = []
+        for index in op.inputs:
+            if index not in own:
+                own[index] = (
+                    self._input(index, f"in_{op.index}_{index}")
+                    if index in computed
+                    else self._constant(index)
+                )
+            lone.inputs.append(own[index])
+        if raw.intermediates is not None:
+            lone.intermediates = [self._tensor(index) for index in raw.intermediates]
+        lone.outputs = []
+        for index in op.outputs:
+            if index < 0:
+                lone.outputs.append(-1)
+                continue
+            if is_fixed:
+                made = self._fixed[index] = self._tensor(index)
+            else:
+                name = f"out_{op.index}_{index}"
+                made = self._tensor(index, name)
+                self.main.outputs.append(made)
+                self.outputs.append((op, index))
+                self.output_names.append(name)
+            lone.outputs.append(made)
+        self.main.operators.append(lone)
+
+    def _input(self, index: int, name: str) -> int:
+        made = self._tensor(index, name)
+        if self.shape_of is not None:
+            self.main.tensors[made].shape = list(self.shape_of(index))
+        self.main.inputs.append(made)
+        self.inputs[name] = index
+        return made
+
+    def _constant(self, index: int) -> int:
+        if index not in self._fixed:
+            self._fixed[index] = self._tensor(index)
+        return self._fixed[index]
+
+    def _tensor(self, index: int, name: str = "") -> int:
+        """Copy a tensor of the subgraph, with the constants that it has or refers to."""
+        tensor = self.subgraph.tensors[index]
+        made = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
+        made.name = name or f"constant_{index}"
+        made.buffer = self._buffer(tensor.buffer, index) if tensor.is_constant else 0
+        if tensor.block_scales >= 0:
+            made.quantization = copy.copy(made.quantization)
+            details = made.quantization.details = copy.copy(made.quantization.details)
+            details.scales = self._constant(tensor.block_scales)
+            details.zeroPoints = (
+                self._constant(tensor.block_zero_points) if tensor.block_zero_points >= 0 else -1
+            )
+        self.main.tensors.append(made)
+        return len(self.main.tensors) - 1
+
+    def _buffer(self, buffer: int, index: int) -> int:
+        if buffer not in self._buffers:
+            from ai_edge_litert import schema_py_generated as schema
+
+            content = np.asarray(self.graph.constant(self.subgraph.tensors[index]))
+            self._n_bytes += content.size
+            if self._n_bytes > _MOST_BYTES:
+                raise ValueError(
+                    f"the constants of the file take more than {_MOST_BYTES} bytes, which are too "
+                    "many for a file in which its ops stand alone"
+                )
+            self.model.buffers.append(_aligned(schema, content))
+            self._buffers[buffer] = len(self.model.buffers) - 1
+        return self._buffers[buffer]
+
+    def _opcode(self, index: int) -> int:
+        # Only those in use: kernels refuse a file for an op that it does not run, too.
+        if index not in self._opcodes:
+            self.model.operatorCodes.append(self.raw.operatorCodes[index])
+            self._opcodes[index] = len(self.model.operatorCodes) - 1
+        return self._opcodes[index]
+
+    def _content(self) -> bytes:
+        import flatbuffers  # type: ignore[import-untyped] # ships no types
+        from ai_edge_litert import schema_py_generated as schema
+
+        signature = schema.SignatureDefT()
+        signature.signatureKey, signature.subgraphIndex = "cut", 0
+        sides = ((self.inputs, self.main.inputs), (self.output_names, self.main.outputs))
+        signature.inputs, signature.outputs = (
+            [_named(schema, name, index) for name, index in zip(names, indices, strict=True)]
+            for names, indices in sides
+        )
+        self.model.signatureDefs = [signature]
+        builder = flatbuffers.Builder(1024)
+        builder.Finish(self.model.Pack(builder), b"TFL3")
+        return bytes(builder.Output())
+
+
+def _named(schema: Any, name: str, index: int) -> Any:
+    entry = schema.TensorMapT()
+    entry.name, entry.tensorIndex = name, index
+    return entry

@@ -1,0 +1,158 @@
+"""What tells a file from the one that it claims to be: ops, wiring, options, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pytest_edgeq.tflite.flatbuffer import enum_names
+from pytest_edgeq.tflite.graph import Op, OpGraph, Signature, Tensor
+from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+
+__all__ = ["border_differences", "op_differences"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+_SCALE_TOLERANCE = 2.0**-10
+"""
+How far two scales may be apart, relative: the furthest code of int8 moves by 1/8 LSB.
+
+Another machine sums ranges up in another order, which moves them in the last digits.
+"""
+
+
+def border_differences(origin: OpGraph, other: OpGraph) -> list[str]:
+    """
+    Say which inputs and outputs are others: their number, names, order, dtypes, shapes.
+
+    Signatures are held against each other by key; where each file has but one, whatever it is
+    called.
+    """
+    found = []
+    for ours, theirs in _signatures(origin, other):
+        for side in ("inputs", "outputs"):
+            expected, got = ([_border(b) for b in getattr(each, side)] for each in (ours, theirs))
+            if expected != got:
+                found.append(f"{side}: expected {'; '.join(expected)}, got {'; '.join(got)}")
+    return found
+
+
+def _signatures(origin: OpGraph, other: OpGraph) -> Iterator[tuple[Signature, Signature]]:
+    if len(origin.signatures) == len(other.signatures) == 1:
+        yield origin.signatures[0], other.signatures[0]
+        return
+    by_key = {each.key: each for each in other.signatures}
+    for ours in origin.signatures:
+        if ours.key in by_key:
+            yield ours, by_key[ours.key]
+
+
+def _border(border: Any) -> str:
+    tensor = border.tensor
+    return f"{border.name} {tensor.dtype} {list(tensor.shape_signature)}"
+
+
+def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[str]:
+    """
+    Say which ops of two files with the same op-dtype map differ, and in what.
+
+    Args:
+        origin: The file that was made.
+        other: The one that claims to be it.
+        names: Of the ops of the origin, for texts.
+    """
+    found = []
+    places: list[dict[int, int]] = []
+    for here, there in zip(origin.subgraphs, other.subgraphs, strict=False):
+        places.append(dict(zip(here.inputs, there.inputs, strict=False)))
+        for ours, theirs in places[-1].items():
+            problem = _parameters(here.tensors[ours], there.tensors[theirs])
+            if problem:
+                found.append(f"the input {here.tensors[ours].name!r}: {problem}")
+    models = _raw(origin), _raw(other)
+    for entry, one, two in zip(names, origin.ops, other.ops, strict=False):
+        known = places[one.subgraph]
+        wrong = [*_wiring(origin, other, one, two, known), *_options(*models, one, two)]
+        for ours, theirs in zip(one.outputs, two.outputs, strict=False):
+            known[ours] = theirs
+            if ours >= 0 and theirs >= 0:
+                problem = _parameters(origin.tensor(one, ours), other.tensor(two, theirs))
+                wrong += [f"its output: {problem}"] if problem else []
+        found += [f"{entry.where}: {each}" for each in wrong]
+    for expected, got in _signatures(origin, other):
+        known = places[expected.subgraph]
+        for border, claimed in zip(expected.outputs, got.outputs, strict=False):
+            index = border.tensor.index
+            if known.get(index, claimed.tensor.index) != claimed.tensor.index:
+                found.append(f"the output {border.name!r}: what another op gives stands there")
+    return found
+
+
+def _raw(graph: OpGraph) -> Any:
+    from ai_edge_litert import schema_py_generated as schema
+
+    return schema.Model.GetRootAs(graph.buffer, 0)
+
+
+def _wiring(
+    origin: OpGraph, other: OpGraph, one: Op, two: Op, known: dict[int, int]
+) -> Iterator[str]:
+    """Which of an op's operands come from elsewhere."""
+    if len(one.inputs) != len(two.inputs):
+        yield f"expected {len(one.inputs)} operands, got {len(two.inputs)}"
+        return
+    for position, (ours, theirs) in enumerate(zip(one.inputs, two.inputs, strict=True)):
+        if (ours < 0) != (theirs < 0):
+            yield f"operand {position}: expected one{' to be left out' if ours < 0 else ''}"
+        elif ours >= 0 and known.get(ours, theirs) != theirs:
+            yield f"operand {position}: what another op gives stands there"
+        elif ours >= 0:
+            shapes = origin.tensor(one, ours).shape, other.tensor(two, theirs).shape
+            if shapes[0] != shapes[1]:
+                yield f"operand {position}: expected shape {list(shapes[0])}, got {list(shapes[1])}"
+
+
+def _options(origin: Any, other: Any, one: Op, two: Op) -> Iterator[str]:
+    """Which of an op's options are others: strides, padding, fused activation."""
+    ours, theirs = (_fields(model, op) for model, op in ((origin, one), (other, two)))
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            expected, got = ours.get(key), theirs.get(key)
+            if key == "fusedActivationFunction":
+                key, expected, got = "fused activation", one.fused_activation, two.fused_activation
+            elif key == "padding":
+                paddings: dict[Any, str] = dict(enum_names("Padding"))
+                expected, got = paddings.get(expected), paddings.get(got)
+            yield f"{key}: expected {expected}, got {got}"
+
+
+def _fields(model: Any, op: Op) -> dict[str, Any]:
+    from ai_edge_litert import schema_py_generated as schema
+
+    raw = schema.OperatorT.InitFromObj(model.Subgraphs(op.subgraph).Operators(op.index))
+    fields = {} if raw.builtinOptions is None else vars(raw.builtinOptions)
+    if raw.customOptions is not None:
+        fields = {**fields, "options": bytes(bytearray(raw.customOptions))}
+    return {
+        key: value.tolist() if isinstance(value, np.ndarray) else value
+        for key, value in fields.items()
+    }
+
+
+def _parameters(ours: Tensor, theirs: Tensor) -> str:
+    """Say how the quantization parameters of two activations differ; nothing where they do not."""
+    if len(ours.scales) != len(theirs.scales):
+        return f"expected {len(ours.scales)} scales, got {len(theirs.scales)}"
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(theirs.scales.astype(np.float64) - ours.scales)
+        far = ~(apart <= _SCALE_TOLERANCE * np.abs(ours.scales))
+    if far.any():
+        at = int(far.argmax())
+        return f"expected the scale {ours.scales[at]:.6g}, got {theirs.scales[at]:.6g}"
+    if not np.array_equal(ours.zero_points, theirs.zero_points):
+        at = int((ours.zero_points != theirs.zero_points).argmax())
+        return f"expected the zero point {ours.zero_points[at]}, got {theirs.zero_points[at]}"
+    return ""

@@ -1,0 +1,157 @@
+"""`edgeq.check` and the layer to blame, inside of pytest: memory, warnings, options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fixtures.tflite.writer import one_op, pack, unpack
+
+_TEST = """
+import torch
+from torch import nn
+from pytest_edgeq import Budget, assert_within_budget
+
+
+class Sum(nn.Module):
+    def forward(self, x, y):
+        return {value}
+
+
+def samples(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [tuple(4 * torch.rand(1, 64, generator=generator) for _ in "xy") for _ in range(n)]
+
+
+def test_it(edgeq):
+    model = edgeq.load("model.tflite", reference=Sum().eval())
+    {call}
+"""
+# As if it were not installed: each run would import it, which takes seconds.
+_WITHOUT_TENSORFLOW = "import sys\n\nsys.modules['tensorflow'] = None\n"
+_CHECK = "edgeq.check(model, samples(4, seed=0))"
+_BUDGET = """comparison = edgeq.compare(model, samples(4, seed=0))
+    assert_within_budget(comparison, Budget(max_abs_error=0.001))"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A file of one ADD."""
+    _write(pytester.path / "model.tflite", "int8")
+    pytester.makeconftest(_WITHOUT_TENSORFLOW)
+    return pytester
+
+
+def _write(path: Path, dtype: str) -> None:
+    """Write x + y: codes of 1/16, or floats."""
+    scaled = {"scales": [1 / 16], "zero_points": [-128]} if dtype == "int8" else {}
+    side = {"dtype": dtype, "shape": (1, 64), **scaled}
+    made = dict(side, scales=[1 / 32]) if scaled else side
+    model = unpack(one_op("ADD", [side, side], [made], "AddOptions"))
+    model.operatorCodes[0].version = 2 if scaled else 1
+    path.write_bytes(pack(model))
+
+
+def _run(
+    pytester: pytest.Pytester, call: str, *args: str, value: str = "x + y"
+) -> pytest.RunResult:
+    pytester.makepyfile(test_x=_TEST.format(call=call, value=value))
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+
+
+def test_a_gate_remembers(project: pytest.Pytester) -> None:
+    """Nothing is remembered, it is, and another file is told from it."""
+    missing = _run(project, _CHECK)
+    missing.assert_outcomes(failed=1)
+    missing.stdout.fnmatch_lines(
+        [
+            "E * AssertionError: op-dtype map * is not remembered yet [[]1 of 2 findings on model]",
+            "E *[[]2] * is not remembered yet",
+        ]
+    )
+    missing.stdout.fnmatch_lines([">   *edgeq.check(*", "test_x.py:*: AssertionError"])
+
+    _run(project, _CHECK, "--edgeq-update").assert_outcomes(passed=1)
+    _run(project, _CHECK, "-W", "error").assert_outcomes(passed=1)
+
+    _write(project.path / "model.tflite", "float32")
+    changed = _run(project, _CHECK)
+    changed.assert_outcomes(failed=1)
+    changed.stdout.fnmatch_lines(["E *ADD #0 went from int8 to float32*"])
+
+
+def test_several_models_are_told_apart_by_name(project: pytest.Pytester) -> None:
+    """Each has files of its own."""
+    call = "\n    ".join(
+        f'edgeq.check(model, samples(4, seed={seed}), name="{name}")'
+        for seed, name in enumerate(("one", "two"))
+    )
+
+    _run(project, call, "--edgeq-update").assert_outcomes(passed=1)
+
+    assert sorted(path.name for path in project.path.rglob("test_it.*.json")) == [
+        f"test_it.{name}_{what}.json" for name in ("one", "two") for what in ("errors", "op_dtypes")
+    ]
+
+
+def test_nothing_unsound_is_remembered(project: pytest.Pytester) -> None:
+    """With an update asked for, the failure says that nothing was written, and nothing is."""
+    result = _run(project, _CHECK, "--edgeq-update", value="x - y")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *Nothing was remembered: what is to be remembered must be *"])
+    assert not (project.path / "__edgeq__").exists()
+
+
+def test_in_a_fixture_it_says_that_nothing_is_remembered(project: pytest.Pytester) -> None:
+    """All else is checked there, too."""
+    project.makeconftest(
+        _WITHOUT_TENSORFLOW + "import pytest\n\n@pytest.fixture\ndef gated(edgeq):\n"
+        '    import test_x\n    model = edgeq.load("model.tflite", reference=test_x.Sum().eval())\n'
+        "    edgeq.check(model, test_x.samples(4, seed=0))\n"
+    )
+    call = "pass\n\n\ndef test_gated(gated):\n    pass"
+
+    sound = _run(project, call)
+    sound.assert_outcomes(passed=2, warnings=1)
+    sound.stdout.fnmatch_lines(["*UserWarning: edgeq.check: nothing was held against a memory: *"])
+    _run(project, call, value="x - y").assert_outcomes(passed=1, errors=1)
+
+
+def test_a_budget_that_fails_names_the_layer(project: pytest.Pytester) -> None:
+    """On the worst samples, with the worst rows; a switch turns it off."""
+    result = _run(project, _BUDGET, value="x - y")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E *AssertionError: total, output*",
+            "E *which layer (localized on the worst 3 samples): ADD #0*",
+            "E *op *module *verdict*",
+        ]
+    )
+
+    off = _run(project, _BUDGET, "--edgeq-localize=off", value="x - y")
+    off.assert_outcomes(failed=1)
+    off.stdout.no_fnmatch_line("*which layer*")
+
+    wrong = _run(project, _BUDGET, "--edgeq-localize=on")
+    wrong.stderr.fnmatch_lines(["*--edgeq-localize: 'on' is none of the valid values: auto, off"])
+
+
+def test_what_cannot_be_localized_does_not_hide_the_failure(project: pytest.Pytester) -> None:
+    """A reference that is no torch module has no layers."""
+    call = _BUDGET.replace(
+        "edgeq.compare(model",
+        'edgeq.compare(edgeq.load("model.tflite", reference=lambda x, y: x - y)',
+    )
+
+    result = _run(project, call)
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E *AssertionError: total, output*",
+            "E *which layer: not known, as localizing failed: ValueError: *torch module*",
+        ]
+    )

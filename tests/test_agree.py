@@ -1,0 +1,315 @@
+"""Runtimes that agree up to rounding pass, and one that gives anything else does not."""
+
+from __future__ import annotations
+
+import functools
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from ai_edge_litert.interpreter import Interpreter
+
+from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples, seeded
+from fixtures.tflite.writer import one_op, pack, unpack
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.agree import SAMPLES, Agreement, AgreementResult, installed_runtimes
+from pytest_edgeq.reference import call_reference
+from pytest_edgeq.samples import read_samples
+
+Arrays = dict[str, npt.NDArray[Any]]
+Spoil = Callable[[Arrays, Sequence[Arrays]], Arrays]
+
+
+class Bridge:
+    """A runtime of one's own: LiteRT's kernels, and something that spoils what they give."""
+
+    closed: list[Bridge]
+
+    def __init__(self, path: Path, signature: str | None, spoil: Spoil) -> None:
+        self._run = Interpreter(str(path)).get_signature_runner(signature)
+        self._spoil = spoil
+        self._past: list[Arrays] = []
+        self.is_closed = False
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """Run one sample."""
+        outputs = {name: np.array(value) for name, value in self._run(**inputs).items()}
+        spoilt = self._spoil({name: value.copy() for name, value in outputs.items()}, self._past)
+        self._past.append(outputs)
+        return spoilt
+
+    def close(self) -> None:
+        """Take note."""
+        self.is_closed = True
+
+
+def _sound(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
+    return outputs
+
+
+def _stale(outputs: Arrays, past: Sequence[Arrays]) -> Arrays:
+    """What the sample before gave."""
+    return past[-1] if past else outputs
+
+
+def _stuck(outputs: Arrays, past: Sequence[Arrays]) -> Arrays:
+    """What the first sample gave."""
+    return past[0] if past else outputs
+
+
+def _zero(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
+    return {name: np.zeros_like(value) for name, value in outputs.items()}
+
+
+def _nan(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
+    for value in outputs.values():
+        if np.issubdtype(value.dtype, np.floating):
+            value.reshape(-1)[-1] = np.nan
+    return outputs
+
+
+def _higher(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
+    """One step up, as far as there is one; of floats 1/128 of their range."""
+    for value in outputs.values():
+        if np.issubdtype(value.dtype, np.floating):
+            value += np.float32(np.ptp(value) / 128)
+        else:
+            value[...] = np.minimum(value, np.iinfo(value.dtype).max - 1) + 1
+    return outputs
+
+
+def _lower(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
+    for value in outputs.values():
+        if np.issubdtype(value.dtype, np.integer):
+            value[...] = np.maximum(value, np.iinfo(value.dtype).min + 1) - 1
+    return outputs
+
+
+def _wears_out(outputs: Arrays, past: Sequence[Arrays]) -> Arrays:
+    """One code changes for good after three runs."""
+    if len(past) > 2:
+        for value in outputs.values():
+            value.reshape(-1)[0] ^= 1
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[SmallModel], str], Any]:
+    """Files by model and quantizer, each made once."""
+    edgeq = Edgeq(directory=tmp_path_factory.mktemp("agree"))
+
+    @functools.cache
+    def make(cls: type[SmallModel], quantizer: str) -> QuantizedModel:
+        return edgeq.quantize(
+            seeded(cls), cls.sample_inputs(), quantizer=quantizer, calibration=samples(cls, 16)
+        )
+
+    return make
+
+
+def _on_bridge(quantized: QuantizedModel, spoil: Spoil) -> tuple[QuantizedModel, list[Bridge]]:
+    """Open the file where a runtime of one's own is known, beside the built-in ones."""
+    opened: list[Bridge] = []
+
+    def bridge(path: Path, signature: str | None) -> Bridge:
+        opened.append(Bridge(path, signature, spoil))
+        return opened[-1]
+
+    edgeq = Edgeq(runtimes={"bridge": bridge})
+    return edgeq.load(quantized.tflite, reference=quantized.float_model), opened
+
+
+def _agreement(quantized: QuantizedModel, inputs: Iterable[Any]) -> AgreementResult:
+    agreement = Agreement(quantized)
+    assert quantized.float_model is not None
+    for sample in read_samples(inputs, quantized.spec, "evaluation"):
+        reference = [value for _, value in call_reference(quantized.float_model, sample)]
+        agreement.update(sample, reference)
+    return agreement.result()
+
+
+MODELS = [
+    (ResidualNet, "pt2e_static_int8"),
+    (ResidualNet, "recipe_static_wi8_ai16"),
+    (ResidualNet, "recipe_dynamic_wi8_afp32"),
+    (SelfAttention, "pt2e_static_int8"),
+]
+
+
+@pytest.mark.parametrize(("cls", "quantizer"), MODELS)
+def test_sound_runtimes_agree(made: Any, cls: type[SmallModel], quantizer: str) -> None:
+    """Every built-in one that is installed, and one of one's own that runs the same kernels."""
+    quantized, _ = _on_bridge(made(cls, quantizer), _sound)
+
+    assert {"xnnpack", "builtin", "reference", "bridge"} <= set(installed_runtimes(quantized))
+    assert _agreement(quantized, samples(cls, 6, seed=3)) == AgreementResult((), (), ())
+
+
+@pytest.mark.parametrize("n_samples", [1, 6])
+@pytest.mark.parametrize("spoil", [_stale, _stuck, _zero, _higher])
+@pytest.mark.parametrize(("cls", "quantizer"), MODELS)
+def test_a_spoilt_runtime_is_found(
+    made: Any, cls: type[SmallModel], quantizer: str, spoil: Spoil, n_samples: int
+) -> None:
+    """Whatever it does to the outputs, and be it one step; also where there is but one sample."""
+    quantized, _ = _on_bridge(made(cls, quantizer), spoil)
+
+    found = _agreement(quantized, samples(cls, n_samples, seed=3))
+
+    assert (found.unable, found.notes) == ((), ())
+    assert found.apart
+    assert all("'bridge'" in text.splitlines()[0] for text in found.apart)
+
+
+def test_codes_one_step_lower_are_found(made: Any) -> None:
+    """Where half of them are at the lower end, and cannot be."""
+    quantized, _ = _on_bridge(made(ResidualNet, "pt2e_static_int8"), _lower)
+
+    found = _agreement(quantized, samples(ResidualNet, 4, seed=3))
+
+    assert re.search(
+        r"expected codes to differ near ties, \d+% of them at most, got", found.apart[0]
+    )
+
+
+def test_nan_is_found(made: Any) -> None:
+    """One of many floats."""
+    quantized, _ = _on_bridge(made(ResidualNet, "recipe_dynamic_wi8_afp32"), _nan)
+
+    found = _agreement(quantized, samples(ResidualNet, 4, seed=3))
+
+    assert "got inf" in found.apart[0]
+
+
+def test_one_that_changes_from_run_to_run_is_found(made: Any) -> None:
+    """One code of the outputs is another after three runs, which is within rounding."""
+    quantized, _ = _on_bridge(made(ResidualNet, "pt2e_static_int8"), _wears_out)
+
+    found = _agreement(quantized, samples(ResidualNet, 4, seed=3))
+
+    assert [text.splitlines()[0] for text in found.apart] == [
+        "runtime 'bridge': output 'output_0': expected what the first run of sample 0 gave, got 1 "
+        "of 10 other values when it was run again behind others: the runtime gives stale results, "
+        "or keeps something from run to run"
+    ]
+
+
+def test_what_no_op_explains_is_found(made: Any) -> None:
+    """Ops alone are right, the whole file gives another sample's results each time."""
+    original = made(ResidualNet, "pt2e_static_int8")
+
+    def mixes_up(path: Path, signature: str | None) -> Bridge:
+        is_whole = path.read_bytes() == original.tflite
+        return Bridge(path, signature, _shuffled if is_whole else _sound)
+
+    edgeq = Edgeq(runtimes={"bridge": mixes_up})
+    quantized = edgeq.load(original.tflite, reference=original.float_model)
+
+    found = _agreement(quantized, samples(ResidualNet, 4, seed=3))
+
+    assert len(found.apart) == 1
+    assert "no op by itself explains it" in found.apart[0]
+
+
+def _shuffled(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
+    return {name: np.roll(value, 1, axis=-1) for name, value in outputs.items()}
+
+
+def test_it_looks_at_few_samples_and_closes_what_it_opened(made: Any) -> None:
+    """The file itself stays open for the next call; that in which ops stand alone does not."""
+    quantized, opened = _on_bridge(made(ResidualNet, "pt2e_static_int8"), _higher)
+
+    _agreement(quantized, samples(ResidualNet, SAMPLES + 5, seed=3))
+
+    whole, alone = opened
+    assert len(whole._past) == SAMPLES + 1
+    assert (whole.is_closed, alone.is_closed) == (False, True)
+
+
+def _softmax(width: int) -> bytes:
+    return one_op(
+        "SOFTMAX",
+        [{"dtype": "int8", "shape": (1, width), "scales": [0.1]}],
+        [{"dtype": "int8", "shape": (1, width), "scales": [1 / 256], "zero_points": [-128]}],
+        "SoftmaxOptions",
+        beta=1.0,
+    )
+
+
+def test_a_runtime_that_lacks_an_op_is_told_not_blamed() -> None:
+    """The reference kernels have no ABS of version 5; the others do."""
+    content = one_op(
+        "ABS",
+        [{"dtype": "int16", "shape": (1, 4), "scales": [0.1]}],
+        [{"dtype": "int16", "shape": (1, 4), "scales": [0.1]}],
+    )
+    model = unpack(content)
+    model.operatorCodes[0].version = 5
+    quantized = Edgeq().load(pack(model), reference=np.abs)
+
+    found = _agreement(quantized, [np.array([[1, -2, 3, -4]], np.float32)])
+
+    assert (found.unable, found.apart) == ((), ())
+    assert any("Didn't find op" in note and "'reference'" in note for note in found.notes)
+
+
+def test_a_runtime_of_ones_own_that_cannot_run_the_file_is_blamed(made: Any) -> None:
+    """It is there to run it."""
+
+    def broken(path: Path, signature: str | None) -> Bridge:
+        raise OSError("no device")
+
+    original = made(ResidualNet, "pt2e_static_int8")
+    edgeq = Edgeq(runtimes={"board": broken})
+    quantized = edgeq.load(original.tflite, reference=original.float_model)
+
+    found = _agreement(quantized, samples(ResidualNet, 2, seed=3))
+
+    assert len(found.unable) == 1
+    assert "the board runtime cannot load the .tflite file" in found.unable[0]
+
+
+@pytest.mark.parametrize(("width", "runs"), [(511, True), (512, False)])
+def test_kernels_that_would_end_the_process_are_not_run(width: int, runs: bool) -> None:
+    """SOFTMAX of the reference kernels over 512 equal scores or more aborts."""
+    quantized = Edgeq().load(_softmax(width), reference=lambda x: np.full_like(x, 1 / width))
+
+    found = _agreement(quantized, [np.zeros((1, width), np.float32)])
+
+    assert (found.unable, found.apart) == ((), ())
+    assert bool(found.notes) != runs
+
+
+def test_the_reference_kernels_still_abort(tmp_path: Path) -> None:
+    """ai-edge-litert 2.3.0: 512 equal scores end the process, 511 do not."""
+    codes = []
+    for width in (511, 512):
+        path = tmp_path / "file.tflite"
+        path.write_bytes(_softmax(width))
+        done = subprocess.run(
+            [sys.executable, "-c", _INVOKE, str(path)], capture_output=True, check=False
+        )
+        codes.append(done.returncode)
+
+    assert codes == [0, -signal.SIGABRT]
+
+
+_INVOKE = """
+import sys
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+interpreter = Interpreter(
+    model_path=sys.argv[1], experimental_op_resolver_type=OpResolverType.BUILTIN_REF
+)
+interpreter.allocate_tensors()
+[tensor] = interpreter.get_input_details()
+interpreter.set_tensor(tensor["index"], np.zeros(tensor["shape"], np.int8))
+interpreter.invoke()
+"""

@@ -1,0 +1,278 @@
+"""Ops that stand alone compute what they do in the whole file, on any runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fixtures.tflite import make
+from fixtures.tflite.writer import FileWriter, GraphWriter, one_op, pack, unpack
+from pytest_edgeq.tflite.cut import Cut, cut_ops
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import OpGraph, Tensor
+
+Arrays = dict[str, npt.NDArray[Any]]
+FILES = sorted(
+    path
+    for path in make.CONVERTED.glob("*.tflite")
+    if "weight_only" not in path.name and ".float." not in path.name
+)
+
+
+def _inputs(edge: EdgeFile, seed: int = 0) -> Arrays:
+    """Codes of the whole range, numbers, and small indices."""
+    rng = np.random.default_rng(seed)
+    made = {}
+    for border in edge.signature.inputs:
+        tensor = border.tensor
+        if tensor.dtype == "float32":
+            made[border.name] = rng.normal(size=tensor.shape).astype(np.float32)
+        elif tensor.is_quantized:
+            made[border.name] = rng.integers(-128, 128, tensor.shape).astype(tensor.dtype)
+        else:
+            made[border.name] = rng.integers(0, 4, tensor.shape).astype(tensor.dtype)
+    return made
+
+
+def _run(edge: EdgeFile, cut: Cut, runtime: str, inputs: Arrays) -> tuple[Any, Any]:
+    """What the ops gave in the whole file, and what they give alone."""
+    kept = edge.runner("builtin", keep=True)
+    kept.run(inputs)
+    given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
+    expected = [kept.tensor(tensor) for _, tensor in cut.outputs]
+    return expected, EdgeFile(cut.content).runner(runtime).run(given)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_op_gives_what_it_gave(path: Any) -> None:
+    """On the same kernels bit by bit, and none is left out."""
+    edge = EdgeFile(path)
+    cut = cut_ops(edge.graph, 0)
+
+    expected, got = _run(edge, cut, "builtin", _inputs(edge))
+
+    for (op, _), one, two in zip(cut.outputs, expected, got, strict=True):
+        np.testing.assert_array_equal(two, one, err_msg=op.name, strict=True)
+    assert cut.left_out == ()
+    assert {op.index for op, _ in cut.outputs} == {op.index for op in edge.graph.ops}
+
+
+@pytest.mark.parametrize("runtime", ["xnnpack", "reference", "compiled"])
+def test_it_runs_on_every_runtime(runtime: str) -> None:
+    """Codes are within 1 LSB, where the whole file's may be further apart."""
+    edge = EdgeFile(make.CONVERTED / "nested.int8.tflite")
+    cut = cut_ops(edge.graph, 0)
+
+    expected, got = _run(edge, cut, runtime, _inputs(edge))
+
+    for one, two in zip(expected, got, strict=True):
+        assert one.dtype == two.dtype == np.int8
+        assert np.abs(one.astype(int) - two).max() <= 1
+
+
+def test_a_changed_op_differs_alone() -> None:
+    """A scale of the second convolution ×2: it differs, and no op behind it does."""
+    path = make.CONVERTED / "called_one_by_one.int8.tflite"
+    edge = EdgeFile(path)
+    model = unpack(path.read_bytes())
+    convolutions = [op for op in edge.graph.ops if op.name == "CONV_2D"]
+    quantization = model.subgraphs[0].tensors[convolutions[1].outputs[0]].quantization
+    quantization.scale = np.asarray(quantization.scale) * 2
+    kept = edge.runner("builtin", keep=True)
+    kept.run(_inputs(edge))
+    # An output alone is changed; what reads it reads the parameters of its own input.
+    cut = cut_ops(OpGraph.read(pack(model)), 0)
+
+    given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
+    got = EdgeFile(cut.content).runner("builtin").run(given)
+
+    differ = [
+        op.index
+        for (op, tensor), value in zip(cut.outputs, got, strict=True)
+        if not np.array_equal(value, kept.tensor(tensor))
+    ]
+    readers = [op.index for op in edge.graph.ops if convolutions[1].outputs[0] in op.inputs]
+    assert differ == [convolutions[1].index, *readers]
+
+
+def test_weights_behind_a_dequantize_stay_with_their_op() -> None:
+    """As kernels treat them apart from activations; the DEQUANTIZE is no op to look at."""
+    edge = EdgeFile(make.CONVERTED / "nested.recipe_weight_only_wi8_afp32.tflite")
+    cut = cut_ops(edge.graph, 0)
+    from_weights = [
+        op
+        for op in edge.graph.ops
+        if op.name == "DEQUANTIZE" and edge.graph.tensor(op, op.inputs[0]).is_constant
+    ]
+
+    expected, got = _run(edge, cut, "xnnpack", _inputs(edge))
+
+    assert from_weights
+    assert not {op.index for op, _ in cut.outputs} & {op.index for op in from_weights}
+    assert len(expected) == len(edge.graph.ops) - len(from_weights)
+    for one, two in zip(expected, got, strict=True):
+        np.testing.assert_allclose(two, one, rtol=0, atol=2e-6)  # 16 units of 2^-24, values to 2
+
+
+def test_a_tensor_that_an_op_takes_twice_is_one_input() -> None:
+    """As of x · x; and a tensor that two ops read is an input of each."""
+    file = FileWriter()
+    graph = file.graph()
+    x = graph.tensor("float32", (1, 4))
+    y, z = graph.tensor("float32", (1, 4)), graph.tensor("float32", (1, 4))
+    graph.op("MUL", [x, x], [y])
+    graph.op("ADD", [x, y], [z])
+    graph.borders([x], [z])
+
+    cut = cut_ops(OpGraph.read(file.content()), 0)
+
+    assert cut.inputs == {"in_0_0": x, "in_1_0": x, "in_1_1": y}
+    values = {name: np.full((1, 4), 3 + tensor, np.float32) for name, tensor in cut.inputs.items()}
+    made = EdgeFile(cut.content).runner("builtin").run(values)
+    assert [value[0, 0] for value in made] == [9, 7]
+
+
+@pytest.mark.parametrize(
+    "recipe", ["dynamic_wi4_afp32", "weight_only_wi4_afp32", "static_wi8_ai16", "float16"]
+)
+def test_constants_of_every_kind_come_along(by_recipe: Callable[[str], bytes], recipe: str) -> None:
+    """Two values a byte, one scale a channel, 64-bit biases, float16."""
+    edge = EdgeFile(by_recipe(recipe))
+    cut = cut_ops(edge.graph, 0)
+
+    expected, got = _run(edge, cut, "builtin", _inputs(edge))
+
+    for (op, _), one, two in zip(cut.outputs, expected, got, strict=True):
+        np.testing.assert_array_equal(two, one, err_msg=op.name, strict=True)
+
+
+def test_scales_of_blocks_come_along(by_recipe: Callable[[str], bytes]) -> None:
+    """They stand in a tensor of their own, which has another index here."""
+    edge = EdgeFile(by_recipe("dynamic_wi4b32_afp32"))
+    graph = OpGraph.read(cut_ops(edge.graph, 0).content)
+
+    blocks = [t for t in graph.subgraphs[0].tensors if t.block_scales >= 0]
+    before = [t for t in edge.graph.subgraphs[0].tensors if t.block_scales >= 0]
+
+    def scales(of: OpGraph, tensors: list[Tensor]) -> list[bytes]:
+        holders = (of.subgraphs[0].tensors[tensor.block_scales] for tensor in tensors)
+        return sorted(bytes(of.constant(holder)) for holder in holders)
+
+    assert scales(graph, blocks) == scales(edge.graph, before) != []
+
+
+def test_data_behind_the_flatbuffer_comes_along() -> None:
+    """Buffers of large files are an offset into the file; they are data again in the cut."""
+    whole = one_op(
+        "ADD",
+        [{"dtype": "float32"}, {"dtype": "float32", "data": np.full((1, 4), 7, np.float32)}],
+        [{"dtype": "float32"}],
+        "AddOptions",
+    )
+    model = unpack(whole)
+    [index] = [i for i, buffer in enumerate(model.buffers) if buffer.data is not None]
+    data, model.buffers[index].data = bytes(model.buffers[index].data), None
+    model.buffers[index].offset, model.buffers[index].size = 2, len(data)  # of the same width
+    model.buffers[index].offset = -(-len(pack(model)) // 16) * 16
+    head = pack(model)
+    content = head.ljust(model.buffers[index].offset, b"\0") + data
+
+    cut = cut_ops(OpGraph.read(content), 0)
+    [got] = EdgeFile(cut.content).runner("builtin").run({"in_0_0": np.ones((1, 4), np.float32)})
+
+    assert got.tolist() == [[8, 8, 8, 8]]
+
+
+def test_constants_stand_at_multiples_of_sixteen_bytes(by_recipe: Callable[[str], bytes]) -> None:
+    """As the schema demands, and kernels of some processors need."""
+    graph = OpGraph.read(cut_ops(OpGraph.read(by_recipe("static_wi8_ai8")), 0).content)
+    start = np.frombuffer(graph.buffer, np.uint8).ctypes.data
+    tensors = [t for t in graph.subgraphs[0].tensors if t.is_constant]
+
+    places = {graph.constant(tensor).ctypes.data - start for tensor in tensors}
+
+    assert len(places) > 1
+    assert all(place % 16 == 0 for place in places)
+
+
+def test_any_length_is_cut_at_the_length_that_ran() -> None:
+    """A file stores 1 for it, which a convolution over 3 × 3 refuses."""
+    file = FileWriter()
+    graph = file.graph()
+    x = graph.tensor("float32", (1, 1, 1, 1), signature=(1, -1, -1, 1))
+    y = graph.tensor("float32", (1, 1, 1, 1), signature=(1, -1, -1, 1))
+    begin = graph.tensor("int32", (4,), data=np.array([0, 2, 2, 0], np.int32))
+    size = graph.tensor("int32", (4,), data=np.array([1, -1, -1, 1], np.int32))
+    graph.op("SLICE", [x, begin, size], [y], "SliceOptions")
+    graph.borders([x], [y])
+    whole = OpGraph.read(file.content())
+    value = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+
+    cut = cut_ops(whole, 0, lambda _: value.shape)
+    [got] = EdgeFile(cut.content).runner("builtin").run({"in_0_0": value})
+
+    assert OpGraph.read(cut.content).signatures[0].inputs[0].tensor.shape == value.shape
+    assert got.ravel().tolist() == [10, 11, 14, 15]
+
+
+def _with_state(graph: GraphWriter, x: int, y: int) -> None:
+    state = graph.tensor("float32", (1, 4))
+    graph.raw.tensors[state].isVariable = True
+    graph.op("ADD", [x, state], [y], "AddOptions")
+
+
+def _with_subgraphs(graph: GraphWriter, x: int, y: int) -> None:
+    graph.op("CALL_ONCE", [], [], "CallOnceOptions", initSubgraphIndex=0)
+    graph.op("ABS", [x], [y], "AbsOptions")
+
+
+def _with_resource(graph: GraphWriter, x: int, y: int) -> None:
+    handle = graph.tensor("resource", ())
+    graph.op("VAR_HANDLE", [], [handle], "VarHandleOptions")
+    graph.op("ASSIGN_VARIABLE", [handle, x], [], "AssignVariableOptions")
+    graph.op("READ_VARIABLE", [handle], [y], "ReadVariableOptions")
+
+
+def _with_chance(graph: GraphWriter, x: int, y: int) -> None:
+    shape = graph.tensor("int32", (2,), data=np.array([1, 4], np.int32))
+    noise = graph.tensor("float32", (1, 4))
+    graph.op("RANDOM_UNIFORM", [shape], [noise], "RandomOptions")
+    graph.op("ADD", [x, noise], [y], "AddOptions")
+
+
+@pytest.mark.parametrize(
+    ("write", "causes"),
+    [
+        (_with_state, {"ADD": "it keeps state from run to run"}),
+        (_with_subgraphs, {"CALL_ONCE": "it runs other subgraphs"}),
+        (
+            _with_resource,
+            dict.fromkeys(
+                ("VAR_HANDLE", "ASSIGN_VARIABLE", "READ_VARIABLE"), "it keeps state from run to run"
+            ),
+        ),
+        (_with_chance, {"RANDOM_UNIFORM": "it gives other values in every run"}),
+    ],
+)
+def test_what_cannot_stand_alone_is_left_out(
+    write: Callable[[GraphWriter, int, int], None], causes: dict[str, str]
+) -> None:
+    """With a reason; what comes behind takes its result as an input."""
+    file = FileWriter()
+    graph = file.graph()
+    x, y = graph.tensor("float32", (1, 4)), graph.tensor("float32", (1, 4))
+    write(graph, x, y)
+    z = graph.tensor("float32", (1, 4))
+    graph.op("NEG", [y], [z], "NegOptions")
+    graph.borders([x], [z])
+
+    cut = cut_ops(OpGraph.read(file.content()), 0)
+
+    assert {op.name: cause for op, cause in cut.left_out} == causes
+    assert cut.inputs[list(cut.inputs)[-1]] == y
+    given = {name: np.ones((1, 4), np.float32) for name in cut.inputs}
+    assert EdgeFile(cut.content).runner("builtin").run(given)[-1].tolist() == [[-1, -1, -1, -1]]
