@@ -113,6 +113,13 @@ class _Gate:
             self.layers = localizer.result()
             if any(row.verdict == LOWERING for row in self.layers.rows):
                 self._add(_LAYERS, str(self.layers))
+            unmatched = [row.name for row in self.layers.rows if not row.matched]
+            if unmatched:
+                more = f" and {len(unmatched) - 4} more" if len(unmatched) > 4 else ""
+                self.notes.append(
+                    f"{len(unmatched)} of {len(self.layers.rows)} ops were not held against torch, "
+                    f"as no nodes match them: {', '.join(unmatched[:4])}{more}"
+                )
         agreed = agreement.result()
         self._add(_RUNS, *agreed.unable)
         self._add(_RUNTIMES, *agreed.apart)

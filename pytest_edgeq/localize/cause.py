@@ -111,11 +111,19 @@ def _culprit(
     for chosen in (
         [i for i, row in enumerate(rows) if row.findings],
         [i for i, given in enumerate(evidence) if given.nonfinite],
-        [i for i, row in enumerate(rows) if _beyond_rounding(row)],
+        _far_beyond(rows),
     ):
         if chosen:
             return chosen[0]
     return min(losses, key=lambda i: (_sqnr(rows[i]), i)) if losses else None
+
+
+def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
+    """Rows beyond rounding, but for those that are by less than a hundredth of another."""
+    beyond = {i: row.excess_lsb for i, row in enumerate(rows) if _beyond_rounding(row)}
+    # NaN is beyond every bound.
+    size = {i: math.inf if math.isnan(x) else x for i, x in beyond.items() if x is not None}
+    return [i for i in size if size[i] >= max(size.values()) / 100]
 
 
 def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:

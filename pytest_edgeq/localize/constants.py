@@ -24,6 +24,8 @@ from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import StoredTensor
 
 __all__ = [
+    "INPUT_AT",
+    "SAME_SCALE",
     "Constant",
     "check_bias",
     "check_weight",
@@ -53,6 +55,21 @@ Half a step of bfloat16, whose mantissa has 7 bits.
 ai-edge-quantizer 0.10.0 writes the scales of blocks so (`transformations/quantize_tensor.py`), also
 of codes that torchao chose for the scales before they were rounded.
 """
+
+SAME_SCALE = 2.0**-8
+"""
+Of two scales that an observer may have given one tensor, how far they are apart at most, relative.
+
+Of two quantize nodes behind one tensor, each observed by itself, the converter (litert-torch
+0.10.0) keeps one for the tensor and writes the bias by the other. Histograms of the same values
+differ by a thousandth, and move a bias by as much; more is no sound file's.
+"""
+
+INPUT_AT = {
+    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "FULLY_CONNECTED"), 0),
+    **dict.fromkeys(("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"), 2),
+}
+"""Where ops with a bias have their input."""
 
 # What a quantizer takes for the least scale, whatever the values: torchao's observers 2⁻¹² or
 # float32's epsilon, ai-edge-quantizer a range of 1e-9 (over 127 for int8, over 7 for int4).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,17 @@ __all__ = ["decompose"]
 # What the converter lowers to several ops, each with a tensor of its own between.
 _COMPOSED = {
     *("layer_norm", "group_norm", "instance_norm", "rms_norm", "native_layer_norm", "batch_norm"),
-    *("silu", "hardswish", "lstm", "gru", "scaled_dot_product_attention", "addmm", "mish"),
+    *(
+        "silu",
+        "hardswish",
+        "hardsigmoid",
+        "prelu",
+        "lstm",
+        "gru",
+        "scaled_dot_product_attention",
+        "addmm",
+        "mish",
+    ),
 }
 
 
@@ -34,6 +45,10 @@ def decompose(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for node in module.graph.nodes:
         if base_name(node) == "_assert_tensor_metadata":
             # One more user of a value, of which no op is left.
+            continue
+        if node.target is operator.getitem and isinstance(known[node.args[0]], (tuple, list)):
+            # Of what was taken apart: the one result alone, which needs none of the others.
+            known[node] = known[node.args[0]][node.args[1]]
             continue
         parts = _parts(node) if base_name(node) in _COMPOSED else None
         if parts is None:
@@ -93,9 +108,13 @@ def _parts(node: torch.fx.Node) -> torch.fx.GraphModule | None:
         return function(*args, **kwargs)
 
     given = [torch.ones(each.shape, dtype=each.dtype) for each in examples]
-    # With it, recurrent layers stay whole.
-    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
-        return make_fx(call, decomposition_table=_table())(*given)
+    # With it, recurrent layers stay whole. Its context manager sets TF32 too, and warns of that.
+    enabled = torch.backends.mkldnn.set_flags(False)[0]  # type: ignore[no-untyped-call]
+    try:
+        with torch.no_grad():
+            return make_fx(call, decomposition_table=_table())(*given)
+    finally:
+        torch.backends.mkldnn.set_flags(enabled)  # type: ignore[no-untyped-call]
 
 
 @functools.cache
@@ -189,7 +208,14 @@ def _instance_norm(
     return scaled if bias is None else scaled + bias.reshape(channels)
 
 
+def _prelu(value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """As the converter has it, so that each part of it meets its op."""
+    slope = weight if weight.numel() == 1 else weight.reshape(-1, *(1,) * (value.ndim - 2))
+    return torch.relu(value) - torch.relu(value * -1.0) * slope
+
+
 _OURS: dict[str, Callable[..., Any]] = {
+    "prelu": _prelu,
     "scaled_dot_product_attention": _attention,
     "layer_norm": _layer_norm,
     "instance_norm": _instance_norm,

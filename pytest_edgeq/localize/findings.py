@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from pytest_edgeq.localize.constants import (
+    INPUT_AT,
+    SAME_SCALE,
     check_bias,
     check_weight,
     input_scale_of,
@@ -84,13 +86,13 @@ def _changed_input(graph: OpGraph, op: Op) -> tuple[int, str] | None:
         The index of the op that makes the input, or of this one where none does, and a sentence.
     """
     weight, roles = _weight(graph, op), roles_of(graph, op)
-    taken_in = graph.tensor(op, op.inputs[_input_at(op)])
+    taken_in = graph.tensor(op, op.inputs[INPUT_AT[op.name]])
     biases = [each for each in roles.biases if each.tensor.is_constant]
     if weight is None or not biases or len(taken_in.scales) != 1:
         return None
     written = input_scale_of(read_constant(graph, op, biases[0]), weight.tensor.scales)
     scale = float(taken_in.scales[0])
-    if written is None or abs(scale / written - 1) <= _SAME_SCALE:
+    if written is None or abs(scale / written - 1) <= SAME_SCALE:
         return None
     producer = graph.subgraphs[op.subgraph].producer
     maker = producer.get(taken_in.index)
@@ -140,9 +142,6 @@ def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
             found[op.index] = (f"{text.replace('reference', 'input')}: it only moves codes",)
     return found
 
-
-# A product of float32 scales and a quotient of it.
-_SAME_SCALE = 2.0**-20
 
 # Ops whose output must have their input's scale.
 _HANDS_ON = {
@@ -230,15 +229,15 @@ def _bias_findings(
         return ()
     weight = _weight(graph, op)
     assert weight is not None, "chosen by it"
-    taken_in = graph.tensor(op, op.inputs[_input_at(op)])
+    taken_in = graph.tensor(op, op.inputs[INPUT_AT[op.name]])
     scale = float(taken_in.scales[0]) if taken_in.is_quantized else None
     scales = weight.tensor.scales if taken_in.is_quantized else None
+    if stored is not None and scale is not None and scales is not None:
+        written = input_scale_of(stored, scales)
+        if written is not None and abs(scale / written - 1) <= SAME_SCALE:
+            scale = written
     folded = isinstance(node, Node) and "folded" in str(node.target)
     return check_bias(op.name, stored, own, input_scale=scale, weight_scales=scales, folded=folded)
-
-
-def _input_at(op: Op) -> int:
-    return 2 if op.name in ("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE") else 0
 
 
 def _adds_behind(step: Step, user: Node) -> bool:

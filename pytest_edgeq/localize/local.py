@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.constants import read_constant
+from pytest_edgeq.localize.constants import (
+    INPUT_AT,
+    SAME_SCALE,
+    input_scale_of,
+    read_constant,
+)
 from pytest_edgeq.localize.kernels import float_bound, hybrid_input, hybrid_ties, rounding_bound
 from pytest_edgeq.localize.match import Match, Reading, code_limits, typed
-from pytest_edgeq.localize.reference import ReferenceGraph
+from pytest_edgeq.localize.reference import ReferenceGraph, laid_out
+from pytest_edgeq.numerics.health import CLIPPED_LSB
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 
@@ -89,6 +95,7 @@ class Step:
             ops round, one after the other.
         limits: Least and greatest code, scale and zero point; None where it has no scale.
         sources: The matches of what it was made from.
+        taken: By source, those of its nodes that are taken.
         weights: Quantized parameters, where the reference has none.
     """
 
@@ -101,6 +108,7 @@ class Step:
     bound: float | None
     limits: tuple[int, int, float, int] | None
     sources: tuple[Match, ...]
+    taken: tuple[tuple[int, tuple[Reading, ...]], ...]
     weights: Mapping[Node, torch.Tensor]
     measured: Measured = field(default_factory=Measured)
 
@@ -138,12 +146,12 @@ class Step:
         double: bool = False,
     ) -> torch.Tensor:
         values: dict[Node, Any] = {}
-        for source in self.sources:
-            taken = read(source.tensor, double=double)
+        for tensor, readings in self.taken:
+            taken = read(tensor, double=double)
             if self.hybrid is not None and quantized and taken.is_floating_point():
                 seen = hybrid_input(graph, self.hybrid, taken.numpy())
                 taken = taken if seen is None else torch.from_numpy(seen)
-            for reading in source.readings:
+            for reading in readings:
                 values[reading.node] = typed(reading.node, reading.view.read(taken), double=double)
         for node in self.nodes:
             values[node] = reference.compute(
@@ -172,9 +180,9 @@ class Step:
             measured.smallest = min(measured.smallest, least)
             measured.largest = max(measured.largest, greatest)
             # NaN is within no limits. Where all values are, there is nothing to count.
-            if not least >= (floor := (low - zero_point - 0.5) * scale):
+            if not least >= (floor := (low - zero_point - CLIPPED_LSB) * scale):
                 measured.beyond_low += int((floats < floor).sum())
-            if not greatest <= (ceiling := (high - zero_point + 0.5) * scale):
+            if not greatest <= (ceiling := (high - zero_point + CLIPPED_LSB) * scale):
                 measured.beyond_high += int((floats > ceiling).sum())
 
     def _noise(self, difference: torch.Tensor) -> float:
@@ -198,10 +206,8 @@ class Step:
         low, high, scale, zero_point = self.limits
         stored = read(self.match.tensor, codes=True)
         least, greatest = _range(stored)
-        measured.least, measured.greatest = (
-            min(measured.least, least),
-            max(measured.greatest, greatest),
-        )
+        measured.least = min(measured.least, least)
+        measured.greatest = max(measured.greatest, greatest)
         if least == low:
             measured.low += int((stored == low).sum())
         if greatest == high:
@@ -233,11 +239,14 @@ class Step:
             return
         taken = [_peak(read(source.tensor)) for source in self.sources]
         size = max([_peak(quantized), *taken]) if quantized.numel() else 0.0
+        if made.dtype == torch.bool:
+            # Truth values have no difference in torch.
+            made, quantized = made.to(torch.float32), quantized.to(torch.float32)
         # torch rounds as much as the kernel does.
         allowed, worst = 2 * self.bound * size, _greatest(made - quantized)
         if worst > allowed:
             exact = self._run(reference, read, graph, quantized=True, double=True)
-            worst = _greatest(made.double() - exact)
+            worst = _greatest(made.double() - exact.double())
             if self.hybrid is not None:
                 own = float_bound(graph, self.hybrid, exact=True) * size
                 allowed += own - 2 * float_bound(graph, self.hybrid) * size
@@ -290,12 +299,16 @@ def make_steps(
         for each in made_by:
             for node, weight in weights_of(each, given).items():
                 weights.setdefault(node, weight)
-        used = {taken for node in nodes for taken in node.all_input_nodes}
-        weights = {node: weight for node, weight in weights.items() if node in used}
-        rounded = (taken for taken in used if not reference.varies(taken))
+        used = {each for node in nodes for each in node.all_input_nodes}
+        taken = tuple(
+            (source.tensor, tuple(r for r in source.readings if r.node in {*used, reading.node}))
+            for source in sources
+        )
+        weights = {node: laid_out(node, weight) for node, weight in weights.items() if node in used}
+        rounded = (node for node in used if not reference.varies(node))
         differs = bool(weights) or any(map(reference.is_rounded, rounded))
         steps.append(
-            Step(match, reading, op, nodes, differs, hybrid, bound, limits, sources, weights)
+            Step(match, reading, op, nodes, differs, hybrid, bound, limits, sources, taken, weights)
         )
     return sorted(steps, key=lambda step: (step.op.index, step.match.tensor))
 
@@ -310,7 +323,31 @@ def _bound(
         if graph.tensor(each, each.outputs[0]).is_quantized and rounding_bound(graph, each) != 0:
             return None
     bound = rounding_bound(graph, op, output=op.outputs.index(tensor))
-    return _UNKNOWN if bound is None else bound
+    if bound is None:
+        return _UNKNOWN
+    return bound + sum(_bias_slack(graph, each) for each in made_by)
+
+
+def _bias_slack(graph: OpGraph, op: Op) -> float:
+    """
+    What it moves an output, in LSB, that a bias was written by another input scale.
+
+    Told of by `findings` where it is more than observers differ.
+    """
+    roles = roles_of(graph, op)
+    biases = [each for each in roles.biases if each.tensor.is_constant]
+    weights = [each for each in roles.weights if each.tensor.is_constant]
+    if len(biases) != 1 or len(weights) != 1 or op.name not in INPUT_AT:
+        return 0.0
+    taken, made = (graph.tensor(op, i) for i in (op.inputs[INPUT_AT[op.name]], op.outputs[0]))
+    bias = read_constant(graph, op, biases[0])
+    written = input_scale_of(bias, weights[0].tensor.scales)
+    if written is None or len(taken.scales) != 1 or len(made.scales) != 1:
+        return 0.0
+    apart = abs(float(taken.scales[0]) / written - 1)
+    if not 0 < apart <= SAME_SCALE:
+        return 0.0
+    return float(np.abs(bias.floats).max(initial=0.0)) * apart / float(made.scales[0])
 
 
 def _is_hybrid(graph: OpGraph, op: Op) -> bool:
@@ -343,8 +380,6 @@ def _squares(value: torch.Tensor) -> float:
 
 def _peak(value: torch.Tensor) -> float:
     """Greatest magnitude, NaN where there is one."""
-    if value.dtype == torch.bool or value.dtype.is_complex:
-        return float(value.abs().max())
     least, greatest = _range(value)
     return max(-least, greatest)
 

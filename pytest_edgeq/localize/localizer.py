@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_edgeq.localize.decompose import decompose
+from pytest_edgeq.localize.fold import fold_in_front
 from pytest_edgeq.localize.local import make_steps
 from pytest_edgeq.localize.match import Matcher, code_limits
 from pytest_edgeq.localize.reference import ReferenceGraph, export
@@ -147,7 +148,9 @@ class Localizer:
     def _plan(self, sample: Sample, inputs: Sequence[torch.Tensor], tensors: Tensors) -> Plan:
         quantized = self._quantized
         graph, signature = quantized.graph, quantized.edge.signature
-        reference = ReferenceGraph(decompose(self._module(sample)))
+        module = decompose(self._module(sample))
+        fold_in_front(module, graph, signature.subgraph)
+        reference = ReferenceGraph(module)
         fed = self._fed(reference, inputs)
         names = list(quantized.input_names)
         borders = {}

@@ -148,7 +148,8 @@ class Matcher:
         state = _State()
         for index, (node, value) in self._inputs.items():
             file = self._values(index)
-            found = best_view(file, value.to(torch.float32), _channels_last(file, value))
+            turned = _channels_last(file, value) if file.shape != value.shape else []
+            found = best_view(file, value.to(torch.float32), turned)
             if found is not None:
                 state.matches[index] = self._whole(index, None, [Reading(node, found[1])])
         start, forced = 0, 0
@@ -514,7 +515,7 @@ def _channels_last(file: torch.Tensor, value: torch.Tensor) -> list[View]:
         return []
     view = View((0, 3, 1, 2), tuple(value.shape))
     fits = _long(file.shape[axis] for axis in (0, 3, 1, 2)) == _long(value.shape)
-    return [view] if fits and tuple(file.shape) != tuple(value.shape) else []
+    return [view] if fits else []
 
 
 def _long(shape: Iterable[int]) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,12 @@ Values = dict[Node, Any]
 
 _QUANTIZE = ("quantize_per_tensor", "quantize_per_channel", "quantize_per_token")
 _DEQUANTIZE = ("dequantize_per_tensor", "dequantize_per_channel", "dequantize_per_token")
+
+# The file's values are read with their axes turned, which a view refuses.
+_RESHAPED: dict[Any, Any] = {
+    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +121,7 @@ class ReferenceGraph:
                 value = self.constant(node.all_input_nodes[0], quantized=False)
             else:
                 value = self._call(node, lambda n: self.constant(n, quantized=quantized))
-            self._constants[key] = value
+            self._constants[key] = laid_out(node, value)
         return self._constants[key]
 
     def is_rounded(self, node: Node) -> bool:
@@ -170,7 +177,7 @@ class ReferenceGraph:
         if double:
             args, kwargs = _widen(args), _widen(kwargs)
         with torch.no_grad():
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            return _RESHAPED.get(node.target, node.target)(*args, **kwargs)
 
     def run(self, inputs: Sequence[Any], wanted: set[Node]) -> dict[Node, Any]:
         """
@@ -277,6 +284,19 @@ def is_dequantize(node: Node) -> bool:
     return base_name(node) in _DEQUANTIZE
 
 
+def laid_out(node: Node, value: Any) -> Any:
+    """
+    A constant, with its channels last in memory where it is the weight of 2-D convolutions alone.
+
+    The file's images have them last, and oneDNN takes half the time where both are alike.
+    """
+    if not isinstance(value, torch.Tensor) or value.ndim != 4 or not node.users:
+        return value
+    if any(base_name(user) not in ("conv2d", "convolution") for user in node.users):
+        return value
+    return value.contiguous(memory_format=torch.channels_last)
+
+
 def export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> torch.fx.GraphModule:
@@ -286,7 +306,10 @@ def export(
     Raises:
         Exception: Whatever torch.export raises.
     """
-    program = torch.export.export(model, args, dict(kwargs), strict=False)
+    with warnings.catch_warnings():
+        # Recurrent layers look their weights up anew; what is exported are the parameters.
+        warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
+        program = torch.export.export(model, args, dict(kwargs), strict=False)
     module = program.module()
     assert isinstance(module, torch.fx.GraphModule), "torch.export gives graph modules"
     _fold_batch_norms(module)

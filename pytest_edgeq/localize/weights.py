@@ -157,8 +157,8 @@ def _with_ties(expected: Constant, op: Op, stored: Constant, own: Array, torch_o
     held: Array = np.empty(expected.values.size, np.int64)
     held[places[0].ravel()] = stored.values.ravel()
     held = held.reshape(expected.values.shape)
-    steps = own.astype(np.float64) / expected.scales + expected.zero_points
-    middle = (held + expected.values) / 2
+    steps = own.astype(np.float64) / expected.scales
+    middle = (held + expected.values) / 2 - expected.zero_points
     tied = (np.abs(held - expected.values) == 1) & (
         np.abs(steps - middle) <= (np.abs(steps) + 1) * 2.0**-21
     )
@@ -273,9 +273,10 @@ def _rounded(op: Op, constant: Constant, taken: Taken, plain: torch.Tensor) -> t
     spread = nearest_factor(op, constant, taken, plain)
     if spread is None:
         return None
-    wanted = plain.double().numpy() * spread / scales + points
+    steps = plain.double().numpy() * spread / scales
+    wanted = steps + points
     # As far as ½ from the real value, one code is as near as the other, up to float32's rounding.
-    tied = np.abs(wanted - codes) <= 0.5 + (np.abs(wanted) + 1) * 2.0**-20
+    tied = np.abs(wanted - codes) <= 0.5 + (np.abs(steps) + 1) * 2.0**-20
     held = np.where(tied, codes, np.clip(np.round(wanted), low, high))
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where(spread == 0, plain.double().numpy(), (held - points) * scales / spread)

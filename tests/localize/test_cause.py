@@ -83,6 +83,17 @@ def test_a_layer_without_any_error_is_none_to_compare_with() -> None:
     assert errors.culprit.index == 5
 
 
+def test_what_is_hardly_beyond_rounding_hides_no_defect() -> None:
+    """It is to blame where nothing else is."""
+    little = {1: {"excess_lsb": 0.01}}
+    errors = judged(little)
+    assert errors.culprit is not None
+    assert errors.culprit.index == 1
+    errors = judged({**little, 6: {"excess_lsb": 90.0}})
+    assert errors.culprit is not None
+    assert errors.culprit.index == 6
+
+
 def test_an_op_without_a_match_is_not_sound() -> None:
     """It was not measured."""
     nothing = {"matched": False, "local_sqnr_db": None, "excess_lsb": None}
@@ -91,9 +102,9 @@ def test_an_op_without_a_match_is_not_sound() -> None:
     assert errors.culprit is None
 
 
-@pytest.mark.parametrize("excess", [0.01, 40.0, math.nan])
+@pytest.mark.parametrize("excess", [1.0, 40.0, math.nan])
 def test_what_is_beyond_rounding_is_to_blame(excess: float) -> None:
-    """However little, and before any loss; the first of several has made what others show."""
+    """Before any loss; the first of several that are about as far off."""
     errors = judged({1: {"local_sqnr_db": 3.0}, 3: {"excess_lsb": excess}, 6: {"excess_lsb": 90.0}})
     assert errors.culprit is not None
     assert errors.culprit.index == 3

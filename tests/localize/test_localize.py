@@ -1,0 +1,424 @@
+"""Localization on real files: what is sound stays unblamed, and a defect is found where it sits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ai_edge_litert import schema_py_generated as schema
+from torch import nn
+
+from fixtures.models import (
+    EmbeddingMean,
+    LstmNet,
+    ResidualNet,
+    SmallModel,
+    SqueezeExcite,
+    normal,
+    samples,
+    seeded,
+)
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.localize.decompose import decompose
+from pytest_edgeq.localize.reference import ReferenceGraph, export
+from pytest_edgeq.localize.rows import LOWERING, LayerErrors
+from pytest_edgeq.localize.views import View, best_view
+from tests.detection.defects_file import defect
+from tests.detection.flatfile import FlatFile
+from tests.detection.nets import DsCnn, EncoderBlock
+
+FLOWS = (
+    "pt2e_static_int8",
+    "recipe_static_wi8_ai8",
+    "recipe_dynamic_wi8_afp32",
+    "recipe_weight_only_wi8_afp32",
+    None,
+)
+
+
+class Normed(SmallModel):
+    """A linear layer between two layer norms with γ and β, and an instance norm at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LayerNorm(8)
+        self.linear = nn.Linear(8, 8)
+        self.second = nn.LayerNorm(8)
+        self.third = nn.InstanceNorm1d(8, affine=True)
+        generator = torch.Generator().manual_seed(0)
+        for norm in (self.first, self.second, self.third):
+            for parameter in norm.parameters():
+                parameter.data.add_(torch.randn(8, generator=generator), alpha=0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give features of the same size."""
+        x = self.first(x)
+        x = self.second(self.linear(x) + x)
+        y: torch.Tensor = self.third(x.transpose(1, 2))
+        return y
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Five tokens."""
+        return (normal(1, 5, 8, seed=seed),)
+
+
+MODELS = (ResidualNet, SqueezeExcite, EmbeddingMean, DsCnn, EncoderBlock, Normed)
+
+Build = Callable[[type[SmallModel], Any], QuantizedModel]
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
+    """Builds outside of any test's own fixture."""
+    return Edgeq(directory=tmp_path_factory.mktemp("localize"))
+
+
+@pytest.fixture(scope="module")
+def build(maker: Edgeq) -> Build:
+    """Convert each model by each flow once."""
+    known: dict[tuple[type[SmallModel], Any], QuantizedModel] = {}
+
+    def get(kind: type[SmallModel], flow: Any) -> QuantizedModel:
+        if (kind, flow) not in known:
+            known[kind, flow] = maker.quantize(
+                seeded(kind) if kind is not Normed else Normed().eval(),
+                kind.sample_inputs(),
+                quantizer=flow,
+                calibration=samples(kind, 32, seed=1) if flow is not None else None,
+            )
+        return known[kind, flow]
+
+    return get
+
+
+def _evaluation(kind: type[SmallModel], n: int = 3) -> list[Any]:
+    return list(samples(kind, n, seed=2))
+
+
+def _blamed(errors: LayerErrors) -> list[tuple[str, float | None, tuple[str, ...]]]:
+    return [(r.name, r.excess_lsb, r.findings) for r in errors.rows if r.verdict == LOWERING]
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=str)
+@pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
+def test_a_sound_file_is_matched_and_not_blamed(
+    maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
+) -> None:
+    """Every op has its torch nodes, and none computes anything else."""
+    errors = maker.localize(build(kind, flow), _evaluation(kind))
+
+    assert [row.name for row in errors.rows if not row.matched] == []
+    assert errors.coverage == errors.weight_coverage == 1
+    assert _blamed(errors) == []
+    judged = [row for row in errors.rows if row.excess_lsb is not None]
+    # What hands a weight on, and what rounds within a group, has no bound of its own.
+    assert len(judged) > 0.5 * len(errors.rows)
+    assert all(row.local_sqnr_db is not None for row in judged)
+
+
+def test_a_recurrent_net_is_matched_to_its_end(maker: Edgeq, build: Build) -> None:
+    """Its state is made of what lies far behind; the layer behind takes one result alone."""
+    errors = maker.localize(build(LstmNet, None), _evaluation(LstmNet))
+
+    assert [row.name for row in errors.rows if not row.matched] == []
+    assert _blamed(errors) == []
+
+
+@pytest.mark.parametrize("flow", ["pt2e_static_int8", "recipe_static_wi8_ai8", None], ids=str)
+def test_a_first_sample_that_tells_nothing_misleads_nobody(
+    maker: Edgeq, build: Build, flow: str | None
+) -> None:
+    """Layouts cannot be told by an image of zeros; the next one must fit them all the same."""
+    zeros = (torch.zeros(ResidualNet.sample_inputs()[0].shape),)
+
+    errors = maker.localize(build(ResidualNet, flow), [zeros, *_evaluation(ResidualNet)])
+
+    assert errors.coverage == 1
+    assert _blamed(errors) == []
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-4, 1000.0, -1000.0])
+def test_inputs_beyond_the_range_are_no_lowering_error(
+    maker: Edgeq, build: Build, factor: float
+) -> None:
+    """All codes saturated, or all at the zero point, is what torch does too, clipped."""
+    inputs = [(each[0] * factor,) for each in _evaluation(ResidualNet)]
+    for flow in ("pt2e_static_int8", "recipe_static_wi8_ai8"):
+        assert _blamed(maker.localize(build(ResidualNet, flow), inputs)) == []
+
+
+def test_it_says_the_same_each_time(maker: Edgeq, build: Build) -> None:
+    """Not a digit differs, and the data is plain JSON."""
+    quantized = build(ResidualNet, "recipe_static_wi8_ai8")
+    first, second = (
+        maker.localize(quantized, _evaluation(ResidualNet)).to_dict() for _ in range(2)
+    )
+
+    assert json.loads(json.dumps(first, allow_nan=False)) == first
+    assert json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
+
+
+DEFECTS = (
+    ("weight: sign of the largest", "weight"),
+    ("weight: one bit", "weight"),
+    ("channel zeroed", "weight"),
+    ("weights swapped with same-shaped", "weight"),
+    ("weight scale × 1.02, all channels", "weight"),
+    ("bias ± 1", "bias"),
+    ("activation scale × 1.02", "scale"),
+    ("zero point ± 1", "zero point"),
+    ("stride changed", ""),
+)
+
+
+@pytest.mark.parametrize("flow", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
+@pytest.mark.parametrize(("kind", "word"), DEFECTS, ids=[kind for kind, _ in DEFECTS])
+def test_a_defect_is_found_where_it_sits(
+    maker: Edgeq, build: Build, flow: str, kind: str, word: str
+) -> None:
+    """The culprit is the op that was changed, and the sentence tells of what."""
+    quantized = build(ResidualNet, flow)
+    found = defect(quantized.tflite, kind)
+    if found is None:
+        pytest.fail(f"ResidualNet has no place for {kind}")
+
+    errors = maker.localize(quantized.with_tflite(found.tflite), _evaluation(ResidualNet))
+
+    assert errors.culprit is not None, f"{found.place} was not found:\n{errors}"
+    assert errors.culprit.verdict == LOWERING
+    assert errors.culprit.index in found.ops, f"{found.place}, and got:\n{errors}"
+    assert word in errors.cause, f"{found.place}, and got:\n{errors}"
+
+
+@pytest.mark.parametrize("flow", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
+def test_a_wrong_fused_activation_is_found(maker: Edgeq, build: Build, flow: str) -> None:
+    """A clamp that torch does not have, at the stem."""
+    quantized = build(ResidualNet, flow)
+    file = FlatFile(quantized.tflite)
+    stem = next(i for i in range(len(file.operators)) if file.name(i) == "CONV_2D")
+    options = file.operators[stem].builtinOptions
+    assert options.fusedActivationFunction == schema.ActivationFunctionType.RELU
+    options.fusedActivationFunction = schema.ActivationFunctionType.RELU_N1_TO_1
+
+    errors = maker.localize(quantized.with_tflite(file.content()), _evaluation(ResidualNet))
+
+    assert errors.culprit is not None
+    assert errors.culprit.index == stem
+    assert "a clamp too many" in errors.cause
+
+
+def test_its_text_names_the_op_the_cause_and_the_coverage(maker: Edgeq, build: Build) -> None:
+    """Of a file with one bias off by one."""
+    quantized = build(ResidualNet, "pt2e_static_int8")
+    found = defect(quantized.tflite, "bias ± 16")
+    assert found is not None, "the net has biases"
+    errors = maker.localize(quantized.with_tflite(found.tflite), _evaluation(ResidualNet))
+    first, second, headings, worst, *_ = str(errors).splitlines()
+
+    assert errors.culprit is not None
+    assert first == errors.cause
+    assert first.startswith(f"{errors.culprit.name}: the bias's codes: 1 of ")
+    count = len(errors.rows)
+    assert second == f"{count} of {count} ops matched with torch; the worst:"
+    assert headings.split()[:3] == ["op", "module", "verdict"]
+    assert worst.startswith(f"{errors.culprit.op} #{errors.culprit.index} ")
+
+
+# What is refused. --------------------------------------------------------------------------------
+
+
+def test_without_a_reference_it_says_what_to_give(maker: Edgeq, build: Build) -> None:
+    """A file alone has nothing to be held against."""
+    loaded = maker.load(build(ResidualNet, "recipe_static_wi8_ai8").tflite)
+
+    with pytest.raises(ValueError, match=r"the reference is none: give one, edgeq\.load\("):
+        maker.localize(loaded, _evaluation(ResidualNet))
+
+
+def test_kernels_that_keep_nothing_are_refused(maker: Edgeq, build: Build) -> None:
+    """XNNPACK overwrites what lies between."""
+    with pytest.raises(ValueError, match="keeps no intermediate tensors; these do: builtin"):
+        maker.localize(
+            build(ResidualNet, "pt2e_static_int8"), _evaluation(ResidualNet), runtime="xnnpack"
+        )
+
+
+def test_no_sample_is_refused(maker: Edgeq, build: Build) -> None:
+    """Nothing measured is no result."""
+    with pytest.raises(ValueError, match="no sample"):
+        maker.localize(build(ResidualNet, "pt2e_static_int8"), [])
+
+
+class Branching(ResidualNet):
+    """Takes another way by what comes in, which no graph can."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Give the logits, or twice them."""
+        logits = super().forward(image)
+        return logits * 2 if bool(image.sum() > 1e9) else logits
+
+
+def test_a_reference_without_a_graph_is_refused_with_the_exporter_s_words(
+    maker: Edgeq, build: Build
+) -> None:
+    """And with whose they are."""
+    tflite = build(ResidualNet, "recipe_static_wi8_ai8").tflite
+    loaded = maker.load(tflite, reference=seeded(Branching))
+
+    with pytest.raises(RuntimeError, match=r"torch\.export refuses it\nGuardOnDataDependent"):
+        maker.localize(loaded, _evaluation(ResidualNet))
+
+
+def test_a_bound_method_and_a_double_precision_model_are_references(
+    maker: Edgeq, build: Build
+) -> None:
+    """What is compared with it can be localized with it."""
+
+    class Precise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = seeded(ResidualNet).double()
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.net(image.double()).float()
+            return logits
+
+    tflite = build(ResidualNet, "recipe_static_wi8_ai8").tflite
+    for reference in (seeded(ResidualNet).forward, Precise().eval()):
+        errors = maker.localize(maker.load(tflite, reference=reference), _evaluation(ResidualNet))
+
+        assert errors.coverage == 1
+        assert _blamed(errors) == []
+
+
+def test_another_model_s_reference_is_not_called_sound(maker: Edgeq, build: Build) -> None:
+    """Other weights are findings; another network leaves ops without a match."""
+    tflite = build(ResidualNet, "recipe_static_wi8_ai8").tflite
+    other = seeded(ResidualNet, seed=5)
+    errors = maker.localize(maker.load(tflite, reference=other), _evaluation(ResidualNet))
+    assert errors.culprit is not None
+    assert "weight" in errors.cause
+
+    size = ResidualNet.sample_inputs()[0].numel()
+    alien = nn.Sequential(nn.Flatten(), nn.Linear(size, 7)).eval()
+    errors = maker.localize(maker.load(tflite, reference=alien), _evaluation(ResidualNet))
+    assert errors.weight_coverage == 0
+
+
+# The parts. --------------------------------------------------------------------------------------
+
+
+def test_a_view_is_told_by_values_and_ties_go_to_the_preferred() -> None:
+    """Channels last read as channels first; zeros read as is said."""
+    value = torch.arange(24.0).reshape(1, 2, 3, 4)
+    last = value.permute(0, 2, 3, 1).contiguous()
+    found = best_view(last, value)
+
+    assert found is not None
+    assert found[0] == 0
+    assert torch.equal(found[1].read(last), value)
+    # A square image of zeros fits any way.
+    wanted = View((0, 3, 1, 2), (1, 3, 3, 3))
+    tied = best_view(torch.zeros(1, 3, 3, 3), torch.zeros(1, 3, 3, 3), [wanted])
+    assert tied == (0, wanted)
+    assert best_view(torch.zeros(3), torch.zeros(4)) is None
+    off = best_view(value + 0.5, value)
+    assert off is not None
+    assert off[0] == pytest.approx(0.5)
+
+
+class Composed(nn.Module):
+    """One of each that the converter takes apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LayerNorm((6, 8))
+        self.plain = nn.LayerNorm(8, elementwise_affine=False)
+        self.root = nn.RMSNorm(8)
+        self.groups = nn.GroupNorm(2, 8)
+        self.instance = nn.InstanceNorm1d(8, affine=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give features of the same size."""
+        x = self.root(self.plain(self.layer(x)))
+        y = self.instance(self.groups(x.transpose(1, 2))).transpose(1, 2)
+        attended = nn.functional.scaled_dot_product_attention(y, x, y, is_causal=True)
+        masked = nn.functional.scaled_dot_product_attention(
+            x, y, y, attn_mask=torch.ones(6, 6).tril().bool()
+        )
+        return nn.functional.silu(attended) + nn.functional.hardswish(masked).double().float()
+
+
+def test_a_graph_taken_apart_computes_the_same() -> None:
+    """And runs node by node as well as in one go."""
+    torch.manual_seed(0)
+    model = Composed().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    x = normal(1, 6, 8, seed=3)
+    module = export(model, (x,), {})
+    before = str(module.graph)
+    apart = decompose(module)
+    graph = ReferenceGraph(apart)
+    (output,) = graph.outputs
+    with torch.no_grad():
+        expected = model(x)
+
+    assert str(module.graph) == before
+    names = {str(node.target) for node in apart.graph.nodes}
+    assert not [name for name in names if "norm" in name and "aten" in name]
+    # Sums in another order: some ten roundings of float32, 6e-8 each, of values near 1.
+    torch.testing.assert_close(graph.run([x], {output})[output], expected, rtol=1e-5, atol=2e-6)
+
+
+def test_folded_batch_norms_compute_the_same() -> None:
+    """The reference of a convolution with a batch norm behind is the two together."""
+    model = seeded(DsCnn)
+    (x,) = DsCnn.sample_inputs(4)
+    module = export(model, (x,), {})
+    graph = ReferenceGraph(module)
+    (output,) = graph.outputs
+    with torch.no_grad():
+        expected = model(x)
+
+    assert not [node for node in graph.nodes if "batch_norm" in str(node.target)]
+    torch.testing.assert_close(graph.run([x], {output})[output], expected, rtol=1e-5, atol=2e-6)
+    assert np.isfinite(expected.numpy()).all()
+
+
+# Networks that people ship. ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flow", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
+@pytest.mark.parametrize(
+    ("name", "least"), [("resnet", 1.0), ("mobilenet_v2", 1.0), ("vit", 0.9), ("bert", 0.9)]
+)
+def test_an_architecture_is_matched(tmp_path: Path, name: str, least: float, flow: str) -> None:
+    """Every op with weights and nearly all others; none of them blamed."""
+    from tests.test_architectures import MODELS as ARCHITECTURES
+
+    make, sample, _, _ = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    model = make()
+    with torch.no_grad():
+        for seed in range(0, 80, 8):
+            model(torch.cat([sample(seed + i) for i in range(8)]))
+    model.eval()
+    maker = Edgeq(directory=tmp_path)
+    quantized = maker.quantize(
+        model, (sample(0),), quantizer=flow, calibration=map(sample, range(100, 116))
+    )
+
+    errors = maker.localize(quantized, map(sample, range(200, 203)))
+
+    assert errors.weight_coverage == 1
+    assert errors.coverage >= least
+    assert _blamed(errors) == []
