@@ -285,6 +285,8 @@ class Agreement:
         """Run the first sample again, behind the others."""
         self._edge.restart()
         for name, lane in list(self._lanes.items()):
+            if not lane.first:
+                continue  # the first sample did not run on it, which was told
             try:
                 again = self._edge.runner(name).run(self._first)
             except RuntimeError as error:

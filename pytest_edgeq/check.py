@@ -113,6 +113,16 @@ class _Gate:
             self.layers = localizer.result()
             if any(row.verdict == LOWERING for row in self.layers.rows):
                 self._add(_LAYERS, str(self.layers))
+            unjudged = [
+                row.name
+                for row in self.layers.rows
+                if row.matched and row.excess_lsb is None and row.local_lsb_error is not None
+            ]
+            if unjudged:
+                self.notes.append(
+                    f"{len(unjudged)} ops stand for one torch call together with others that round "
+                    f"between, which no bound is known for: {', '.join(unjudged[:4])}"
+                )
             unmatched = [row.name for row in self.layers.rows if not row.matched]
             if unmatched:
                 more = f" and {len(unmatched) - 4} more" if len(unmatched) > 4 else ""

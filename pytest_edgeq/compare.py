@@ -100,7 +100,8 @@ class Comparer:
             for name in self._sides
         }
         # ai-edge-quantizer calibrates by moving averages.
-        averaged = quantized.flow == "recipe"
+        # A loaded file does not say what it was calibrated by.
+        averaged = quantized.flow in ("recipe", "prebuilt")
         self._health = [OutputHealth(spec, averaged=averaged) for spec in specs]
         self._worst = WorstSamples()
         self._overlap = self._count = 0

@@ -291,8 +291,6 @@ class Edgeq:
             yield lambda: self.check_op_dtypes(quantized, name=names[0])
             if comparison is not None:
                 yield lambda: self.check_errors(comparison, name=names[1])
-            if comparison is not None:
-                yield lambda: self.check_errors(comparison, name=names[1])
 
         check(
             quantized,
@@ -343,7 +341,7 @@ class Edgeq:
 
         Raises:
             AssertionError: Nothing is remembered yet, a metric regressed, a stage, an output or a
-                metric came or went, or data or runtime are not the remembered ones. Also where
+                metric came or went, or the data are not the remembered ones. Also where
                 an output is not finite or zero on both sides, of which nothing can be remembered.
             TypeError: Not a comparison.
             ValueError: The remembered file cannot be read.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_edgeq.localize.cause import blame
+from pytest_edgeq.localize.rows import Evidence, LayerError
 from pytest_edgeq.options import CI_VARIABLES
 from tests.readme import blocks, commands
 
@@ -36,8 +38,35 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
         "text",
         "console",
         "console",
-        *["python"] * 7,
+        *["python"] * 2,
+        "text",
+        *["python"] * 5,
     ]
+
+
+def test_the_layer_to_blame_is_told_as_shown() -> None:
+    """The table has the columns of a real one, and the sentence stands above it."""
+    texts = [block.text for block in blocks() if block.language == "text"]
+    sentence, coverage, heading = texts[1].splitlines()[:3]
+    row = LayerError(
+        index=4,
+        op="CONV_2D",
+        module="c2",
+        dtypes={},
+        matched=True,
+        findings=("the weight's codes: output channel 3 is zero (72 of 576 differ)",),
+        local_lsb_error=None,
+        local_sqnr_db=None,
+        local_rmse_lsb=None,
+        cumulative_lsb_error=None,
+        cumulative_sqnr_db=None,
+        cumulative_rmse_lsb=None,
+        clipped=None,
+    )
+    errors = blame([row] * 13, [Evidence()] * 13)
+    told = str(errors).splitlines()
+    assert [sentence, coverage] == told[:2]
+    assert heading.split() == told[2].split()
 
 
 def test_the_commands_pin_torch_and_stand_in_the_pipeline() -> None:

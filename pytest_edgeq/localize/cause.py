@@ -200,7 +200,7 @@ def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> st
     if _beyond_rounding(row):
         known = _broken(evidence)
         far = f"{_far(row)} on its own inputs"
-        return f"{known}; {far}" if known else f"not what {_twins(row)} computes: {far}"
+        return f"{known}; {far}" if known else f"not what {_twins(row)} computes: {far}; {_WAY_OUT}"
     known = _lossy(row, evidence)
     if known is None:
         return f"it loses more than others of its kind: {loss}" if loss else "nothing stands out"
@@ -214,12 +214,20 @@ def _far(row: LayerError) -> str:
     return f"{row.excess_lsb:.3g} LSB beyond rounding"
 
 
+_WAY_OUT = (
+    "compare the op, its options (stride, padding, axis, fused activation) and what it reads with "
+    "that torch call"
+)
+
+
 def _nonfinite(evidence: Evidence) -> str:
     count = evidence.nonfinite
     return f"{count} output values are NaN or infinite; " if count else ""
 
 
 def _twins(row: LayerError) -> str:
+    if len(row.nodes) > 3:
+        return f"{row.nodes[0]}, …, {row.nodes[-1]} ({len(row.nodes)} torch nodes)"
     return " and ".join(row.nodes) or "torch"
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "base_name",
     "fits",
     "is_heavy",
+    "kin",
 ]
 
 # Matrix products, and how many of TFLite's each makes.
@@ -63,6 +64,31 @@ TWINS = {
     "RELU6": ("relu6", "hardtanh", "hardtanh_", "clamp"),
 }
 
+# Ops that might be taken for one another, and functions that might be meant.
+_FAMILIES = (
+    (
+        {"ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE"},
+        {
+            *("add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_"),
+            *("maximum", "minimum"),
+        },
+    ),
+    (
+        {
+            *("LOGISTIC", "TANH", "RELU", "RELU6", "ELU", "GELU", "HARD_SWISH", "LEAKY_RELU"),
+            *("EXP", "SQRT", "RSQRT", "ABS", "NEG", "SIN", "COS", "SQUARE"),
+        },
+        {
+            *("sigmoid", "sigmoid_", "tanh", "tanh_", "relu", "relu_", "relu6", "elu", "gelu"),
+            *("hardtanh", "leaky_relu", "exp", "sqrt", "rsqrt", "abs", "neg", "sin", "cos"),
+        },
+    ),
+    (
+        {"MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD"},
+        {"mean", "sum", "amax", "amin", "prod", "adaptive_avg_pool2d"},
+    ),
+)
+
 # Nodes that only hold or lay out anew what they take, in eval mode.
 VIEWS = {
     *("view", "reshape", "permute", "transpose", "flatten", "unflatten", "unsqueeze", "squeeze"),
@@ -94,9 +120,11 @@ _LAST = {
     "MEAN": {"mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool2d"},
     "SUM": {"sum", "mean", "avg_pool2d"},
     "AVERAGE_POOL_2D": {
+        *("max_pool1d", "max_pool2d", "max_pool2d_with_indices"),
         *("avg_pool1d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_avg_pool1d", "mean"),
     },
     "MAX_POOL_2D": {
+        *("avg_pool1d", "avg_pool2d", "adaptive_avg_pool2d"),
         *("max_pool1d", "max_pool2d", "max_pool2d_with_indices", "adaptive_max_pool2d", "getitem"),
     },
     "SOFTMAX": {"softmax", "_softmax"},
@@ -115,8 +143,8 @@ _LAST = {
     "MIRROR_PAD": {"pad", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d"},
     "GATHER": {"embedding", "index_select", "gather", "index", "select"},
     "EMBEDDING_LOOKUP": {"embedding"},
-    "RESIZE_BILINEAR": {"upsample_bilinear2d", "interpolate"},
-    "RESIZE_NEAREST_NEIGHBOR": {"upsample_nearest2d", "interpolate"},
+    "RESIZE_BILINEAR": {"upsample_bilinear2d", "upsample_nearest2d"},
+    "RESIZE_NEAREST_NEIGHBOR": {"upsample_bilinear2d", "upsample_nearest2d"},
     "SLICE": {"slice", "narrow", "select", "split", "chunk", "getitem", "split_with_sizes"},
     "STRIDED_SLICE": {"slice", "narrow", "select", "split", "chunk", "getitem"},
     "SPLIT": {"getitem"},
@@ -150,6 +178,11 @@ def base_name(node: Any) -> str:
 def is_heavy(op: str) -> bool:
     """Whether an op is a matrix product."""
     return op in _HEAVY_OPS
+
+
+def kin(op: str) -> set[str]:
+    """Functions that an op might wrongly stand for: of as many operands, and of their shape."""
+    return set().union(*(functions for ops, functions in _FAMILIES if op in ops))
 
 
 def fits(op: str, last: str) -> bool:

@@ -27,6 +27,7 @@ from pytest_edgeq.localize.kinds import (
     base_name,
     fits,
     is_heavy,
+    kin,
 )
 from pytest_edgeq.localize.reference import (
     Reached,
@@ -429,21 +430,30 @@ class Matcher:
         """Match what stands for one node alone: what gives something else is no part of more."""
         if is_heavy(op.name) or op.name in _WHOLE:
             return self._by_kind(op, index, pending, state)
-        twins = TWINS.get(op.name, ())
-        if not twins or pending.ops != (op.index,):
+        twins, relatives = TWINS.get(op.name, ()), kin(op.name)
+        if not (twins or relatives) or pending.ops != (op.index,):
             return None
         taken = {reading.node for i in pending.sources for reading in state.matches[i].readings}
+        users = {user for node in taken for user in node.users} - taken
+        # Where nothing else is made of what it takes, or nothing of both, it is what this node is.
+        alone = len(pending.sources) > 1 or len(users) == 1
         for reached in self._candidates(op, pending.sources, 0, state):
             varying = [n for n in reached.node.all_input_nodes if self._reference.varies(n)]
-            if base_name(reached.node) in twins and all(n in taken for n in varying):
+            if not all(n in taken for n in varying):
+                continue
+            if base_name(reached.node) in twins:
                 return self._by_kind(op, index, pending, state)
+            if alone and base_name(reached.node) in relatives:
+                return self._by_kind(op, index, pending, state, base_name(reached.node))
         return None
 
     def _broken_behind(self, ops: Iterable[int]) -> bool:
         """Whether one of these ops gives another shape than torch: nothing is to be held to it."""
         return any(index in self.broken for index in ops)
 
-    def _by_kind(self, op: Op, index: int, pending: _Pending, state: _State) -> Match | None:
+    def _by_kind(
+        self, op: Op, index: int, pending: _Pending, state: _State, relative: str = ""
+    ) -> Match | None:
         if op.name in IDENTITIES or self._broken_behind(pending.ops):
             return None
         file, heavy = self._values(index), self._heavy(pending.ops)
@@ -454,7 +464,8 @@ class Matcher:
             value = reached.value
             if not isinstance(value, torch.Tensor) or reached.heavy != heavy:
                 continue
-            if not fits(op.name, self._kind(reached.node)):
+            kind = self._kind(reached.node)
+            if not (fits(op.name, kind) or kind == relative):
                 continue
             if value.numel() != file.numel():
                 others.append(reached)
@@ -499,7 +510,10 @@ _CHANNELS_LAST = {
 }
 
 # Ops that stand for one node alone. One that gives something else is wrong, not a part of more.
-_WHOLE = ("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "RESIZE_BILINEAR")
+_WHOLE = {
+    *("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "EMBEDDING_LOOKUP"),
+    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
+}
 
 # Further forced matches than this show that the two are different models.
 _FORCED = 24

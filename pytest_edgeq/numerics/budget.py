@@ -149,7 +149,7 @@ class Budget:
         for metric, bound in self.bounds().items():
             actual = getattr(errors, metric)
             value = (
-                bound if metric in _DECIBELS and actual == math.inf else _loosened(metric, actual)
+                bound if metric in _DECIBELS and actual == math.inf else loosened(metric, actual)
             )
             if value is None:
                 return None
@@ -234,7 +234,7 @@ def _checked(name: str, value: object) -> float:
     return number
 
 
-def _loosened(metric: str, actual: float) -> float | None:
+def loosened(metric: str, actual: float) -> float | None:
     """Return a valid bound of 3 significant digits that this value keeps, or None."""
     if not math.isfinite(actual):
         return None

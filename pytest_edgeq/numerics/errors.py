@@ -2,7 +2,7 @@
 Accumulators that turn outputs, sample by sample, into errors, and merge without a trace.
 
 Any split of the samples over processes gives the very same figures as one pass.
-Memory does not grow with the number of samples.
+Memory grows by ten numbers a sample and output, whatever their size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .metrics import (
     top1_counts,
     worst_low,
 )
-from .results import ElementError, OutputErrors, StageErrors
+from .results import ElementError, OutputErrors, SampleErrors, StageErrors
 from .sums import Array, ExactSum, dot
 
 __all__ = ["ElementError", "OutputErrors", "OutputSpec", "StageAccumulator", "StageErrors"]
@@ -70,6 +70,7 @@ class _OutputAccumulator:
     worst: tuple[int, float, int] | None = None  # rank, dB, sample: the least is the worst
     largest: tuple[int, float, int] | None = None  # rank, −|f−q|, sample: the least is the worst
     element: ElementError | None = None
+    samples: list[SampleErrors] = field(default_factory=list)
 
     def update(self, reference: Array, actual: Array, sample: int) -> float:
         self.n_samples += 1
@@ -92,19 +93,23 @@ class _OutputAccumulator:
     def _add(self, reference: Array, actual: Array, sample: int) -> tuple[float, int]:
         left, right, difference = differences(reference, actual)
         signal, noise = dot(left, left), dot(difference, difference)
+        power, product = dot(right, right), dot(left, right)
+        magnitudes = np.abs(difference)
+        absolute = float(magnitudes.sum())
         self.signal.add(signal)
         self.noise.add(noise)
-        self.power.add(dot(right, right))
-        self.product.add(dot(left, right))
-        absolute = np.abs(difference)
-        self.absolute.add(float(absolute.sum()))
+        self.power.add(power)
+        self.product.add(product)
+        self.absolute.add(absolute)
         agreeing, rows = top1_counts(reference, actual)
         self.agreeing += agreeing
         self.rows += rows
         if difference.size:
-            at = int(absolute.argmax())
-            key = (_NUMBER, -float(absolute[at]), sample)
-            self._offer_element(key, at, reference, actual)
+            at = int(magnitudes.argmax())
+            largest = float(magnitudes[at])
+            self._offer_element((_NUMBER, -largest, sample), at, reference, actual)
+            sums = (signal, noise, power, product, absolute, largest, agreeing, rows)
+            self.samples.append(SampleErrors(sample, difference.size, *sums))
         decibels = sqnr_db(signal, noise)
         if signal == noise == 0:
             return decibels, _DEGENERATE
@@ -135,6 +140,7 @@ class _OutputAccumulator:
         self.nonfinite_actual += other.nonfinite_actual
         for name in ("signal", "noise", "power", "product", "absolute"):
             getattr(self, name).merge(getattr(other, name))
+        self.samples += other.samples
         self.agreeing += other.agreeing
         self.rows += other.rows
         if other.worst is not None:
@@ -177,6 +183,7 @@ class _OutputAccumulator:
             ),
             top1_agreement=top1,
             max_abs_index=self.element,
+            samples=tuple(sorted(self.samples)),
         )
 
     def _lsb(self, largest: float, scale: float) -> float:

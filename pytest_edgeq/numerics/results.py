@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from .metrics import json_number, worst_high, worst_low
 
@@ -42,6 +42,35 @@ class ElementError:
         }
 
 
+class SampleErrors(NamedTuple):
+    """
+    The sums of one output over one sample: what a bootstrap over samples draws from.
+
+    Attributes:
+        sample: index of the sample.
+        n: number of elements.
+        signal: Σf².
+        noise: Σ(f−q)².
+        power: Σq².
+        product: Σfq.
+        absolute: Σ|f−q|.
+        largest: max|f−q|.
+        agreeing: rows where the top-1 class agrees.
+        rows: all rows.
+    """
+
+    sample: int
+    n: int
+    signal: float
+    noise: float
+    power: float
+    product: float
+    absolute: float
+    largest: float
+    agreeing: int
+    rows: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputErrors:
     """
@@ -69,6 +98,7 @@ class OutputErrors:
         top1_agreement: share of rows where the top-1 class agrees; None without classes.
         max_abs_index: the element of max_abs_error, or the first non-finite one;
             None without elements.
+        samples: the sums of each finite sample, by index.
     """
 
     name: str
@@ -89,6 +119,7 @@ class OutputErrors:
     cosine_similarity: float
     top1_agreement: float | None
     max_abs_index: ElementError | None
+    samples: tuple[SampleErrors, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def nonfinite(self) -> int:
@@ -97,7 +128,8 @@ class OutputErrors:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys; NaN and infinity as text."""
-        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        names = (each.name for each in fields(self) if each.name != "samples")
+        data: dict[str, Any] = {name: getattr(self, name) for name in names}
         for name in (*UPPER_BOUNDED, *LOWER_BOUNDED, "scale"):
             data[name] = json_number(data[name])
         data["max_abs_index"] = self.max_abs_index and self.max_abs_index.to_dict()

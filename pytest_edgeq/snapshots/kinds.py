@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from pytest_edgeq.snapshots import errors
 from pytest_edgeq.snapshots.compare import describe_change, io_text
 
 
@@ -26,12 +27,17 @@ class Kind:
         problem: Says what is wrong with data of this kind as it was read; empty if nothing is.
         describe_new: What would be stored, in a few lines.
         describe_change: What differs between stored and measured; empty if nothing does.
+        loose: What is better than was stored, of data that did not change; None for a kind that
+            has no better.
+        tightened: Stored data with what is better in it.
     """
 
     title: str
     problem: Callable[[Mapping[str, Any]], str]
     describe_new: Callable[[Mapping[str, Any]], str]
     describe_change: Callable[[dict[str, Any], dict[str, Any]], str]
+    loose: Callable[[dict[str, Any], dict[str, Any]], list[str]] | None = None
+    tightened: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
 
 
 _IO_KEYS = ("name", "dtype", "shape")
@@ -87,6 +93,14 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             problem=_op_dtype_map_problem,
             describe_new=_describe_new_map,
             describe_change=describe_change,
-        )
+        ),
+        "errors": Kind(
+            title="errors",
+            problem=errors.problem,
+            describe_new=errors.describe_new,
+            describe_change=errors.describe_change,
+            loose=errors.loose,
+            tightened=errors.tightened,
+        ),
     }
 )

@@ -10,6 +10,7 @@ DISTRIBUTIONS = (
     "torch",
     "torchao",
     "litert-torch",
+    "litert-converter",
     "ai-edge-litert",
     "ai-edge-quantizer",
 )

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 Phase = Literal["setup", "call", "teardown"]
-Category = Literal["unchanged", "new", "changed", "unreadable"]
+Category = Literal["unchanged", "new", "changed", "tighten", "unreadable"]
 """
-What a claim found: the same data; no file; other data; a file that cannot be read.
+What a claim found: the same data; no file; other data; better data; a file that cannot be read.
 """
 
 

@@ -48,7 +48,7 @@ class SnapshotSession:
 
     Args:
         layout: Where they live.
-        update: Which categories may be written: of `new`, `changed`.
+        update: Which categories may be written: of `new`, `changed`, `tighten`.
         invocation_dir: What paths in commands for the user are relative to.
     """
 
@@ -95,6 +95,7 @@ class SnapshotSession:
         name: str,
         data: dict[str, Any],
         describe_change: Describe | None = None,
+        explain: Callable[[str], str] | None = None,
     ) -> None:
         """
         Hold a measurement against the file that remembers it.
@@ -105,6 +106,7 @@ class SnapshotSession:
             data: The measurement, JSON-able.
             describe_change: What differs between stored and measured, empty if nothing does;
                 None for the kind's own.
+            explain: Adds to the text of a change, which it is given; asked only where that fails.
 
         Raises:
             AssertionError: Nothing is remembered yet, or something else.
@@ -120,7 +122,7 @@ class SnapshotSession:
         data = store.plain(data)
         path = self.layout.path(test.owner, name)
         earlier = test.claims.get(path)
-        if earlier is not None and self.update & {"new", "changed"}:
+        if earlier is not None and self.update & {"new", "changed", "tighten"}:
             self._refuse_second(path, earlier, kind, name, data, describe)
             if earlier.written:
                 return
@@ -133,7 +135,9 @@ class SnapshotSession:
         claim.category = "new" if stored is None else "changed" if change else "unchanged"
         if claim.note and "changed" in self.update:
             claim.category = "changed"
-        if claim.category == "unchanged":
+        if claim.category == "unchanged" and stored is not None and known.loose is not None:
+            self._tighten(path, claim, known, stored, name)
+        if claim.category in ("unchanged", "tighten"):
             return
         if claim.category in self.update:
             self._write(path, claim, test.owner, name)
@@ -146,13 +150,34 @@ class SnapshotSession:
             )
         else:
             since = version_changes(stored.producer, producer())
+            explained = "" if explain is None else explain(change)
             text = _CHANGED_TEXT.format(
-                change=change,
+                change=f"{change}\n{explained}" if explained else change,
                 since=f"Since it was stored: {', '.join(since)}\n" if since else "",
                 path=shown,
                 command=command,
             )
         raise AssertionError(text)
+
+    def _tighten(
+        self, path: Path, claim: Claim, known: Kind, stored: store.Document, name: str
+    ) -> None:
+        """Tell, or write where asked to, what is better than was stored."""
+        assert known.loose is not None and known.tightened is not None  # noqa: PT018
+        if not (better := known.loose(stored.data, claim.data)):
+            return
+        claim.category = "tighten"
+        if "tighten" in self.update:
+            assert self._test is not None, "unreachable, because a test's body is running"
+            self._write(
+                path, claim, self._test.owner, name, known.tightened(stored.data, claim.data)
+            )
+            return
+        more = f" and {len(better) - 1} more" if len(better) > 1 else ""
+        claim.note = (
+            f"{self.layout.shown(path)} is loose: {better[0]}{more}; --edgeq-update=tighten "
+            "remembers the better"
+        )
 
     def _body(self, kind: str, name: str) -> RunningTest:
         """Tell the test whose body is running."""
@@ -221,14 +246,21 @@ class SnapshotSession:
             )
         return stored
 
-    def _write(self, path: Path, claim: Claim, owner: Owner, name: str) -> None:
+    def _write(
+        self,
+        path: Path,
+        claim: Claim,
+        owner: Owner,
+        name: str,
+        data: dict[str, Any] | None = None,
+    ) -> None:
         document = store.Document(
             kind=claim.kind,
             module=self.layout.module_in_file(owner.module),
             test=owner.test,
             name=name,
             producer=producer(),
-            data=claim.data,
+            data=claim.data if data is None else data,
         )
         content = store.render(document).encode("utf-8")
         before = path.read_bytes() if path.exists() else None

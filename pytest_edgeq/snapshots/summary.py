@@ -52,7 +52,11 @@ class Outcome:
 def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
     """Make the lines of the section; no lines, no section."""
     lines: list[Line] = []
-    for category, verb in (("new", "stored"), ("changed", "rewritten")):
+    for category, verb in (
+        ("new", "stored"),
+        ("changed", "rewritten"),
+        ("tighten", "tightened"),
+    ):
         written = _paths(
             claim["path"]
             for claim in log.claims()

@@ -4,74 +4,111 @@ from __future__ import annotations
 
 import pytest
 
-# The plugin is loaded into the run, and the model is converted once for all of these steps.
+from fixtures.tflite.writer import one_op, pack, unpack
+
 TEST = """
 import os
 import pytest
 import torch
+from torch import nn
 from pytest_edgeq import assert_within_budget
+
+
+class Sum(nn.Module):
+    def forward(self, x, y):
+        return (x + y) * float(os.environ["FACTOR"])
+
 
 @pytest.fixture(scope="module")
 def comparison(edgeq):
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-    samples = [torch.randn(1, 8) for _ in range(48)]
-    quantized = edgeq.quantize(model.eval(), (samples[0],), calibration=samples[:16])
-    worse = torch.nn.Sequential(*model)
-    with torch.no_grad():
-        worse[2].weight.mul_(float(os.environ.get("FACTOR", "1")))
-    held = edgeq.load(quantized.tflite, reference=worse.eval())
-    start = int(os.environ.get("START", "16"))
-    return edgeq.compare(held, samples[start:start + 32])
+    generator = torch.Generator().manual_seed(0)
+    samples = [tuple(4 * torch.rand(1, 64, generator=generator) for _ in "xy") for _ in range(33)]
+    start = int(os.environ.get("START", "0"))
+    model = edgeq.load("model.tflite", reference=Sum().eval())
+    return edgeq.compare(model, samples[start : start + 32])
+
 
 def test_errors(edgeq, comparison):
     edgeq.check_errors(comparison)
+
 
 def test_budget(edgeq, comparison):
     assert_within_budget(comparison, edgeq.suggest_budget(comparison))
 """
 
 
-def test_errors_are_remembered_held_and_accepted(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Missing, stored, the same, regressed, loose and tightened, and other data."""
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A file of one ADD: codes of 1/16, summed to codes of 1/32."""
+    side = {"dtype": "int8", "shape": (1, 64), "scales": [1 / 16], "zero_points": [-128]}
+    model = unpack(one_op("ADD", [side, side], [dict(side, scales=[1 / 32])], "AddOptions"))
+    model.operatorCodes[0].version = 2
+    (pytester.path / "model.tflite").write_bytes(pack(model))
     pytester.makepyfile(test_x=TEST)
-    file = pytester.path / "__edgeq__/test_x/test_errors.errors.json"
+    return pytester
 
-    def run(*args: str) -> pytest.RunResult:
-        return pytester.runpytest_subprocess("-p", "no:randomly", "-s", *args)
 
-    missing = run()
-    missing.assert_outcomes(passed=1, failed=1)
+def test_errors_are_remembered_held_and_accepted(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Missing, stored, the same, loose and tightened, regressed, and other data."""
+    file = project.path / "__edgeq__/test_x/test_errors.errors.json"
+
+    def run(factor: float, *args: str) -> pytest.RunResult:
+        monkeypatch.setenv("FACTOR", str(factor))
+        return project.runpytest_subprocess("-k", "errors", *args)
+
+    missing = run(1.01)
+    missing.assert_outcomes(failed=1, deselected=1)
     missing.stdout.fnmatch_lines(
-        ["*Budget(*sqnr_db=*", '*AssertionError: errors "errors" is not remembered yet']
+        [
+            ">   *edgeq.check_errors(comparison)",
+            'E *AssertionError: errors "errors" is not remembered yet',
+            "Error: 1 check has nothing remembered yet; *--edgeq-update=new",
+        ]
     )
-    monkeypatch.setenv("FACTOR", "3")
-    run("--edgeq-update=new", "-k", "errors").assert_outcomes(passed=1)
+    run(1.01, "--edgeq-update=new").assert_outcomes(passed=1, deselected=1)
     bad = file.read_bytes()
-    run("-k", "errors").assert_outcomes(passed=1)
+    run(1.01).assert_outcomes(passed=1, deselected=1)
 
-    monkeypatch.setenv("FACTOR", "1")
-    loose = run("-k", "errors")
-    loose.assert_outcomes(passed=1)
+    loose = run(1.0)
+    loose.assert_outcomes(passed=1, deselected=1)
     loose.stdout.fnmatch_lines(["Info: *test_errors.errors.json is loose: total, *=tighten *"])
     assert file.read_bytes() == bad
-    tightened = run("-k", "errors", "--edgeq-update=tighten")
-    tightened.stdout.fnmatch_lines(["1 remembered file was tightened:"])
+    tightened = run(1.0, "-n", "2", "--edgeq-update=tighten")
+    tightened.assert_outcomes(passed=1)
+    tightened.stdout.fnmatch_lines(["1 remembered file was tightened:", "*test_errors.errors.json"])
     good = file.read_bytes()
     assert good != bad
 
-    monkeypatch.setenv("FACTOR", "3")
-    regressed = run("-k", "errors")
-    regressed.assert_outcomes(failed=1)
-    regressed.stdout.fnmatch_lines(
-        ["*AssertionError: errors regressed: total, output *", "*--edgeq-update=changed"]
-    )
-    monkeypatch.setenv("FACTOR", "1")
-    monkeypatch.setenv("START", "15")
-    other = run("-k", "errors")
+    for workers in ((), ("-n", "2")):
+        regressed = run(1.01, *workers)
+        regressed.stdout.fnmatch_lines(
+            [
+                "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
+                "E *which layer (localized on the worst 3 samples): *",
+                "E *If the change is meant, accept it: pytest *--edgeq-update=changed",
+            ]
+        )
+    monkeypatch.setenv("START", "1")
+    other = run(1.0)
+    other.assert_outcomes(failed=1, deselected=1)
     other.stdout.fnmatch_lines(
-        ["*AssertionError: errors not compared: the evaluation data are not those*"]
+        ["E *AssertionError: errors not compared: the evaluation data are not those*"]
     )
+    monkeypatch.delenv("START")
+    # Sound kernels differ by single codes; those of a worse model are told of.
+    run(1.0, "--edgeq-runtime=reference").assert_outcomes(passed=1, deselected=1)
+    regressed = run(1.01, "--edgeq-runtime=reference")
+    regressed.stdout.fnmatch_lines(["E *runtime: remembered on xnnpack, now on reference"])
     assert file.read_bytes() == good
+
+
+def test_a_suggested_budget_is_printed_and_kept(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ready to paste, and the measurement that it was made from keeps it."""
+    monkeypatch.setenv("FACTOR", "1")
+    result = project.runpytest_subprocess("-s", "-k", "budget")
+    result.assert_outcomes(passed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*Budget(max_lsb_error=*, sqnr_db=*, cosine_similarity=0.99*)*"])

@@ -1,0 +1,112 @@
+"""What of a comparison is remembered, and the budget that it supports."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pytest_edgeq.numerics.bootstrap import LEVEL, RESAMPLES, SEED, Limit, limits, remembered
+from pytest_edgeq.numerics.budget import Budget, loosened
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.results import UPPER_BOUNDED, OutputErrors, StageErrors
+from pytest_edgeq.snapshots.paired import LEVEL as PAIRED_LEVEL
+from pytest_edgeq.snapshots.paired import SUMS, at_least, floor_db
+
+__all__ = ["budget_to_suggest", "errors_to_remember"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+
+def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
+    """
+    Give what the file of a comparison holds.
+
+    Raises:
+        AssertionError: An output is not finite, or zero on both sides.
+    """
+    _require_sound(comparison)
+    return {
+        "flow": comparison.flow,
+        "runtime": comparison.runtime,
+        "n_samples": comparison.total.n_samples,
+        "fingerprint": comparison.fingerprint,
+        "margin": {
+            "of": "a rebuild on the same samples",
+            "bootstrap": {"resamples": RESAMPLES, "seed": SEED, "level": LEVEL},
+            "paired": {"by": "sample", "level": PAIRED_LEVEL},
+            "floor_db": {each: floor_db(comparison.flow, each) for each in comparison.stages},
+        },
+        "errors": [
+            at_least(_with_samples(row, comparison.stages), floor_db(comparison.flow, row["stage"]))
+            for row in remembered(comparison.stages)
+        ],
+    }
+
+
+def _with_samples(row: dict[str, Any], stages: dict[str, StageErrors]) -> dict[str, Any]:
+    """Add the sums that the next build is held against sample by sample."""
+    if (name := SUMS.get(row["metric"])) is None:
+        return row
+    samples = stages[row["stage"]].outputs[row["output"]].samples
+    # 5 digits are 0.0004 dB, and make a file that can be read.
+    return {**row, "samples": [float(f"{getattr(each, name):.5g}") for each in samples]}
+
+
+def budget_to_suggest(comparison: Comparison) -> Budget:
+    """
+    Give the budget for the stage `total` that a comparison supports.
+
+    Raises:
+        AssertionError: An output is not finite, or zero on both sides.
+        ValueError: No metric supports a bound.
+    """
+    _require_sound(comparison)
+    outputs = list(comparison.total.outputs.values())
+    found = [limits(output) for output in outputs]
+    wanted = ["sqnr_db", "cosine_similarity"]
+    scaled = all(output.max_lsb_error is not None for output in outputs)
+    wanted.append("max_lsb_error" if scaled else "max_abs_error")
+    if all(_is_classified(output) for output in outputs):
+        wanted.append("top1_agreement")
+    bounds: dict[str, float] = {}
+    for metric in wanted:
+        if all(metric in each for each in found):
+            bound = loosened(metric, _worst(metric, [each[metric] for each in found]))
+            if bound is not None:
+                bounds[metric] = bound
+    if not bounds:
+        raise ValueError(
+            f"{comparison.name}: the errors are as large as the signal or spread over all that is "
+            "possible, so that no budget could fail; look at print(comparison), or give more "
+            "samples"
+        )
+    return Budget(**bounds)
+
+
+def _worst(metric: str, of: list[Limit]) -> float:
+    values = [limit.worst for limit in of]
+    return max(values) if metric in UPPER_BOUNDED else min(values)
+
+
+def _is_classified(output: OutputErrors) -> bool:
+    """Whether every sample is one row: the last axis of an image or a sequence is no classes."""
+    return bool(output.samples) and all(sample.rows == 1 for sample in output.samples)
+
+
+def _require_sound(comparison: Comparison) -> None:
+    for stage, errors in comparison.stages.items():
+        for output in errors.outputs.values():
+            where = f"{comparison.name}: {stage}, output {output.name!r}"
+            sums = (each for sample in output.samples for each in sample)
+            if output.nonfinite or not output.samples or not all(map(math.isfinite, sums)):
+                raise AssertionError(
+                    f"{where}: expected finite values, got {output.nonfinite} of "
+                    f"{output.n_elements} elements that are not, or sums beyond float64\n"
+                    "Errors that are not numbers can be neither remembered nor bounded."
+                )
+            if output.degenerate:
+                raise AssertionError(
+                    f"{where}: reference and actual are zero in all {output.n_elements} elements\n"
+                    "Nothing was tested; give inputs that make this output speak."
+                )

@@ -1,0 +1,237 @@
+"""
+Remembered errors: what makes them whole, what of them is worse now, what is better.
+
+A metric is held against the limits that were derived when it was remembered, `worst` and `best`,
+or the narrower ones that both builds' samples give, one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pytest_edgeq.snapshots.paired import narrowed
+
+__all__ = ["REGRESSED", "describe_change", "describe_new", "loose", "problem", "tightened"]
+
+REGRESSED: Final = "errors regressed"
+
+_HIGHER_IS_BETTER: Final = frozenset(
+    {"sqnr_db", "worst_sample_sqnr_db", "cosine_similarity", "top1_agreement"}
+)
+_TEXTS: Final = ("flow", "runtime", "fingerprint")
+_NUMBERS: Final = ("value", "worst", "best")
+_KEY: Final = ("stage", "output", "metric")
+_STAGES: Final = ("lowering", "quantization", "conversion", "total")
+"""The stage that explains the others first."""
+_METRICS: Final = (
+    "sqnr_db",
+    "rmse",
+    "mean_abs_error",
+    "cosine_similarity",
+    "top1_agreement",
+    "max_lsb_error",
+    "max_abs_error",
+    "worst_sample_sqnr_db",
+)
+"""The ones with the narrowest margins first."""
+
+_Row = Mapping[str, Any]
+_RowKey = tuple[str, str, str]
+
+
+def problem(data: Mapping[str, Any]) -> str:
+    """Tell what is wrong with remembered errors as they were read."""
+    for key in _TEXTS:
+        if not isinstance(data.get(key), str):
+            return f"data.{key} is not a text" if key in data else f"data.{key} is missing"
+    if isinstance(data.get("n_samples"), bool) or not isinstance(data.get("n_samples"), int):
+        return "data.n_samples is not a whole number"
+    rows = data.get("errors")
+    if not isinstance(rows, list) or not rows:
+        return "data.errors is not a list of rows"
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _KEY):
+            return f"data.errors[{index}] lacks one of {', '.join(_KEY)}"
+        if row["metric"] not in _METRICS:
+            return f"data.errors[{index}].metric is none of {', '.join(_METRICS)}"
+        for key in _NUMBERS:
+            if _number(row.get(key)) is None:
+                return f"data.errors[{index}].{key} is not a number"
+        if not _is_sums(row.get("samples", [])):
+            return f"data.errors[{index}].samples is not a list of sums"
+    keys = [_key(row) for row in rows]
+    if len(set(keys)) < len(keys):
+        return "data.errors tells one metric twice"
+    return ""
+
+
+def describe_new(data: Mapping[str, Any]) -> str:
+    """Tell what would be remembered."""
+    head = f"  {data['n_samples']} sample(s), flow {data['flow']}, runtime {data['runtime']}"
+    rows = [("stage", "output", "metric", "measured", "fails beyond, at the latest")]
+    rows += [(*_key(row), _text(row["value"]), _text(row["worst"])) for row in data["errors"]]
+    return "\n".join([head, *_table(rows)])
+
+
+def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """
+    Tell what got worse than its margin, or why nothing can be compared.
+
+    Returns:
+        A text whose first line tells most; empty if all is within its margin or better.
+    """
+    if old["fingerprint"] != new["fingerprint"]:
+        return (
+            "errors not compared: the evaluation data are not those that were remembered: expected "
+            f"{_data(old)}, got {_data(new)}\n"
+            "Why it matters: errors on other samples say nothing about the model. Give the same "
+            "samples in the same order, unshuffled and unaugmented."
+        )
+    if old["flow"] != new["flow"]:
+        return (
+            f"errors not compared: measured in another flow: expected {old['flow']}, "
+            f"got {new['flow']}\n"
+            "Why it matters: another flow has other stages, and rounds in another way."
+        )
+    after = {_key(row): row for row in new["errors"]}
+    before = _narrowed(old, after)
+    worse = sorted(
+        (key for key in before if key in after and _is_worse(before[key], after[key])), key=_rank
+    )
+    gone = sorted((key for key in before if key not in after), key=_rank)
+    came = sorted((key for key in after if key not in before), key=_rank)
+    if not (worse or gone or came):
+        return ""
+    lines = _told(before, after, worse, gone, came)
+    if old["runtime"] != new["runtime"]:
+        # Sound kernels differ by single codes, which the margins hold.
+        lines.append(f"  runtime: remembered on {old['runtime']}, now on {new['runtime']}")
+    return "\n".join(lines)
+
+
+def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Tell the metrics that are better than their margin, of errors that did not regress."""
+    before = _narrowed(old, {_key(row): row for row in new["errors"]})
+    return [
+        f"{row['stage']}, output {row['output']!r}: {row['metric']} {_text(was['value'])} → "
+        f"{_text(row['value'])}"
+        for row in new["errors"]
+        if _is_better(was := before[_key(row)], row)
+    ]
+
+
+def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Make errors of which the loose ones are new: what is a little worse must not creep."""
+    before = {_key(row): row for row in old["errors"]}
+    limits = _narrowed(old, {_key(row): row for row in new["errors"]})
+    rows = [
+        row if _is_better(limits[_key(row)], row) else before[_key(row)] for row in new["errors"]
+    ]
+    return {**new, "errors": rows}
+
+
+def _narrowed(old: Mapping[str, Any], after: Mapping[_RowKey, _Row]) -> dict[_RowKey, _Row]:
+    """The remembered rows by key, with limits as narrow as the samples allow."""
+    rows = {_key(row): row for row in old["errors"]}
+    return {
+        key: narrowed(row, after[key], old["flow"]) if key in after else row
+        for key, row in rows.items()
+    }
+
+
+def _told(
+    before: Mapping[_RowKey, _Row],
+    after: Mapping[_RowKey, _Row],
+    worse: Sequence[_RowKey],
+    gone: Sequence[_RowKey],
+    came: Sequence[_RowKey],
+) -> list[str]:
+    lines = []
+    if worse:
+        key = worse[0]
+        sense = "at least" if key[2] in _HIGHER_IS_BETTER else "at most"
+        more = f" (1 of {len(worse)} metrics)" if len(worse) > 1 else ""
+        lines.append(
+            f"{REGRESSED}: {_place(key)}: expected {sense} {_text(before[key]['worst'])} "
+            f"(remembered {_text(before[key]['value'])}), got {_text(after[key]['value'])}{more}"
+        )
+        rows = [("stage", "output", "metric", "remembered", "margin", "now")]
+        for each in worse:
+            was = before[each]
+            rows.append(
+                (*each, _text(was["value"]), _margin(was), _text(after[each]["value"])),
+            )
+        lines += _table(rows)
+    for keys, verb in ((gone, "disappeared"), (came, "appeared")):
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            lines.append(f"errors {verb}: {_place(keys[0])}{more}")
+    return lines
+
+
+def _place(key: _RowKey) -> str:
+    return f"{key[0]}, output {key[1]!r}: {key[2]}"
+
+
+def _margin(row: _Row) -> str:
+    value, worst = _value(row["value"]), _value(row["worst"])
+    if value in (float("inf"), float("-inf")):
+        return f"to {_text(row['worst'])}"
+    return f"{worst - value:+.3g}"
+
+
+def _rank(key: _RowKey) -> tuple[int, int, str]:
+    stage = _STAGES.index(key[0]) if key[0] in _STAGES else len(_STAGES)
+    return stage, _METRICS.index(key[2]), key[1]
+
+
+def _is_worse(was: _Row, now: _Row) -> bool:
+    value, worst = _value(now["value"]), _value(was["worst"])
+    # Never turned around: NaN must fail.
+    return not (value >= worst if was["metric"] in _HIGHER_IS_BETTER else value <= worst)
+
+
+def _is_better(was: _Row, now: _Row) -> bool:
+    value, best = _value(now["value"]), _value(was["best"])
+    return value > best if was["metric"] in _HIGHER_IS_BETTER else value < best
+
+
+def _key(row: _Row) -> _RowKey:
+    return row["stage"], row["output"], row["metric"]
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in ("inf", "-inf")):
+        return None
+    return float(value)
+
+
+def _is_sums(samples: object) -> bool:
+    return isinstance(samples, list) and all(
+        (number := _number(each)) is not None and 0 <= number < math.inf for each in samples
+    )
+
+
+def _value(value: object) -> float:
+    number = _number(value)
+    assert number is not None, "unreachable, because what was read was checked"
+    return number
+
+
+def _text(value: object) -> str:
+    number = _value(value)
+    return f"{number:.6f}" if 0.9 <= number < 1 else f"{number:.4g}"
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    return f"{data['n_samples']} sample(s) with SHA-256 {data['fingerprint'][:12]}…"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

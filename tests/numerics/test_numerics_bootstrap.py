@@ -1,0 +1,132 @@
+"""Margins that a rebuild explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytest_edgeq.numerics.bootstrap import Limit, limits
+from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
+from pytest_edgeq.numerics.results import LOWER_BOUNDED, OutputErrors
+
+Array = np.ndarray[Any, Any]
+
+SCALE = 0.05
+
+
+def reference(n: int = 64) -> list[Array]:
+    """Samples of ten normal values."""
+    generator = np.random.default_rng(7)
+    return [generator.normal(size=(1, 10)) for _ in range(n)]
+
+
+def measure(pairs: list[tuple[Array, Array]], scale: float | None = SCALE) -> OutputErrors:
+    """The errors of one output."""
+    accumulator = StageAccumulator([OutputSpec("y", scale)])
+    for left, right in pairs:
+        accumulator.update([left], [right])
+    return accumulator.result().outputs["y"]
+
+
+def rounded(values: list[Array], seed: int, noise: float = SCALE) -> list[tuple[Array, Array]]:
+    """The same values with another draw of the same noise, then rounded to codes."""
+    generator = np.random.default_rng(seed)
+    return [
+        (x, np.round((x + generator.normal(size=x.shape) * noise) / SCALE) * SCALE) for x in values
+    ]
+
+
+def worse(before: Mapping[str, Limit], after: OutputErrors) -> list[str]:
+    """Metrics that are beyond these limits."""
+    return [
+        metric
+        for metric, limit in before.items()
+        if not (
+            getattr(after, metric) >= limit.worst
+            if metric in LOWER_BOUNDED
+            else getattr(after, metric) <= limit.worst
+        )
+    ]
+
+
+def test_another_draw_of_the_same_rounding_is_within_the_margin() -> None:
+    """200 draws, eight metrics each, and none is beyond; the sums are the same at every call."""
+    values = reference()
+    before = measure(rounded(values, 0))
+    assert limits(before) == limits(measure(rounded(values, 0)))
+    assert len(limits(before)) == 8
+    found = limits(before)
+    alarms = [worse(found, measure(rounded(values, seed))) for seed in range(1, 201)]
+    assert [alarm for alarm in alarms if alarm] == []
+
+
+def test_twice_the_noise_is_beyond_the_margin() -> None:
+    """A real loss is told by the sums over samples."""
+    values = reference()
+    found = worse(limits(measure(rounded(values, 0))), measure(rounded(values, 1, 2 * SCALE)))
+    assert {"sqnr_db", "rmse", "mean_abs_error", "cosine_similarity"} <= set(found)
+
+
+def test_a_few_flipped_codes_are_no_loss_where_there_were_none() -> None:
+    """Equal sides have no spread: counts say how many codes may flip, and a hundred are beyond."""
+    codes = [(y, y) for _, y in rounded(reference(), 0)]
+
+    def flipped(n: int) -> OutputErrors:
+        pairs = [(left, right.copy()) for left, right in codes]
+        for _, right in pairs[:n]:
+            right[0, 0] += SCALE
+        return measure(pairs)
+
+    before = limits(measure(codes))
+    assert before["sqnr_db"].value == math.inf
+    assert math.isfinite(before["sqnr_db"].worst)
+    assert worse(before, flipped(5)) == []
+    assert {"sqnr_db", "rmse"} <= set(worse(before, flipped(60)))
+
+
+def test_one_flip_that_is_gone_is_no_gain() -> None:
+    """Of a single sample with an error nothing is known: it may be equal next time, or another."""
+    pairs = [(y, y.copy()) for _, y in rounded(reference(), 0)]
+    pairs[3][1][0, 0] += SCALE
+    assert limits(measure(pairs))["worst_sample_sqnr_db"].best == math.inf
+
+
+def test_float_rounding_is_no_loss_where_sides_were_equal() -> None:
+    """Without a scale, too, what float32 rounds is not told apart; a thousandth is."""
+    values = reference()
+
+    def off_by(share: float) -> OutputErrors:
+        return measure([(x, x * (1 + share)) for x in values], None)
+
+    before = limits(off_by(0.0))
+    assert worse(before, off_by(2.0**-22)) == []
+    assert {"sqnr_db", "max_abs_error"} <= set(worse(before, off_by(1e-3)))
+
+
+def test_one_sample_has_the_margin_of_counts_only() -> None:
+    """There is no spread over samples, and the limits are still in order."""
+    found = limits(measure(rounded(reference(1), 0)))
+    assert found["max_lsb_error"].worst == pytest.approx(found["max_lsb_error"].value + 1, rel=1e-3)
+    assert found["sqnr_db"].worst < found["sqnr_db"].value < found["sqnr_db"].best
+
+
+def test_nothing_is_derived_from_what_is_not_finite_or_zero() -> None:
+    """Neither can be remembered."""
+    zero = np.zeros((1, 3))
+    for pair in ((zero, zero + math.nan), (zero, zero)):
+        with pytest.raises(ValueError, match="no errors that a margin could be derived for"):
+            limits(measure([pair]))
+
+
+def test_margins_do_not_depend_on_how_samples_were_split() -> None:
+    """Two merged accumulators give the very limits of one pass."""
+    pairs = rounded(reference(8), 0)
+    parts = [StageAccumulator([OutputSpec("y", SCALE)]) for _ in range(2)]
+    for index, (left, right) in enumerate(pairs):
+        parts[index % 2].update([left], [right], index=index)
+    parts[1].merge(parts[0])
+    assert limits(parts[1].result().outputs["y"]) == limits(measure(pairs))

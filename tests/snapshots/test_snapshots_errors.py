@@ -1,0 +1,203 @@
+"""Remembered errors, held against others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_edgeq.snapshots import Layout, Owner, SnapshotSession, session, store
+from pytest_edgeq.snapshots.errors import loose
+
+GOLDEN = Path(__file__).parent / "golden"
+
+Data = dict[str, Any]
+Check = Callable[..., list[tuple[str, bool, str]]]
+
+
+def row(metric: str, value: Any, worst: Any, best: Any, stage: str = "total") -> Data:
+    """Make one metric with its limits."""
+    return {
+        "stage": stage,
+        "output": "logits",
+        "metric": metric,
+        "value": value,
+        "worst": worst,
+        "best": best,
+    }
+
+
+@pytest.fixture
+def data() -> Data:
+    """Two stages."""
+    return {
+        "flow": "pt2e",
+        "runtime": "xnnpack",
+        "n_samples": 64,
+        "fingerprint": "ab" * 32,
+        "margin": {"bootstrap": {"resamples": 1000, "seed": 0, "level": 0.9999}},
+        "errors": [
+            row("sqnr_db", "inf", 52.5, "inf", "lowering"),
+            row("sqnr_db", 36.5, 35.0, 38.0),
+            row("max_lsb_error", 4.0, 7.5, 0.5),
+        ],
+    }
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Claim one value in a run of its own; `versions` are those of that run."""
+
+    def run(
+        value: Data, update: str = "", torch: str = "2.13.0", **more: Any
+    ) -> list[tuple[str, bool, str]]:
+        monkeypatch.setattr(session, "producer", lambda: {"torch": torch, "torchao": "0.18.0"})
+        owner = Owner(tmp_path / "test_x.py", "test_y")
+        memory = SnapshotSession(Layout(tmp_path), update=[u for u in update.split(",") if u])
+        with memory.running(owner, "call"):
+            memory.check("errors", "errors", value, **more)
+        return [(c["category"], c["written"], c["note"]) for c in memory.record(owner)["claims"]]
+
+    return run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of that claim."""
+    return tmp_path / "__edgeq__" / "test_x" / "test_y.errors.json"
+
+
+def with_values(data: Data, *values: Any) -> Data:
+    """The same with other measurements, whose own limits count for nothing."""
+    made = copy.deepcopy(data)
+    for each, value in zip(made["errors"], values, strict=True):
+        each["value"] = value
+    return made
+
+
+def failure(check: Check, value: Data, **more: Any) -> str:
+    """The text that a claim fails with."""
+    with pytest.raises(AssertionError) as caught:
+        check(value, **more)
+    return f"{caught.value}\n"
+
+
+def test_nothing_remembered_is_a_failure_that_shows_what_would_be(check: Check, data: Data) -> None:
+    """The golden text."""
+    assert failure(check, data) == (GOLDEN / "errors_missing.txt").read_text("utf-8")
+
+
+def test_worse_than_the_margin_is_a_failure(check: Check, data: Data, path: Path) -> None:
+    """The golden text, with the library that moved and the layer to blame; nothing is written."""
+    check(data, "new")
+    before = path.read_bytes()
+    worse = with_values(data, 60.0, 31.0, 9.0)
+    text = failure(
+        check, worse, torch="2.14.0", explain=lambda change: "The layer to blame: conv1."
+    )
+    assert text == (GOLDEN / "errors_regressed.txt").read_text("utf-8")
+    assert path.read_bytes() == before
+    for each in worse["errors"]:
+        each["worst"] = each["best"] = each["value"]
+    assert check(worse, "changed") == [("changed", True, "")]
+    assert check(worse) == [("unchanged", False, "")]
+
+
+def test_within_the_margin_is_the_same(check: Check, data: Data, path: Path) -> None:
+    """At the very limits, on both sides, nothing is said or written by any update."""
+    check(data, "new")
+    before = path.read_bytes()
+    for values in ((52.5, 35.0, 7.5), ("inf", 38.0, 0.5)):
+        found = check(with_values(data, *values), "new,changed,tighten")
+        assert found == [("unchanged", False, "")]
+    assert path.read_bytes() == before
+
+
+def test_better_is_loose_until_it_is_tightened(check: Check, data: Data, path: Path) -> None:
+    """It passes with a note; tighten writes the better rows, and those only."""
+    check(data, "new")
+    before = path.read_bytes()
+    better = with_values(data, 60.0, 40.0, 5.0)
+    better["errors"][1].update(worst=39.0, best=41.0)
+    assert loose(data, better) == ["total, output 'logits': sqnr_db 36.5 → 40"]
+    ((category, written, note),) = check(better, "new,changed")
+    assert (category, written) == ("tighten", False)
+    assert note == (
+        "__edgeq__/test_x/test_y.errors.json is loose: total, output 'logits': sqnr_db 36.5 → 40; "
+        "--edgeq-update=tighten remembers the better"
+    )
+    assert path.read_bytes() == before
+
+    assert check(better, "tighten") == [("tighten", True, "")]
+    stored = store.read(path, "").data["errors"]
+    assert stored == [data["errors"][0], better["errors"][1], data["errors"][2]]
+    assert "expected at least 39" in failure(check, data)
+
+
+def test_tighten_alone_accepts_neither_new_nor_worse(check: Check, data: Data, path: Path) -> None:
+    """It is a category of its own."""
+    failure(check, data, update="tighten")
+    assert not path.exists()
+    check(data, "new")
+    before = path.read_bytes()
+    failure(check, with_values(data, "inf", 30.0, 0.0), update="tighten")
+    assert path.read_bytes() == before
+
+
+def test_other_data_are_no_comparison(check: Check, data: Data) -> None:
+    """The golden text, even where all errors are the same."""
+    check(data, "new")
+    other = {**data, "fingerprint": "cd" * 32, "n_samples": 32}
+    assert failure(check, other) == (GOLDEN / "errors_other_data.txt").read_text("utf-8")
+
+
+def test_another_flow_is_no_comparison(check: Check, data: Data) -> None:
+    """Its first line says which."""
+    check(data, "new")
+    first = failure(check, {**data, "flow": "other"}).splitlines()[0]
+    assert first == (
+        f"errors not compared: measured in another flow: expected {data['flow']}, got other"
+    )
+
+
+def test_another_runtime_is_compared(check: Check, data: Data) -> None:
+    """Sound kernels differ by single codes; where errors regressed, it is told."""
+    check(data, "new")
+    check({**data, "runtime": "builtin"})
+    worse = {**data, "runtime": "builtin", "errors": data["errors"][1:]}
+    assert "\n  runtime: remembered on xnnpack, now on builtin\n" in failure(check, worse)
+
+
+def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
+    """A stage that is gone, and one that is new."""
+    check(data, "new")
+    fewer = {**data, "errors": data["errors"][1:]}
+    text = failure(check, fewer)
+    assert text.startswith("errors disappeared: lowering, output 'logits': sqnr_db\n")
+    more = {**data, "errors": [*data["errors"], row("rmse", 1.0, 2.0, 0.5, "conversion")]}
+    text = failure(check, more)
+    assert text.startswith("errors appeared: conversion, output 'logits': rmse\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"runtime": None}, "data.runtime is not a text"),
+        ({"n_samples": "64"}, "data.n_samples is not a whole number"),
+        ({"errors": []}, "data.errors is not a list of rows"),
+        ({"errors": [{}]}, "lacks one of stage, output, metric"),
+        ({"errors": [row("snr", 1.0, 1.0, 1.0)]}, r"data.errors\[0\].metric is none of"),
+        ({"errors": [row("rmse", "nan", 1.0, 1.0)]}, r"data.errors\[0\].value is not a number"),
+        ({"errors": [row("rmse", 1.0, 1.0, 1.0)] * 2}, "tells one metric twice"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(
+    check: Check, data: Data, change: Data, expected: str
+) -> None:
+    """Nothing is compared with half a file."""
+    check({**data, **change}, "new")
+    with pytest.raises(ValueError, match=expected):
+        check(data)

@@ -1,0 +1,141 @@
+"""What of a comparison is remembered, and the budget that is made from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures.tflite.writer import one_op, pack, unpack
+from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel
+from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
+from pytest_edgeq.remember import errors_to_remember
+
+Array = np.ndarray[Any, Any]
+Pair = tuple[Array, Array]
+
+
+@pytest.fixture(scope="module")
+def add(tmp_path_factory: pytest.TempPathFactory) -> QuantizedModel:
+    """A float file of one ADD of two inputs."""
+    path: Path = tmp_path_factory.mktemp("add") / "model.tflite"
+    side = {"dtype": "float32", "shape": (1, 4)}
+    path.write_bytes(pack(unpack(one_op("ADD", [side, side], [side], "AddOptions"))))
+    return Edgeq().load(path, reference=lambda x, y: x + y)
+
+
+@pytest.fixture(scope="module")
+def fingerprint(add: QuantizedModel) -> Callable[..., str]:
+    """Of samples of two inputs each."""
+
+    def measure(*samples: Pair) -> str:
+        return Edgeq(localize_timeout=0).compare(add, samples).fingerprint
+
+    return measure
+
+
+def _comparison(*pairs: Pair, scale: float | None = 0.05) -> Comparison:
+    accumulator = StageAccumulator([OutputSpec("y", scale)])
+    for left, right in pairs:
+        accumulator.update([left], [right])
+    return Comparison(name="net", flow="pt2e", runtime="xnnpack", total=accumulator.result())
+
+
+def _noisy(share: float, n: int = 16) -> Comparison:
+    generator = np.random.default_rng(0)
+    values = [generator.normal(size=(1, 10)) for _ in range(n)]
+    return _comparison(*((x, x + share * generator.normal(size=x.shape)) for x in values))
+
+
+def test_the_fingerprint_is_of_bytes_inputs_and_order(fingerprint: Callable[..., str]) -> None:
+    """The same samples give it again; a bit, two inputs or two samples swapped do not."""
+    one, two = (np.full((1, 4), value, np.float32) for value in (1, 2))
+    bit = np.nextafter(one, two)
+    found = fingerprint((one, two), (two, two))
+    assert found == fingerprint((one.copy(), two.copy()), (two.copy(), two.copy()))
+    others = [
+        fingerprint((bit, two), (two, two)),
+        fingerprint((two, one), (two, two)),
+        fingerprint((two, two), (one, two)),
+        fingerprint((one, two)),
+        fingerprint((one, two), (two, two), (two, two)),
+    ]
+    assert len({found, *others}) == 6
+    assert len(found) == 64
+
+
+def test_the_file_states_how_its_margins_were_made() -> None:
+    """Seed, resamples and level; and the sums that the next build is held against."""
+    data = errors_to_remember(_noisy(0.1))
+    assert data["margin"]["bootstrap"] == {"resamples": 1000, "seed": 0, "level": 0.9999}
+    rows = {row["metric"]: row for row in data["errors"]}
+    assert {metric for metric, row in rows.items() if "samples" in row} == {
+        "sqnr_db",
+        "mean_abs_error",
+    }
+    assert len(rows["sqnr_db"]["samples"]) == 16
+    noise = math.fsum(rows["sqnr_db"]["samples"])
+    assert noise / 160 == pytest.approx(rows["rmse"]["value"] ** 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, 0.0])
+@pytest.mark.parametrize("use", [errors_to_remember, Edgeq().suggest_budget])
+def test_what_is_not_finite_or_zero_is_refused(
+    broken: float, use: Callable[[Comparison], object]
+) -> None:
+    """Neither is remembered, nor made a budget of."""
+    left = np.zeros((1, 3))
+    comparison = _comparison((left, left + broken))
+    with pytest.raises(AssertionError, match="net: total, output 'y': "):
+        use(comparison)
+
+
+def test_a_suggested_budget_is_rounded_outward_and_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The measurement keeps it, and what is printed makes it."""
+    comparison = _noisy(0.02)
+    budget = Edgeq().suggest_budget(comparison)
+    assert set(budget.bounds()) == {
+        "max_lsb_error",
+        "sqnr_db",
+        "cosine_similarity",
+        "top1_agreement",
+    }
+    assert budget.violations(comparison.total, "total") == []
+    assert eval(capsys.readouterr().out, {"Budget": Budget}) == budget
+    for metric, bound in budget.bounds().items():
+        assert float(f"{bound:.3g}") == bound or metric in ("cosine_similarity", "top1_agreement")
+
+
+def test_metrics_that_are_infinite_are_left_out() -> None:
+    """An exact output of one class has a greatest error only, where float rounding stands."""
+    values = [np.full((1, 1), float(n)) for n in range(1, 9)]
+    budget = Edgeq().suggest_budget(_comparison(*((x, x) for x in values), scale=None))
+    assert "top1_agreement" not in budget.bounds()
+    assert "max_lsb_error" not in budget.bounds()
+    assert all(map(math.isfinite, budget.bounds().values()))
+
+
+def test_outside_of_a_test_nothing_is_remembered() -> None:
+    """As `check_op_dtypes` says it."""
+    with pytest.raises(RuntimeError, match="check_errors remembers by test: call it on the fix"):
+        Edgeq().check_errors(_noisy(0.1))
+
+
+def test_sums_beyond_float64_are_refused() -> None:
+    """Every element is finite, and their squares are not."""
+    x = np.full((1, 3), 1e300)
+    with pytest.raises(AssertionError, match="sums beyond float64"):
+        errors_to_remember(_comparison(*((x, -x) for _ in range(8))))
+
+
+@pytest.mark.parametrize("method", ["check_errors", "suggest_budget"])
+def test_a_model_is_no_comparison(add: QuantizedModel, method: str) -> None:
+    """The text says what to give."""
+    with pytest.raises(TypeError, match=f"{method}: expected what edgeq.compare gives, got Quant"):
+        getattr(Edgeq(), method)(add)
