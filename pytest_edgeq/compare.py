@@ -160,7 +160,9 @@ class Comparer:
             findings.append(met_again)
         if self._changed:
             findings.append(_stateful(quantized.name, self._changed))
-        results = {name: accumulator.result() for name, accumulator in self._stages.items()}
+        results: dict[str, Any] = {
+            name: accumulator.result() for name, accumulator in self._stages.items()
+        }
         worst = self._worst.result()
         return Comparison(
             name=quantized.name,
@@ -169,6 +171,7 @@ class Comparer:
             health=(*findings, *static_findings(quantized.edge)),
             worst_samples=worst,
             fingerprint=self._digest.hexdigest(),
+            scales=_scales(quantized.edge),
             explain=self._explanation(worst),
             **results,
         )
@@ -191,6 +194,16 @@ class Comparer:
             return explain(quantized, [each.inputs for each in worst], seconds)
 
         return functools.cache(explain)
+
+
+def _scales(edge: EdgeFile) -> dict[str, float]:
+    """The scale of each op's first output, where that is a quantized activation."""
+    found = {}
+    for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
+        for tensor in roles_of(edge.graph, op).outputs[:1]:
+            if tensor.is_quantized and len(tensor.scales) == 1:
+                found[entry.where] = float(tensor.scales[0])
+    return found
 
 
 def _stateful(name: str, changed: Sequence[str]) -> Finding:

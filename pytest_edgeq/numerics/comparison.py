@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,7 @@ class Comparison:
         health: what is wrong whatever the budget says.
         worst_samples: the samples of the least SQNR, the worst first.
         fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order.
+        scales: of every quantized activation, by the op that makes it.
         explain: says which layer is to blame, for the text of a check that fails; None where
             nothing can.
     """
@@ -107,6 +108,7 @@ class Comparison:
     health: tuple[Finding, ...] = ()
     worst_samples: tuple[WorstSample, ...] = ()
     fingerprint: str = ""
+    scales: Mapping[str, float] = field(default_factory=dict, repr=False)
     explain: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property

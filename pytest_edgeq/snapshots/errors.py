@@ -48,6 +48,9 @@ def problem(data: Mapping[str, Any]) -> str:
             return f"data.{key} is not a text" if key in data else f"data.{key} is missing"
     if isinstance(data.get("n_samples"), bool) or not isinstance(data.get("n_samples"), int):
         return "data.n_samples is not a whole number"
+    scales = data.get("scales", {})
+    if not isinstance(scales, dict) or not _is_sums(list(scales.values())):
+        return "data.scales is not a scale for each of some ops"
     rows = data.get("errors")
     if not isinstance(rows, list) or not rows:
         return "data.errors is not a list of rows"
@@ -102,13 +105,39 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     )
     gone = sorted((key for key in before if key not in after), key=_rank)
     came = sorted((key for key in after if key not in before), key=_rank)
-    if not (worse or gone or came):
+    moved = _moved(old.get("scales", {}), new.get("scales", {}))
+    if not (worse or gone or came or moved):
         return ""
-    lines = _told(before, after, worse, gone, came)
+    lines = [*_told(before, after, worse, gone, came), *moved]
     if old["runtime"] != new["runtime"]:
         # Sound kernels differ by single codes, which the margins hold.
         lines.append(f"  runtime: remembered on {old['runtime']}, now on {new['runtime']}")
     return "\n".join(lines)
+
+
+def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """
+    Tell of activations whose range is another by a bit or more.
+
+    Of a range that was too narrow a much wider one makes the errors better, and leaves few codes:
+    calibration data with an outlier, or by other preprocessing. Another order of the same data
+    moves averaged ranges by some per cent, and others not at all. Ops that are not in both are
+    left to the op-dtype map.
+    """
+    ratios = {
+        where: _value(new[where]) / _value(scale)
+        for where, scale in old.items()
+        if where in new and _value(scale) > 0
+    }
+    moved = {where: ratio for where, ratio in ratios.items() if not 0.5 <= ratio <= 2}
+    if not moved:
+        return []
+    where = max(moved, key=lambda each: abs(math.log(moved[each] or math.ulp(0.0))))
+    return [
+        f"activation ranges moved: {where}: expected a scale within 2 × of {_text(old[where])}, "
+        f"got {_text(new[where])} ({len(moved)} of {len(ratios)} activations): calibrated with other "
+        "data, an outlier, or other preprocessing"
+    ]
 
 
 def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

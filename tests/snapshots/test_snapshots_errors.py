@@ -171,6 +171,21 @@ def test_another_runtime_is_compared(check: Check, data: Data) -> None:
     assert "\n  runtime: remembered on xnnpack, now on builtin\n" in failure(check, worse)
 
 
+def test_a_range_that_is_another_by_a_bit_is_told(check: Check, data: Data) -> None:
+    """Though the errors are no worse; less is what another order of the samples explains."""
+    data["scales"] = {"CONV_2D at stem (op 1)": 0.02, "ADD (op 2)": 0.05}
+    check(data, "new")
+    check({**data, "scales": {"CONV_2D at stem (op 1)": 0.038, "ADD (op 2)": 0.03}})
+    check({**data, "scales": {"CONV_2D at stem (op 3)": 2.0}})
+    wide = {"CONV_2D at stem (op 1)": 0.02, "ADD (op 2)": 0.2}
+    assert failure(check, {**data, "scales": wide}).startswith(
+        "activation ranges moved: ADD (op 2): expected a scale within 2 × of 0.05, got 0.2 (1 of 2 "
+        "activations): calibrated with other data, an outlier, or other preprocessing\n"
+    )
+    nothing = {"CONV_2D at stem (op 1)": 0.0, "ADD (op 2)": 0.05}
+    assert "CONV_2D at stem (op 1)" in failure(check, {**data, "scales": nothing})
+
+
 def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
     """A stage that is gone, and one that is new."""
     check(data, "new")
@@ -186,6 +201,7 @@ def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
     ("change", "expected"),
     [
         ({"runtime": None}, "data.runtime is not a text"),
+        ({"scales": {"a": "wide"}}, "data.scales is not a scale for each of some ops"),
         ({"n_samples": "64"}, "data.n_samples is not a whole number"),
         ({"errors": []}, "data.errors is not a list of rows"),
         ({"errors": [{}]}, "lacks one of stage, output, metric"),
