@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,13 +32,18 @@ _COMPOSED = {
 }
 
 
-def decompose(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def decompose(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
     """
     A graph of the same values in smaller steps; the module itself is left as it was.
 
     Args:
-        module: An exported graph, whose nodes hold examples of their values.
+        module: An exported graph.
+        inputs: One for each placeholder: what gives examples of the nodes' values, which the graph
+            may not hold (as after training), or hold for any size.
     """
+    examples = _Examples(module)
+    with torch.no_grad():
+        examples.run(*(_cloned(each) for each in inputs))
     graph = torch.fx.Graph()
     known: dict[torch.fx.Node, Any] = {}
     added: dict[str, torch.Tensor] = {}
@@ -50,9 +55,11 @@ def decompose(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             # Of what was taken apart: the one result alone, which needs none of the others.
             known[node] = known[node.args[0]][node.args[1]]
             continue
-        parts = _parts(node) if base_name(node) in _COMPOSED else None
+        parts = _parts(node, examples.known) if base_name(node) in _COMPOSED else None
         if parts is None:
             known[node] = graph.node_copy(node, known.__getitem__)
+            if isinstance(examples.known.get(node), torch.Tensor):
+                known[node].meta["val"] = examples.known[node]
         else:
             known[node] = _inline(graph, node, parts, known, added)
     _hoist_scales(graph)
@@ -86,16 +93,36 @@ def _hoist_scales(graph: torch.fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _parts(node: torch.fx.Node) -> torch.fx.GraphModule | None:
+class _Examples(torch.fx.Interpreter):
+    """Runs a graph and keeps what each node gives; of tensors their shapes and dtypes."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.known: dict[torch.fx.Node, Any] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """As its base does."""
+        value = super().run_node(n)
+        self.known[n] = value.to("meta") if isinstance(value, torch.Tensor) else value
+        return value
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Guards of the export, which may well be of other sizes, give nothing."""
+        return None
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _parts(node: torch.fx.Node, known: Mapping[torch.fx.Node, Any]) -> torch.fx.GraphModule | None:
     """The node's own graph, with a placeholder for each tensor that it takes."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
-    examples = [leaves[i].meta.get("val") for i in places]
+    examples = [known.get(leaves[i]) for i in places]
     if not all(isinstance(each, torch.Tensor) for each in examples):
-        return None
-    if any(not isinstance(size, int) for each in examples for size in each.shape):
         return None
 
     function: Any = _OURS.get(base_name(node), node.target)

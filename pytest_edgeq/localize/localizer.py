@@ -114,7 +114,7 @@ class Localizer:
         plan = self._plans.get(shapes)
         if plan is None:
             plan = self._plans[shapes] = self._plan(sample, inputs, tensors)
-        whole = plan.reference.run(self._fed(plan.reference, inputs), plan.wanted)
+        whole = plan.reference.run(self._fed(plan.reference.placeholders, inputs), plan.wanted)
         for step in plan.steps:
             value = whole[step.reading.node]
             step.measure(plan.reference, tensors.read, quantized.graph, value)
@@ -130,14 +130,15 @@ class Localizer:
             raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
         return layer_errors(self._quantized, list(self._plans.values()))
 
-    def _fed(self, reference: ReferenceGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _fed(
+        self, placeholders: Sequence[Node], inputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         """A value for each placeholder: positional ones first, then those known by name."""
         names = list(self._quantized.input_names)
         by_name = dict(zip(names, inputs, strict=True))
-        known = all(node.name in by_name for node in reference.placeholders[len(self._spec_args) :])
-        if known:
+        rest = placeholders[len(self._spec_args) :]
+        if all(node.name in by_name for node in rest):
             first = inputs[: len(self._spec_args)]
-            rest = reference.placeholders[len(self._spec_args) :]
             return [*first, *(by_name[node.name] for node in rest)]
         return list(inputs)
 
@@ -148,10 +149,12 @@ class Localizer:
     def _plan(self, sample: Sample, inputs: Sequence[torch.Tensor], tensors: Tensors) -> Plan:
         quantized = self._quantized
         graph, signature = quantized.graph, quantized.edge.signature
-        module = decompose(self._module(sample))
+        given = self._module(sample)
+        placeholders = [node for node in given.graph.nodes if node.op == "placeholder"]
+        module = decompose(given, self._fed(placeholders, inputs))
         fold_in_front(module, graph, signature.subgraph)
         reference = ReferenceGraph(module)
-        fed = self._fed(reference, inputs)
+        fed = self._fed(reference.placeholders, inputs)
         names = list(quantized.input_names)
         borders = {}
         known = {border.name for border in signature.inputs} == set(names)

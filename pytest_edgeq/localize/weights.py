@@ -90,8 +90,21 @@ def expected_codes(
     expected = _codes(taken.node, reference)
     if expected is None:
         return None
-    own = reference.constant(taken.node, quantized=False).numpy()
-    return _with_ties(expected, op, stored, own, base_name(taken.user))
+    plain = reference.constant(taken.node, quantized=False)
+    expected = _with_ties(expected, op, stored, plain.numpy(), base_name(taken.user))
+    # What multiplies behind the product the converter folds into the scale, and leaves the codes.
+    factor = nearest_factor(op, stored, taken, plain)
+    if factor is None or len(taken.factors) < 2 or not _same_codes(op, stored, expected, taken):
+        return expected
+    assert expected.scales is not None, "codes have scales"
+    return dataclasses.replace(expected, scales=expected.scales * np.abs(factor))
+
+
+def _same_codes(op: Op, stored: Constant, expected: Constant, taken: Taken) -> bool:
+    laid_out = to_file_layout(
+        op.name, expected.values, stored.values.shape, torch_op=base_name(taken.user)
+    )
+    return any(np.array_equal(each, stored.values) for each in laid_out)
 
 
 def _tied(op: Op, stored: Constant, taken: Taken, reference: ReferenceGraph) -> torch.Tensor | None:
@@ -101,7 +114,8 @@ def _tied(op: Op, stored: Constant, taken: Taken, reference: ReferenceGraph) -> 
     if chosen is None or expected is None or np.array_equal(chosen.values, expected.values):
         return None
     plain = reference.constant(taken.node, quantized=False)
-    return torch.from_numpy(expected.floats).to(plain.dtype)
+    tied = dataclasses.replace(chosen, values=expected.values)
+    return torch.from_numpy(tied.floats).to(plain.dtype)
 
 
 def _codes(node: Node, reference: ReferenceGraph) -> Constant | None:
