@@ -121,7 +121,7 @@ def _parts(node: torch.fx.Node, known: Mapping[torch.fx.Node, Any]) -> torch.fx.
 
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
-    examples = [known.get(leaves[i]) for i in places]
+    examples: list[Any] = [known.get(leaves[i]) for i in places]
     if not all(isinstance(each, torch.Tensor) for each in examples):
         return None
 

@@ -135,8 +135,8 @@ def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     where = max(moved, key=lambda each: abs(math.log(moved[each] or math.ulp(0.0))))
     return [
         f"activation ranges moved: {where}: expected a scale within 2 × of {_text(old[where])}, "
-        f"got {_text(new[where])} ({len(moved)} of {len(ratios)} activations): calibrated with other "
-        "data, an outlier, or other preprocessing"
+        f"got {_text(new[where])} ({len(moved)} of {len(ratios)} activations): calibrated with "
+        "other data, an outlier, or other preprocessing"
     ]
 
 
