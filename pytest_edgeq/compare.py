@@ -172,6 +172,9 @@ class Comparer:
             worst_samples=worst,
             fingerprint=self._digest.hexdigest(),
             scales=_scales(quantized.edge),
+            n_calibrated=len(quantized.ledger),
+            asymmetric=_asymmetric(quantized.edge),
+            shared=_shared(quantized.edge),
             explain=self._explanation(worst),
             **results,
         )
@@ -204,6 +207,30 @@ def _scales(edge: EdgeFile) -> dict[str, float]:
             if tensor.is_quantized and len(tensor.scales) == 1:
                 found[entry.where] = float(tensor.scales[0])
     return found
+
+
+def _asymmetric(edge: EdgeFile) -> tuple[str, ...]:
+    """Ops with a weight whose zero points are not all 0."""
+    return tuple(
+        entry.where
+        for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True)
+        if any(each.tensor.zero_points.any() for each in roles_of(edge.graph, op).weights)
+    )
+
+
+def _shared(edge: EdgeFile) -> tuple[str, ...]:
+    """Ops whose first output has the scale and zero point of their first input."""
+    found = []
+    for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
+        roles = roles_of(edge.graph, op)
+        pair = [tensor for tensor in (*roles.inputs[:1], *roles.outputs[:1]) if tensor.is_quantized]
+        if len(pair) == 2 and _parameters(pair[0]) == _parameters(pair[1]):
+            found.append(entry.where)
+    return tuple(found)
+
+
+def _parameters(tensor: Tensor) -> tuple[bytes, bytes]:
+    return tensor.scales.tobytes(), tensor.zero_points.tobytes()
 
 
 def _stateful(name: str, changed: Sequence[str]) -> Finding:

@@ -11,15 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pytest_edgeq.snapshots.paired import narrowed
+from pytest_edgeq.snapshots.build import build_problem, describe_build
+from pytest_edgeq.snapshots.paired import HIGHER_IS_BETTER, narrowed, on_other_kernels
 
 __all__ = ["REGRESSED", "describe_change", "describe_new", "loose", "problem", "tightened"]
 
 REGRESSED: Final = "errors regressed"
 
-_HIGHER_IS_BETTER: Final = frozenset(
-    {"sqnr_db", "worst_sample_sqnr_db", "cosine_similarity", "top1_agreement"}
-)
 _TEXTS: Final = ("flow", "runtime", "fingerprint")
 _NUMBERS: Final = ("value", "worst", "best")
 _KEY: Final = ("stage", "output", "metric")
@@ -48,9 +46,8 @@ def problem(data: Mapping[str, Any]) -> str:
             return f"data.{key} is not a text" if key in data else f"data.{key} is missing"
     if isinstance(data.get("n_samples"), bool) or not isinstance(data.get("n_samples"), int):
         return "data.n_samples is not a whole number"
-    scales = data.get("scales", {})
-    if not isinstance(scales, dict) or not _is_sums(list(scales.values())):
-        return "data.scales is not a scale for each of some ops"
+    if wrong := build_problem(data):
+        return wrong
     rows = data.get("errors")
     if not isinstance(rows, list) or not rows:
         return "data.errors is not a list of rows"
@@ -99,50 +96,24 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
             "Why it matters: another flow has other stages, and rounds in another way."
         )
     after = {_key(row): row for row in new["errors"]}
-    before = _narrowed(old, after)
+    before = _limits(old, new)
     worse = sorted(
         (key for key in before if key in after and _is_worse(before[key], after[key])), key=_rank
     )
     gone = sorted((key for key in before if key not in after), key=_rank)
     came = sorted((key for key in after if key not in before), key=_rank)
-    moved = _moved(old.get("scales", {}), new.get("scales", {}))
-    if not (worse or gone or came or moved):
+    built = describe_build(old, new)
+    if not (worse or gone or came or built):
         return ""
-    lines = [*_told(before, after, worse, gone, came), *moved]
+    lines = [*_told(before, after, worse, gone, came), *built]
     if old["runtime"] != new["runtime"]:
-        # Sound kernels differ by single codes, which the margins hold.
         lines.append(f"  runtime: remembered on {old['runtime']}, now on {new['runtime']}")
     return "\n".join(lines)
 
 
-def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """
-    Tell of activations whose range is another by a bit or more.
-
-    Of a range that was too narrow a much wider one makes the errors better, and leaves few codes:
-    calibration data with an outlier, or by other preprocessing. Another order of the same data
-    moves averaged ranges by some per cent, and others not at all. Ops that are not in both are
-    left to the op-dtype map.
-    """
-    ratios = {
-        where: _value(new[where]) / _value(scale)
-        for where, scale in old.items()
-        if where in new and _value(scale) > 0
-    }
-    moved = {where: ratio for where, ratio in ratios.items() if not 0.5 <= ratio <= 2}
-    if not moved:
-        return []
-    where = max(moved, key=lambda each: abs(math.log(moved[each] or math.ulp(0.0))))
-    return [
-        f"activation ranges moved: {where}: expected a scale within 2 × of {_text(old[where])}, "
-        f"got {_text(new[where])} ({len(moved)} of {len(ratios)} activations): calibrated with "
-        "other data, an outlier, or other preprocessing"
-    ]
-
-
 def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Tell the metrics that are better than their margin, of errors that did not regress."""
-    before = _narrowed(old, {_key(row): row for row in new["errors"]})
+    before = _limits(old, new)
     return [
         f"{row['stage']}, output {row['output']!r}: {row['metric']} {_text(was['value'])} → "
         f"{_text(row['value'])}"
@@ -154,15 +125,18 @@ def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Make errors of which the loose ones are new: what is a little worse must not creep."""
     before = {_key(row): row for row in old["errors"]}
-    limits = _narrowed(old, {_key(row): row for row in new["errors"]})
+    limits = _limits(old, new)
     rows = [
         row if _is_better(limits[_key(row)], row) else before[_key(row)] for row in new["errors"]
     ]
     return {**new, "errors": rows}
 
 
-def _narrowed(old: Mapping[str, Any], after: Mapping[_RowKey, _Row]) -> dict[_RowKey, _Row]:
-    """The remembered rows by key, with limits as narrow as the samples allow."""
+def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Row]:
+    """The remembered rows by key, with limits as narrow as runtime and samples allow."""
+    if old["runtime"] != new["runtime"]:
+        return {_key(row): on_other_kernels(row) for row in old["errors"]}
+    after = {_key(row): row for row in new["errors"]}
     rows = {_key(row): row for row in old["errors"]}
     return {
         key: narrowed(row, after[key], old["flow"]) if key in after else row
@@ -180,7 +154,7 @@ def _told(
     lines = []
     if worse:
         key = worse[0]
-        sense = "at least" if key[2] in _HIGHER_IS_BETTER else "at most"
+        sense = "at least" if key[2] in HIGHER_IS_BETTER else "at most"
         more = f" (1 of {len(worse)} metrics)" if len(worse) > 1 else ""
         lines.append(
             f"{REGRESSED}: {_place(key)}: expected {sense} {_text(before[key]['worst'])} "
@@ -219,12 +193,12 @@ def _rank(key: _RowKey) -> tuple[int, int, str]:
 def _is_worse(was: _Row, now: _Row) -> bool:
     value, worst = _value(now["value"]), _value(was["worst"])
     # Never turned around: NaN must fail.
-    return not (value >= worst if was["metric"] in _HIGHER_IS_BETTER else value <= worst)
+    return not (value >= worst if was["metric"] in HIGHER_IS_BETTER else value <= worst)
 
 
 def _is_better(was: _Row, now: _Row) -> bool:
     value, best = _value(now["value"]), _value(was["best"])
-    return value > best if was["metric"] in _HIGHER_IS_BETTER else value < best
+    return value > best if was["metric"] in HIGHER_IS_BETTER else value < best
 
 
 def _key(row: _Row) -> _RowKey:

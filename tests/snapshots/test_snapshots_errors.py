@@ -164,11 +164,19 @@ def test_another_flow_is_no_comparison(check: Check, data: Data) -> None:
 
 
 def test_another_runtime_is_compared(check: Check, data: Data) -> None:
-    """Sound kernels differ by single codes; where errors regressed, it is told."""
+    """By a bit, but for what kernels alone make and for single elements; it is told."""
     check(data, "new")
-    check({**data, "runtime": "builtin"})
-    worse = {**data, "runtime": "builtin", "errors": data["errors"][1:]}
-    assert "\n  runtime: remembered on xnnpack, now on builtin\n" in failure(check, worse)
+    lowering, total, greatest = data["errors"]
+    rounded = [{**lowering, "value": 41.0}, {**total, "value": 30.6}, {**greatest, "value": 9.0}]
+    check({**data, "runtime": "builtin", "errors": rounded})
+    worse = {**data, "runtime": "builtin", "errors": [lowering, {**total, "value": 30.4}, greatest]}
+    text = failure(check, worse)
+    assert text.startswith(
+        "errors regressed: total, output 'logits': sqnr_db: expected at least 30.48"
+    )
+    assert "\n  runtime: remembered on xnnpack, now on builtin\n" in text
+    better = {**data, "runtime": "builtin", "errors": [lowering, total, {**greatest, "value": 0.1}]}
+    assert loose(data, better) == []
 
 
 def test_a_range_that_is_another_by_a_bit_is_told(check: Check, data: Data) -> None:
@@ -184,6 +192,42 @@ def test_a_range_that_is_another_by_a_bit_is_told(check: Check, data: Data) -> N
     )
     nothing = {"CONV_2D at stem (op 1)": 0.0, "ADD (op 2)": 0.05}
     assert "CONV_2D at stem (op 1)" in failure(check, {**data, "scales": nothing})
+
+
+def test_less_than_half_of_the_calibration_samples_is_told(check: Check, data: Data) -> None:
+    """What is not known of a loaded file is not held against it."""
+    data["n_calibrated"] = 32
+    check(data, "new")
+    for known in (16, 64, 0):
+        check({**data, "n_calibrated": known})
+    assert failure(check, {**data, "n_calibrated": 1}).startswith(
+        "calibrated on fewer samples: expected at least half of the 32 different ones that were "
+        "remembered, got 1: what they do not reach will be clipped\n"
+    )
+
+
+def test_weights_that_become_asymmetric_are_told(check: Check, data: Data) -> None:
+    """And back."""
+    offset = {**data, "asymmetric": ["CONV_2D at stem (op 1)", "CONV_2D at head (op 4)"]}
+    check(data, "new")
+    assert failure(check, offset).startswith(
+        "weights became asymmetric: CONV_2D at head (op 4) and 1 more: expected symmetric ones, "
+        "got zero points other than 0\n"
+    )
+    check(offset, "changed")
+    assert "weights became symmetric: CONV_2D at head (op 4)" in failure(check, data)
+
+
+def test_parameters_that_are_no_longer_shared_are_told(check: Check, data: Data) -> None:
+    """Of ops that are still there; the op-dtype map tells of the others."""
+    data["scales"] = {"MEAN (op 2)": 0.05, "RESHAPE (op 3)": 0.05}
+    data["shared"] = ["MEAN (op 2)", "RESHAPE (op 3)"]
+    check(data, "new")
+    check({**data, "scales": {"MEAN (op 2)": 0.05}, "shared": ["MEAN (op 2)"]})
+    assert failure(check, {**data, "shared": ["RESHAPE (op 3)"]}).startswith(
+        "parameters no longer shared: MEAN (op 2): expected the scale and zero point of its input, "
+        "got others: it rounds once more\n"
+    )
 
 
 def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
@@ -202,6 +246,9 @@ def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
     [
         ({"runtime": None}, "data.runtime is not a text"),
         ({"scales": {"a": "wide"}}, "data.scales is not a scale for each of some ops"),
+        ({"n_calibrated": "64"}, "data.n_calibrated is not a whole number"),
+        ({"asymmetric": [1]}, "data.asymmetric is not a list of ops"),
+        ({"shared": "MEAN"}, "data.shared is not a list of ops"),
         ({"n_samples": "64"}, "data.n_samples is not a whole number"),
         ({"errors": []}, "data.errors is not a list of rows"),
         ({"errors": [{}]}, "lacks one of stage, output, metric"),
