@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pytest_edgeq.build import build_of
 from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample, WorstSamples
 from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
@@ -55,7 +56,7 @@ def compare(
         ValueError: No sample, one that does not fit, no reference, or outputs that differ in
             number or shape.
         TypeError: A sample of another kind or dtype.
-        RuntimeError: The kernels cannot allocate the file.
+        RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
     """
     with Comparer(quantized, runtime, localize_seconds) as comparer:
         for sample in read_samples(inputs, quantized.spec, "evaluation"):
@@ -131,7 +132,7 @@ class Comparer:
         Raises:
             ValueError: The sample does not fit, or outputs differ in number or shape.
             TypeError: A sample of another kind or dtype.
-            RuntimeError: The kernels cannot allocate the file.
+            RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
         """
         quantized, runtime, index = self._quantized, self._runtime, self._count
         arrays = sample.arrays()
@@ -171,10 +172,7 @@ class Comparer:
             health=(*findings, *static_findings(quantized.edge)),
             worst_samples=worst,
             fingerprint=self._digest.hexdigest(),
-            scales=_scales(quantized.edge),
-            n_calibrated=len(quantized.ledger),
-            asymmetric=_asymmetric(quantized.edge),
-            shared=_shared(quantized.edge),
+            build=build_of(quantized.edge, n_calibrated=len(quantized.ledger)),
             explain=self._explanation(worst),
             **results,
         )
@@ -197,40 +195,6 @@ class Comparer:
             return explain(quantized, [each.inputs for each in worst], seconds)
 
         return functools.cache(explain)
-
-
-def _scales(edge: EdgeFile) -> dict[str, float]:
-    """The scale of each op's first output, where that is a quantized activation."""
-    found = {}
-    for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
-        for tensor in roles_of(edge.graph, op).outputs[:1]:
-            if tensor.is_quantized and len(tensor.scales) == 1:
-                found[entry.where] = float(tensor.scales[0])
-    return found
-
-
-def _asymmetric(edge: EdgeFile) -> tuple[str, ...]:
-    """Ops with a weight whose zero points are not all 0."""
-    return tuple(
-        entry.where
-        for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True)
-        if any(each.tensor.zero_points.any() for each in roles_of(edge.graph, op).weights)
-    )
-
-
-def _shared(edge: EdgeFile) -> tuple[str, ...]:
-    """Ops whose first output has the scale and zero point of their first input."""
-    found = []
-    for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
-        roles = roles_of(edge.graph, op)
-        pair = [tensor for tensor in (*roles.inputs[:1], *roles.outputs[:1]) if tensor.is_quantized]
-        if len(pair) == 2 and _parameters(pair[0]) == _parameters(pair[1]):
-            found.append(entry.where)
-    return tuple(found)
-
-
-def _parameters(tensor: Tensor) -> tuple[bytes, bytes]:
-    return tensor.scales.tobytes(), tensor.zero_points.tobytes()
 
 
 def _stateful(name: str, changed: Sequence[str]) -> Finding:
@@ -264,7 +228,17 @@ def _values(
     reference = quantized.float_model
     assert reference is not None, "unreachable because compare has looked"
     aliases = keras_output_names(reference) if is_keras(reference) else ()
-    outputs = call_reference(reference, sample)
+    try:
+        outputs = call_reference(reference, sample)
+    except RuntimeError as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise RuntimeError(
+            f"the reference of {quantized.name} fails on evaluation sample {index}: expected its "
+            f"outputs, got {type(error).__name__}: {first}\n"
+            f"why: it is given what the file takes, of shape "
+            f"{', '.join(str(list(array.shape)) for array in arrays)}; reference(sample) by itself "
+            "fails the same way"
+        ) from error
     values = {
         "edge": quantized.edge.decode(codes),
         "float": _in_order(outputs, wanted, quantized.name, aliases),
@@ -321,10 +295,14 @@ def _check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) ->
         if expected.shape == actual.shape:
             continue
         hint = mismatch_hint(expected.shape, actual.shape)
+        if quantized.origin is not None:
+            hint = ""  # the flow knows its own layout
         if not hint:
-            # Told with all other shapes, by the figures' own check.
-            continue
-        if quantized.edge.layouts.of(border) is not None:
+            hint = (
+                "\nwhy: the file was made from another model than the reference, or its last ops "
+                "are others: an axis, a permutation, a slice"
+            )
+        elif quantized.edge.layouts.of(border) is not None:
             hint = "; it was turned by layout=, and would fit as the file has it"
         raise ValueError(
             f"{quantized.name}: output {border.name!r}: the reference gives shape "

@@ -37,11 +37,7 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
             "paired": {"by": "sample", "level": PAIRED_LEVEL},
             "floor_db": {each: floor_db(comparison.flow, each) for each in comparison.stages},
         },
-        # 5 digits: a range is told of that is twice as wide.
-        "scales": {where: float(f"{scale:.5g}") for where, scale in comparison.scales.items()},
-        "n_calibrated": comparison.n_calibrated,
-        "asymmetric": list(comparison.asymmetric),
-        "shared": list(comparison.shared),
+        **comparison.build,
         "errors": [
             at_least(_with_samples(row, comparison.stages), floor_db(comparison.flow, row["stage"]))
             for row in remembered(comparison.stages)

@@ -93,10 +93,7 @@ class Comparison:
         health: what is wrong whatever the budget says.
         worst_samples: the samples of the least SQNR, the worst first.
         fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order.
-        scales: of every quantized activation, by the op that makes it.
-        n_calibrated: how many different samples calibrated the model; 0 where that is not known.
-        asymmetric: ops with a weight whose zero points are not all 0.
-        shared: ops whose output has the scale and zero point of their input.
+        build: what of the file the errors may not show; remembered beside them.
         explain: says which layer is to blame, for the text of a check that fails; None where
             nothing can.
     """
@@ -111,10 +108,7 @@ class Comparison:
     health: tuple[Finding, ...] = ()
     worst_samples: tuple[WorstSample, ...] = ()
     fingerprint: str = ""
-    scales: Mapping[str, float] = field(default_factory=dict, repr=False)
-    n_calibrated: int = field(default=0, repr=False)
-    asymmetric: tuple[str, ...] = field(default=(), repr=False)
-    shared: tuple[str, ...] = field(default=(), repr=False)
+    build: Mapping[str, Any] = field(default_factory=dict, repr=False)
     explain: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -1,0 +1,49 @@
+"""What of a build its errors may not show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import Tensor
+from pytest_edgeq.tflite.roles import roles_of
+
+__all__ = ["build_of"]
+
+
+def build_of(edge: EdgeFile, *, n_calibrated: int) -> dict[str, Any]:
+    """
+    Give what is remembered of a file beside the errors.
+
+    Args:
+        edge: The file.
+        n_calibrated: How many different samples calibrated it; 0 where that is not known.
+
+    Returns:
+        `scales`: of each op's first output, where that is a quantized activation.
+        `asymmetric`: ops with a weight whose zero points are not all 0.
+        `shared`: ops whose first output has the scale and zero point of their first input.
+        `n_calibrated`.
+    """
+    scales, asymmetric, shared = {}, [], []
+    for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
+        roles = roles_of(edge.graph, op)
+        taken, made = roles.inputs[:1], [t for t in roles.outputs[:1] if t.is_quantized]
+        if made and len(made[0].scales) == 1:
+            # 5 digits: a range is told of that is twice as wide.
+            scales[entry.where] = float(f"{float(made[0].scales[0]):.5g}")
+        if any(each.tensor.zero_points.any() for each in roles.weights):
+            asymmetric.append(entry.where)
+        if made and taken and taken[0].is_quantized and _same(taken[0], made[0]):
+            shared.append(entry.where)
+    return {
+        "scales": scales,
+        "n_calibrated": n_calibrated,
+        "asymmetric": asymmetric,
+        "shared": shared,
+    }
+
+
+def _same(taken: Tensor, made: Tensor) -> bool:
+    pairs = ((taken.scales, made.scales), (taken.zero_points, made.zero_points))
+    return all(one.tobytes() == other.tobytes() for one, other in pairs)

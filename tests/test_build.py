@@ -1,0 +1,38 @@
+"""What of a build is remembered beside its errors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fixtures.tflite.writer import one_op
+from pytest_edgeq.build import build_of
+from pytest_edgeq.tflite.edge import EdgeFile
+
+SIDE = {"dtype": "int8", "shape": (1, 4), "scales": [1 / 16], "zero_points": [3]}
+
+
+def test_what_shares_its_inputs_parameters() -> None:
+    """Scale and zero point alike; one of them is not enough."""
+    names = []
+    for change in ({}, {"scales": [1 / 32]}, {"zero_points": [4]}):
+        content = one_op("LOGISTIC", [SIDE], [{**SIDE, **change}])
+        built = build_of(EdgeFile(content), n_calibrated=7)
+        assert built["n_calibrated"] == 7
+        names.append((list(built["scales"].values()), built["shared"], built["asymmetric"]))
+    where = "LOGISTIC (op 0)"
+    assert names == [([0.0625], [where], []), ([0.03125], [], []), ([0.0625], [], [])]
+
+
+def test_which_weights_are_asymmetric() -> None:
+    """Any zero point other than 0; that of an activation counts not."""
+    found = []
+    for points in ([0, 0], [0, -5]):
+        weight = {
+            **{"dtype": "int8", "shape": (2, 4), "scales": [0.1, 0.1], "zero_points": points},
+            **{"axis": 0, "data": np.ones((2, 4), np.int8)},
+        }
+        made = {**SIDE, "shape": (1, 2)}
+        content = one_op("FULLY_CONNECTED", [SIDE, weight, None], [made], "FullyConnectedOptions")
+        built = build_of(EdgeFile(content), n_calibrated=0)
+        found.append(built["asymmetric"])
+    assert found == [[], ["FULLY_CONNECTED (op 0)"]]
