@@ -28,8 +28,12 @@ def test_which_weights_are_asymmetric() -> None:
     found = []
     for points in ([0, 0], [0, -5]):
         weight = {
-            **{"dtype": "int8", "shape": (2, 4), "scales": [0.1, 0.1], "zero_points": points},
-            **{"axis": 0, "data": np.ones((2, 4), np.int8)},
+            "dtype": "int8",
+            "shape": (2, 4),
+            "scales": [0.1, 0.1],
+            "zero_points": points,
+            "axis": 0,
+            "data": np.ones((2, 4), np.int8),
         }
         made = {**SIDE, "shape": (1, 2)}
         content = one_op("FULLY_CONNECTED", [SIDE, weight, None], [made], "FullyConnectedOptions")
