@@ -23,7 +23,7 @@ from pytest_edgeq.numerics.health import (
     overlap_finding,
 )
 from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.reference import call_reference, undisturbed
+from pytest_edgeq.reference import call_reference, in_file_order, undisturbed
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -239,20 +239,20 @@ def _values(
             f"{', '.join(str(list(array.shape)) for array in arrays)}; reference(sample) by itself "
             "fails the same way"
         ) from error
-    values = {
+    values: dict[str, Arrays] = {
         "edge": quantized.edge.decode(codes),
-        "float": _in_order(outputs, wanted, quantized.name, aliases),
+        "float": in_file_order(outputs, wanted, quantized.name, aliases),
     }
-    _check_layout(quantized, values["float"], values["edge"])
+    check_layout(quantized, values["float"], values["edge"])
     if quantized.simulated is not None:
         outputs = call_reference(quantized.simulated, sample)
-        values["simulated"] = _in_order(outputs, wanted, quantized.name)
+        values["simulated"] = in_file_order(outputs, wanted, quantized.name)
     between = quantized.float_edge
     if between is not None:
         decoded = between.decode(_run(between, quantized, arrays, runtime, index))
         names = [border.name for border in between.signature.outputs]
         outputs = list(zip(names, decoded, strict=True))
-        values["float_tflite"] = _in_order(outputs, wanted, quantized.name)
+        values["float_tflite"] = in_file_order(outputs, wanted, quantized.name)
     return values
 
 
@@ -289,7 +289,7 @@ def _output_spec(border: SignatureTensor) -> OutputSpec:
     return OutputSpec(border.name, float(tensor.scales[0]), int(tensor.zero_points[0]), low, high)
 
 
-def _check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:
+def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:
     borders = quantized.edge.signature.outputs
     for border, expected, actual in zip(borders, reference, edge, strict=True):
         if expected.shape == actual.shape:
@@ -308,38 +308,6 @@ def _check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) ->
             f"{quantized.name}: output {border.name!r}: the reference gives shape "
             f"{list(expected.shape)}, the file {list(actual.shape)}{hint}"
         )
-
-
-def _in_order(
-    outputs: Sequence[tuple[str | None, np.ndarray[Any, Any]]],
-    wanted: Sequence[str],
-    name: str,
-    aliases: Sequence[str] = (),
-) -> Arrays:
-    """
-    A reference's outputs in the file's order.
-
-    By name where the names are the same ones; an output without a key bears the name that the
-    converter gives it, `output_<position>`, or its alias. By position where no name is known to
-    both.
-    """
-    keys = [key for key, _ in outputs]
-    if len(aliases) == len(keys) and set(aliases) == set(wanted) and set(keys) == {None}:
-        outputs = [(alias, value) for alias, (_, value) in zip(aliases, outputs, strict=True)]
-    named = {f"output_{i}" if key is None else key: value for i, (key, value) in enumerate(outputs)}
-    if len(outputs) != len(wanted):
-        raise ValueError(
-            f"{name}: the reference gives {len(outputs)} output(s) {list(named)}, the file "
-            f"{len(wanted)}: {list(wanted)}"
-        )
-    if set(named) == set(wanted):
-        return [named[each] for each in wanted]
-    if set(named) & set(wanted):
-        raise ValueError(
-            f"{name}: the outputs of the reference {list(named)} and of the file {list(wanted)} "
-            "agree in part of their names only, so position would pair the wrong ones"
-        )
-    return [value for _, value in outputs]
 
 
 def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:

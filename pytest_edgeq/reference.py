@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "call_reference",
     "call_unflattened",
     "flatten_outputs",
+    "in_file_order",
     "in_train_mode",
     "is_quantized_by_torch_ao",
     "module_tree",
@@ -264,6 +265,47 @@ def _numbered(value: Any) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
             for inner, leaf in _numbered(item)
         ]
     return flatten_outputs(value)
+
+
+def in_file_order(
+    outputs: Sequence[tuple[str | None, np.ndarray[Any, Any]]],
+    wanted: Sequence[str],
+    name: str,
+    aliases: Sequence[str] = (),
+) -> list[np.ndarray[Any, Any]]:
+    """
+    Give a reference's outputs in the file's order.
+
+    By name where the names are the same ones; an output without a key bears the name that the
+    converter gives it, `output_<position>`, or its alias. By position where no name is known to
+    both.
+
+    Args:
+        outputs: As `flatten_outputs` gives them.
+        wanted: The file's names, in order.
+        name: Of the model, for texts.
+        aliases: Names of outputs without a key, where the reference has some.
+
+    Raises:
+        ValueError: Another number of outputs, or names that are known to both in part.
+    """
+    keys = [key for key, _ in outputs]
+    if len(aliases) == len(keys) and set(aliases) == set(wanted) and set(keys) == {None}:
+        outputs = [(alias, value) for alias, (_, value) in zip(aliases, outputs, strict=True)]
+    named = {f"output_{i}" if key is None else key: value for i, (key, value) in enumerate(outputs)}
+    if len(outputs) != len(wanted):
+        raise ValueError(
+            f"{name}: the reference gives {len(outputs)} output(s) {list(named)}, the file "
+            f"{len(wanted)}: {list(wanted)}"
+        )
+    if set(named) == set(wanted):
+        return [named[each] for each in wanted]
+    if set(named) & set(wanted):
+        raise ValueError(
+            f"{name}: the outputs of the reference {list(named)} and of the file {list(wanted)} "
+            "agree in part of their names only, so position would pair the wrong ones"
+        )
+    return [value for _, value in outputs]
 
 
 def parameter_names(reference: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:

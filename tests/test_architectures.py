@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fixtures.models import integers, normal
-from pytest_edgeq import Edgeq
+from pytest_edgeq import Edgeq, QuantizedModel
 
 pytestmark = pytest.mark.slow
 
@@ -96,22 +96,27 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], str, str]
 }
 
 
-@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
-@pytest.mark.parametrize("name", MODELS)
-def test_an_architecture_goes_through(tmp_path: Any, name: str, preset: str) -> None:
-    """Weights are int8, inputs are as promised, and the numbers are those of a sound model."""
-    make, sample, op, dtype = MODELS[name]
+def quantized_architecture(maker: Edgeq, name: str, preset: str) -> QuantizedModel:
+    """Quantize one of them, its batch norms settled."""
+    make, sample, _, _ = MODELS[name]
     torch.manual_seed(0)
     model = make()
     # Batch norms learn what comes in, or the activations of random weights vanish with depth.
     with torch.no_grad():
         for seed in range(0, 80, 8):
             model(torch.cat([sample(seed + i) for i in range(8)]))
-    model.eval()
-    maker = Edgeq(directory=tmp_path)
-    quantized = maker.quantize(
-        model, (sample(0),), quantizer=preset, calibration=map(sample, range(100, 116))
+    return maker.quantize(
+        model.eval(), (sample(0),), quantizer=preset, calibration=map(sample, range(100, 116))
     )
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_architecture_goes_through(tmp_path: Any, name: str, preset: str) -> None:
+    """Weights are int8, inputs are as promised, and the numbers are those of a sound model."""
+    _, sample, op, dtype = MODELS[name]
+    maker = Edgeq(directory=tmp_path)
+    quantized = quantized_architecture(maker, name, preset)
     comparison = maker.compare(quantized, map(sample, range(200, 208)))
     static = preset.startswith("pt2e")
     weighted = [e for e in quantized.op_dtypes.ops(op=op) if e.weight is not None]

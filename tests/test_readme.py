@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from fixtures.tflite.writer import pack, unpack
+from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.cause import blame
-from pytest_edgeq.localize.rows import Evidence, LayerError
+from pytest_edgeq.localize.rows import Evidence
 from pytest_edgeq.options import CI_VARIABLES
+from tests.localize.rows import row
 from tests.readme import blocks, commands
 
 
@@ -39,7 +45,7 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
         "console",
         "console",
         *["python"] * 2,
-        "text",
+        *["text"] * 2,
         *["python"] * 5,
     ]
 
@@ -47,26 +53,49 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
 def test_the_layer_to_blame_is_told_as_shown() -> None:
     """The table has the columns of a real one, and the sentence stands above it."""
     texts = [block.text for block in blocks() if block.language == "text"]
-    sentence, coverage, heading = texts[1].splitlines()[:3]
-    row = LayerError(
-        index=4,
-        op="CONV_2D",
+    sentence, coverage, heading = texts[2].splitlines()[:3]
+    zeroed = row(
+        4,
         module="c2",
-        dtypes={},
-        matched=True,
         findings=("the weight's codes: output channel 3 is zero (72 of 576 differ)",),
-        local_lsb_error=None,
-        local_sqnr_db=None,
-        local_rmse_lsb=None,
-        cumulative_lsb_error=None,
-        cumulative_sqnr_db=None,
-        cumulative_rmse_lsb=None,
-        clipped=None,
     )
-    errors = blame([row] * 13, [Evidence()] * 13)
+    errors = blame([zeroed] * 13, [Evidence()] * 13)
     told = str(errors).splitlines()
     assert [sentence, coverage] == told[:2]
     assert heading.split() == told[2].split()
+
+
+def test_the_gates_failure_is_as_shown(tmp_path: Path) -> None:
+    """Two channels of the last convolution change places, two samples were calibrated with."""
+    texts = [block.text for block in blocks() if block.language == "text"]
+    shown = [line.removeprefix("E").strip() for line in texts[1].splitlines()[1:]]
+    shown[0] = shown[0].removeprefix("AssertionError: ")
+    names: dict[str, Any] = {}
+    exec(next(block.text for block in blocks() if "class Classifier" in block.text), names)
+
+    def images(n: int, seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randn(1, 3, 32, 32, generator=generator) for _ in range(n)]
+
+    torch.manual_seed(0)
+    edgeq = Edgeq(directory=tmp_path)
+    quantized = edgeq.quantize(
+        names["Classifier"]().eval(), (images(1, seed=0)[0],), calibration=images(32, seed=1)
+    )
+    shipped = unpack(quantized.tflite)
+    [last] = [op for op in quantized.graph.ops if op.index == 5]
+    weight = quantized.graph.tensor(last, last.inputs[1])
+    codes = np.array(shipped.buffers[weight.buffer].data).reshape(weight.shape)
+    codes[[3, 7]] = codes[[7, 3]]
+    shipped.buffers[weight.buffer].data = codes.reshape(-1)
+
+    with pytest.raises(AssertionError) as caught:
+        edgeq.check(quantized.with_tflite(pack(shipped)), [*images(2, seed=1), *images(14, seed=3)])
+
+    told = str(caught.value).partition("\n\nnote: ")[0].splitlines()
+    # Another machine's last digits, and the widths of columns.
+    plain = [[re.sub(r"[\d.−]+", "0", line).split() for line in text] for text in (shown, told)]
+    assert plain[0] == plain[1]
 
 
 def test_the_commands_pin_torch_and_stand_in_the_pipeline() -> None:
@@ -93,7 +122,7 @@ def test_the_examples_pass_and_the_failure_is_as_shown(
     ]
     first = pytester.runpytest_subprocess("test_model_quant.py")
     first.assert_outcomes(passed=2, failed=2)
-    first.stdout.fnmatch_lines(["*op-dtype map*is not remembered yet*"])
+    first.stdout.fnmatch_lines(["*op-dtype map*nothing is remembered yet*"])
 
     pytester.runpytest_subprocess("--edgeq-update").assert_outcomes(passed=8)
     pytester.runpytest_subprocess("test_model_quant.py").assert_outcomes(passed=4)

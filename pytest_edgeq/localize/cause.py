@@ -9,11 +9,13 @@ that loses far more than others of its kind, or whose parameters can come from a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from pytest_edgeq.localize.biases import is_of_parameters
 from pytest_edgeq.localize.rows import (
     LOWERING,
     QUANTIZATION,
@@ -23,7 +25,7 @@ from pytest_edgeq.localize.rows import (
     LayerError,
     LayerErrors,
 )
-from pytest_edgeq.numerics.health import CLIPPED_SHARE_LIMIT
+from pytest_edgeq.numerics.health import more_than_chance
 
 __all__ = ["blame", "cause_of"]
 
@@ -58,6 +60,9 @@ Others take their input's (pools, reshapes, joins), or one that TFLite fixes (SO
 TANH), whatever the values are.
 """
 
+_LAYERS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
+"""Ops with weights that every flow quantizes where it quantizes one of them."""
+
 _ONE_CHANNEL = 0.5
 """Share of the error from which one channel among four or more has it."""
 
@@ -84,46 +89,113 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
         replace(row, verdict=_verdict(row, given, i in losses or i in mistaken))
         for i, (row, given) in enumerate(zip(rows, evidence, strict=True))
     )
-    culprit = _culprit(judged, evidence, losses or mistaken)
-    if culprit is None:
-        return LayerErrors(rows=judged, culprit=None, cause=_without_culprit(judged, evidence))
-    row = judged[culprit]
-    cause = cause_of(row, evidence[culprit], losses.get(culprit))
-    return LayerErrors(rows=judged, culprit=row, cause=f"{row.name}: {cause}")
+    everywhere = _everywhere(judged, evidence)
+    strangers = [i for i, given in enumerate(evidence) if given.stranger and not everywhere]
+    culprit = _culprit(judged, evidence, losses or mistaken, strangers)
+    if culprit is not None:
+        cause = cause_of(judged[culprit], evidence[culprit], losses.get(culprit))
+        first = _first_of_group(judged[culprit], evidence[culprit])
+        if first is None:
+            return _blamed(judged, culprit, cause)
+        return _blamed(judged, first, f"with what follows it up to {judged[culprit].name}, {cause}")
+    floats = _left_in_float(judged, evidence)
+    if floats is not None and not everywhere:
+        return _blamed(judged, *floats)
+    cause = f"no single layer: {everywhere or 'the loss is spread'}"
+    return LayerErrors(rows=judged, culprit=None, cause=cause)
+
+
+def _first_of_group(row: LayerError, evidence: Evidence) -> int | None:
+    """
+    Where what is off starts, of ops that are only off together; None where the row has it itself.
+
+    Ops that can be right alone were told apart, so that the first one is where torch was left.
+    """
+    if row.findings or evidence.nonfinite or not evidence.group or _broken(evidence):
+        return None
+    if not _beyond_rounding(row, evidence) or row.op in _WITH_OPTIONS:
+        return None
+    return evidence.group[0]
+
+
+_WITH_OPTIONS = {
+    *("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "MAX_POOL_2D", "AVERAGE_POOL_2D"),
+}
+"""Ops whose own options (strides, dilations) are as likely to be wrong as what stands before."""
+
+
+def _blamed(rows: tuple[LayerError, ...], culprit: int, cause: str) -> LayerErrors:
+    row = rows[culprit]
+    return LayerErrors(rows=rows, culprit=row, cause=f"{row.name}: {cause}")
 
 
 def _verdict(row: LayerError, evidence: Evidence, loses: bool) -> str:
-    if row.findings or evidence.nonfinite or _beyond_rounding(row):
+    if row.findings or evidence.nonfinite or _beyond_rounding(row, evidence):
         return LOWERING
     if not row.matched:
         return UNMATCHED
     return QUANTIZATION if loses else SOUND
 
 
-def _beyond_rounding(row: LayerError) -> bool:
+def _beyond_rounding(row: LayerError, evidence: Evidence) -> bool:
     # Not `> 0`, which NaN would pass.
-    return row.excess_lsb is not None and not row.excess_lsb <= 0
+    if row.excess_lsb is not None:
+        return not row.excess_lsb <= 0
+    most = _most(evidence)
+    return most is not None and row.local_lsb_error is not None and not row.local_lsb_error <= most
+
+
+_GROUP_SHARE = 1 / 8
+"""
+Of the codes, how far ops may be off whose roundings no bound is known of together.
+
+Sound groups were off by a code or none. An eighth is three bits, which no rounding adds up to.
+"""
+
+
+def _most(evidence: Evidence) -> float | None:
+    """How many LSB ops may be off together; None without codes."""
+    if evidence.code_range is None:
+        return None
+    return (evidence.code_range[1] - evidence.code_range[0] + 1) * _GROUP_SHARE
 
 
 def _culprit(
-    rows: Sequence[LayerError], evidence: Sequence[Evidence], losses: Mapping[int, str]
+    rows: Sequence[LayerError],
+    evidence: Sequence[Evidence],
+    losses: Mapping[int, str],
+    strangers: Sequence[int],
 ) -> int | None:
     for chosen in (
+        [i for i, row in enumerate(rows) if not all(map(is_of_parameters, row.findings))],
         [i for i, row in enumerate(rows) if row.findings],
         [i for i, given in enumerate(evidence) if given.nonfinite],
-        _far_beyond(rows),
+        _far_beyond(rows, evidence),
     ):
         if chosen:
             return chosen[0]
+    # What loses too much is not recognised any more: it comes first where it stands in front.
+    if strangers and not any(i < strangers[0] for i in losses):
+        return strangers[0]
     return min(losses, key=lambda i: (_sqnr(rows[i]), i)) if losses else None
 
 
-def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
+def _far_beyond(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> list[int]:
     """Rows beyond rounding, but for those that are by less than a hundredth of another."""
-    beyond = {i: row.excess_lsb for i, row in enumerate(rows) if _beyond_rounding(row)}
+    beyond = {
+        i: _excess(row, given)
+        for i, (row, given) in enumerate(zip(rows, evidence, strict=True))
+        if _beyond_rounding(row, given)
+    }
     # NaN is beyond every bound.
-    size = {i: math.inf if math.isnan(x) else x for i, x in beyond.items() if x is not None}
+    size = {i: math.inf if math.isnan(x) else x for i, x in beyond.items()}
     return [i for i in size if size[i] >= max(size.values()) / 100]
+
+
+def _excess(row: LayerError, evidence: Evidence) -> float:
+    if row.excess_lsb is not None:
+        return row.excess_lsb
+    return (row.local_lsb_error or 0.0) - (_most(evidence) or 0.0)
 
 
 def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
@@ -154,7 +226,11 @@ def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[in
 
     The kind is op and scheme; where there are too few of it, the scheme alone.
     """
-    known = [i for i, row in enumerate(rows) if row.matched and row.local_sqnr_db is not None]
+    known = [
+        i
+        for i, row in enumerate(rows)
+        if row.matched and row.local_sqnr_db is not None and not _only_rounds(row, evidence[i])
+    ]
     found = {}
     for i in known:
         schemes = [j for j in known if evidence[j].scheme == evidence[i].scheme]
@@ -166,6 +242,12 @@ def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[in
         if told:
             found[i] = told
     return found
+
+
+def _only_rounds(row: LayerError, evidence: Evidence) -> bool:
+    """Whether an op has nothing to lose: a float one that is as far off as float32 rounds."""
+    in_float = evidence.scheme == "float" and row.excess_lsb is not None
+    return in_float and not _beyond_rounding(row, evidence)
 
 
 def _outlier(value: float, kind: Sequence[float], name: str) -> str | None:
@@ -197,18 +279,24 @@ def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> st
         return f"{_nonfinite(evidence)}{row.findings[0]}{also}"
     if evidence.nonfinite:
         return f"{_nonfinite(evidence)}the first op that gives any"
-    if _beyond_rounding(row):
-        known = _broken(evidence)
-        far = f"{_far(row)} on its own inputs"
-        return f"{known}; {far}" if known else f"not what {_twins(row)} computes: {far}; {_WAY_OUT}"
+    if _beyond_rounding(row, evidence):
+        known, far = _broken(evidence), f"{_far(row, evidence)} on its own inputs"
+        if known:
+            return f"{known}; {far}"
+        channel = _one_channel(evidence)
+        where = f", and {channel}" if channel else ""
+        return f"does not compute {_twins(row)}: {far}{where}; {_WAY_OUT}that torch call"
+    if evidence.stranger:
+        return f"no torch call gives what it gives of what it takes; {_WAY_OUT}torch"
     known = _lossy(row, evidence)
     if known is None:
         return f"it loses more than others of its kind: {loss}" if loss else "nothing stands out"
     return f"{known}; {loss}" if loss else known
 
 
-def _far(row: LayerError) -> str:
-    assert row.excess_lsb is not None, "beyond rounding"
+def _far(row: LayerError, evidence: Evidence) -> str:
+    if row.excess_lsb is None:
+        return f"{row.local_lsb_error:g} LSB off, more than roundings add up to,"
     if row.local_lsb_error is None:
         return f"{row.excess_lsb + 1:.3g} times as far off as float32 rounds"
     return f"{row.excess_lsb:.3g} LSB beyond rounding"
@@ -216,7 +304,6 @@ def _far(row: LayerError) -> str:
 
 _WAY_OUT = (
     "compare the op, its options (stride, padding, axis, fused activation) and what it reads with "
-    "that torch call"
 )
 
 
@@ -233,17 +320,14 @@ def _twins(row: LayerError) -> str:
 
 def _broken(evidence: Evidence) -> str | None:
     """What makes an op compute something else."""
-    return (
-        _dtype_changed(evidence)
-        or _at_bias_limit(evidence)
-        or _lost_activation(evidence)
-        or _one_channel(evidence)
-    )
+    return _dtype_changed(evidence) or _at_bias_limit(evidence) or _lost_activation(evidence)
 
 
 def _lossy(row: LayerError, evidence: Evidence) -> str | None:
     """What makes an op lose by its parameters."""
-    return _dtype_changed(evidence) or _mistake(row, evidence) or _one_channel(evidence)
+    known = _dtype_changed(evidence) or _mistake(row, evidence)
+    channel = _one_channel(evidence)
+    return known or (f"{channel}: it is dead, or overflows" if channel else None)
 
 
 def _mistake(row: LayerError, evidence: Evidence) -> str | None:
@@ -332,8 +416,10 @@ def _calibrated_on_nothing(evidence: Evidence) -> str | None:
 
 
 def _clipped(row: LayerError, evidence: Evidence) -> str | None:
-    beyond = sum(evidence.beyond)
-    if not beyond > CLIPPED_SHARE_LIMIT or evidence.reach is None or evidence.elements < _ENOUGH:
+    beyond, elements = sum(evidence.beyond), evidence.elements
+    if evidence.reach is None or elements < _ENOUGH:
+        return None
+    if not more_than_chance(round(beyond * elements), elements, averaged=evidence.averaged):
         return None
     at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
     return (
@@ -381,10 +467,7 @@ def _one_channel(evidence: Evidence) -> str | None:
     # Of few channels one has much by chance: it must have four times its part, too.
     if not (share > _ONE_CHANNEL and share * len(noise) > 4):
         return None
-    return (
-        f"channel {worst} of {len(noise)} has {_percent(share)} of the error: it is dead, or "
-        "overflows"
-    )
+    return f"channel {worst} of {len(noise)} has {_percent(share)} of the error"
 
 
 def _range(evidence: Evidence) -> str:
@@ -400,14 +483,40 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _without_culprit(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> str:
-    """Tell what ails half of the outputs or more, else that none stands out."""
+def _left_in_float(
+    rows: Sequence[LayerError], evidence: Sequence[Evidence]
+) -> tuple[int, str] | None:
+    """
+    The first op with weights that computes in float where most of its like do not.
+
+    It loses nothing, and may be meant: it is told only where nothing else is.
+    """
+    weighted = [i for i, row in enumerate(rows) if "weight" in row.dtypes and evidence[i].scheme]
+    others = [i for i in weighted if evidence[i].scheme != "float"]
+    kinds = {rows[i].op for i in others}
+    if kinds & _LAYERS:
+        kinds |= _LAYERS
+    # What no quantizer takes (a transposed convolution, say) has none of its like among the others.
+    floats = [i for i in weighted if i not in others and rows[i].op in kinds]
+    if not floats or len(floats) >= len(others):
+        return None
+    scheme, count = Counter(evidence[i].scheme for i in others).most_common(1)[0]
+    more = f", as do {len(floats) - 1} more" if len(floats) > 1 else ""
+    return floats[0], (
+        f"it computes in float32{more}, where {count} other{'s' if count > 1 else ''} with weights "
+        f"{'are' if count > 1 else 'is'} {scheme}; unless that is meant, its annotation was "
+        "dropped, or its config names another layer"
+    )
+
+
+def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> str | None:
+    """What ails half of the outputs or more."""
     scaled = [(row, given) for row, given in zip(rows, evidence, strict=True) if given.scale]
     for test, text in _EVERYWHERE:
         count = sum(test(row, given) is not None for row, given in scaled)
         if count and 2 * count >= len(scaled):
-            return f"no single layer: {count} of {len(scaled)} outputs {text}"
-    return "no single layer: the loss is spread"
+            return f"{count} of {len(scaled)} outputs {text}"
+    return None
 
 
 _EVERYWHERE: tuple[tuple[Callable[[LayerError, Evidence], str | None], str], ...] = (

@@ -22,6 +22,8 @@ _COMPOSED = {
         "silu",
         "hardswish",
         "hardsigmoid",
+        *("elu", "selu", "celu", "softplus", "linalg_vector_norm"),
+        *("expm1", "log1p", "glu", "threshold"),
         "prelu",
         "lstm",
         "gru",
@@ -32,7 +34,11 @@ _COMPOSED = {
 }
 
 
-def decompose(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
+def decompose(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    is_subtracted: Callable[[torch.Tensor], bool] = lambda _: False,
+) -> torch.fx.GraphModule:
     """
     A graph of the same values in smaller steps; the module itself is left as it was.
 
@@ -40,6 +46,8 @@ def decompose(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.G
         module: An exported graph.
         inputs: One for each placeholder: what gives examples of the nodes' values, which the graph
             may not hold (as after training), or hold for any size.
+        is_subtracted: Whether the file subtracts this constant, the mean of a batch norm, which it
+            does where it holds images with channels last; elsewhere it is a part of what is added.
     """
     examples = _Examples(module)
     with torch.no_grad():
@@ -55,7 +63,13 @@ def decompose(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.G
             # Of what was taken apart: the one result alone, which needs none of the others.
             known[node] = known[node.args[0]][node.args[1]]
             continue
-        parts = _parts(node, examples.known) if base_name(node) in _COMPOSED else None
+        if base_name(node) in _AS_ANOTHER:
+            known[node] = _shaped_as(graph, node, examples.known, known)
+            continue
+        parts = None
+        if _functional(node) in _COMPOSED:
+            function = _function(module, node, is_subtracted)
+            parts = _parts(node, function, examples.known)
         if parts is None:
             known[node] = graph.node_copy(node, known.__getitem__)
             if isinstance(examples.known.get(node), torch.Tensor):
@@ -63,10 +77,36 @@ def decompose(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.G
         else:
             known[node] = _inline(graph, node, parts, known, added)
     _hoist_scales(graph)
+    _merge_equals(graph)
     taken = torch.fx.GraphModule(module, graph)
     for name, value in added.items():
         taken.register_buffer(name, value)
     return taken
+
+
+# Nodes that take of their second tensor its shape or dtype alone.
+_AS_ANOTHER: dict[str, Any] = {
+    "view_as": torch.ops.aten.reshape.default,
+    "reshape_as": torch.ops.aten.reshape.default,
+    "expand_as": torch.ops.aten.expand.default,
+    "type_as": torch.ops.aten.to.dtype,
+}
+
+
+def _shaped_as(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    examples: Mapping[torch.fx.Node, Any],
+    known: Mapping[torch.fx.Node, Any],
+) -> torch.fx.Node:
+    """The same with a shape or a dtype in place of the tensor that has it."""
+    value, like = node.all_input_nodes[0], node.all_input_nodes[-1]
+    example = examples[like]
+    given = example.dtype if base_name(node) == "type_as" else list(example.shape)
+    shaped = graph.call_function(_AS_ANOTHER[base_name(node)], (known[value], given))
+    shaped.meta.update(node.meta)
+    shaped.meta["val"] = examples[node]
+    return shaped
 
 
 def _hoist_scales(graph: torch.fx.Graph) -> None:
@@ -93,6 +133,24 @@ def _hoist_scales(graph: torch.fx.Graph) -> None:
         graph.erase_node(node)
 
 
+def _merge_equals(graph: torch.fx.Graph) -> None:
+    """Let calls of one function on the same values be one node, as the converter lets them."""
+    known: dict[tuple[Any, ...], torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op not in ("call_function", "get_attr") or _is_random(node):
+            continue
+        # As text 1 and 1.0 are two, and nodes have names of their own.
+        key = (node.target, repr(node.args), repr(node.kwargs))
+        first = known.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 class _Examples(torch.fx.Interpreter):
     """Runs a graph and keeps what each node gives; of tensors their shapes and dtypes."""
 
@@ -115,7 +173,30 @@ def _cloned(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _parts(node: torch.fx.Node, known: Mapping[torch.fx.Node, Any]) -> torch.fx.GraphModule | None:
+def _functional(node: torch.fx.Node) -> str:
+    """Its name, of an activation in place that of the one which is not."""
+    return base_name(node).removesuffix("_")
+
+
+def _function(
+    module: torch.fx.GraphModule,
+    node: torch.fx.Node,
+    is_subtracted: Callable[[torch.Tensor], bool],
+) -> Any:
+    """What a node computes, in the converter's steps where these are known here."""
+    name = _functional(node)
+    if name == "batch_norm" and isinstance(mean := node.args[3], torch.fx.Node):
+        held = operator.attrgetter(str(mean.target))(module) if mean.op == "get_attr" else None
+        if held is not None and is_subtracted(held.detach()):
+            return _batch_norm_in_steps
+    if name in _OURS:
+        return _OURS[name]
+    return node.target if name == base_name(node) else getattr(torch.ops.aten, name).default
+
+
+def _parts(
+    node: torch.fx.Node, function: Any, known: Mapping[torch.fx.Node, Any]
+) -> torch.fx.GraphModule | None:
     """The node's own graph, with a placeholder for each tensor that it takes."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -124,8 +205,6 @@ def _parts(node: torch.fx.Node, known: Mapping[torch.fx.Node, Any]) -> torch.fx.
     examples: list[Any] = [known.get(leaves[i]) for i in places]
     if not all(isinstance(each, torch.Tensor) for each in examples):
         return None
-
-    function: Any = _OURS.get(base_name(node), node.target)
 
     def call(*tensors: torch.Tensor) -> Any:
         filled = list(leaves)
@@ -241,7 +320,125 @@ def _prelu(value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.relu(value) - torch.relu(value * -1.0) * slope
 
 
+def _batch_norm(
+    value: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    variance: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """As the converter has it, of a model in eval mode: x·(γ/σ) + (β − μ·γ/σ)."""
+    if training or mean is None or variance is None:
+        return torch.batch_norm(
+            value, weight, bias, mean, variance, training, momentum, eps, cudnn_enabled
+        )
+    channels = [1, -1, *[1] * (value.ndim - 2)]
+    scale = torch.rsqrt(variance + eps)
+    scale = scale if weight is None else scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return value * scale.reshape(channels) + shift.reshape(channels)
+
+
+def _batch_norm_in_steps(
+    value: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """As the converter has it of images: (x − μ)·(1/σ)·γ + β."""
+    channels = [1, -1, *[1] * (value.ndim - 2)]
+    found = (value - mean.reshape(channels)) * torch.rsqrt(variance + eps).reshape(channels)
+    found = found if weight is None else found * weight.reshape(channels)
+    return found if bias is None else found + bias.reshape(channels)
+
+
+def _vector_norm(
+    value: torch.Tensor,
+    order: float = 2.0,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """As the converter has those of the first and second order."""
+    if order not in (1, 2) or dtype is not None:
+        found: torch.Tensor = torch.linalg.vector_norm(value, order, dim, keepdim, dtype=dtype)
+        return found
+    size = torch.abs(value)
+    dims = list(range(value.ndim)) if dim is None else dim
+    if order == 1:
+        return size.sum(dims, keepdim)
+    return torch.sqrt((size * size).sum(dims, keepdim))
+
+
+def _elu(
+    value: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> torch.Tensor:
+    """As the converter has it, in steps."""
+    low = torch.exp(_times(value, input_scale)) - 1
+    return torch.where(value >= 0, _times(value, scale), _times(low, alpha * scale))
+
+
+def _selu(value: torch.Tensor) -> torch.Tensor:
+    """As torch documents it."""
+    return _elu(value, 1.6732632423543772, 1.0507009873554805)
+
+
+def _celu(value: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+    """As the converter has it: ELU with another comparison."""
+    low = torch.exp(_times(value, 1 / alpha)) - 1
+    return torch.where(value > 0, value, _times(low, alpha))
+
+
+def _softplus(value: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor:
+    """As the converter has it, in steps."""
+    scaled = _times(value, beta)
+    soft = _times(torch.log(torch.exp(scaled) + 1), 1 / beta)
+    return torch.where(scaled > threshold, value, soft)
+
+
+def _mish(value: torch.Tensor) -> torch.Tensor:
+    """As torch documents it."""
+    return value * torch.tanh(_softplus(value))
+
+
+def _glu(value: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """As torch documents it."""
+    half = value.shape[dim] // 2
+    return value.narrow(dim, 0, half) * torch.sigmoid(value.narrow(dim, half, half))
+
+
+def _threshold(value: torch.Tensor, threshold: float, other: float) -> torch.Tensor:
+    """As the converter has it."""
+    return torch.where(value <= threshold, other, value)
+
+
+def _times(value: torch.Tensor, factor: float) -> torch.Tensor:
+    """A product of which no op is left where it changes nothing."""
+    return value if factor == 1 else value * factor
+
+
 _OURS: dict[str, Callable[..., Any]] = {
+    "batch_norm": _batch_norm,
+    "linalg_vector_norm": _vector_norm,
+    "elu": _elu,
+    "selu": _selu,
+    "celu": _celu,
+    "softplus": _softplus,
+    "mish": _mish,
+    "glu": _glu,
+    "threshold": _threshold,
+    "expm1": lambda value: torch.exp(value) - 1,
+    "log1p": lambda value: torch.log(value + 1),
     "prelu": _prelu,
     "scaled_dot_product_attention": _attention,
     "layer_norm": _layer_norm,

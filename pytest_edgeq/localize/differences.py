@@ -268,7 +268,7 @@ def _another(claim: Claim) -> str | None:
         target = values / claim.unit
         alike = claim.fits(target).all() or (claim.quantized and _proportional(claim, values))
         if alike:
-            return f"the same as the weight of {name} (swapped)"
+            return f"the same as the weight of {name} (swapped, or the op reads another's input)"
     return None
 
 
@@ -403,7 +403,10 @@ def _scaled(claim: Claim) -> str | None:
     known = [float(ratio) for ratio in ratios if ratio is not None]
     if len(known) < len(ratios) or claim.actual.size // len(ratios) < 2:
         return None
-    return f"the scale is {min(known):.3g} to {max(known):.3g} × the reference's ({_count(claim)})"
+    low, high = min(known), max(known)
+    # As many digits as it takes to tell the two apart.
+    form = ".3g" if high - low >= 1e-2 else ".6g"
+    return f"the scale is {low:{form}} to {high:{form}} × the reference's ({_count(claim)})"
 
 
 def _shifted(claim: Claim) -> str | None:

@@ -8,25 +8,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.constants import (
+from pytest_edgeq.localize.biases import (
     INPUT_AT,
     SAME_SCALE,
     check_bias,
-    check_weight,
-    input_scale_of,
-    read_constant,
-    to_file_layout,
+    qparams,
     unexpected_qparams,
+    written_scale,
 )
-from pytest_edgeq.localize.kinds import CLAMPS, HEAVY, base_name, is_heavy
+from pytest_edgeq.localize.constants import check_weight
+from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name, is_heavy
+from pytest_edgeq.localize.layouts import to_file_layout
 from pytest_edgeq.localize.match import Match
-from pytest_edgeq.localize.reference import ReferenceGraph
+from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
+from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.localize.weights import (
     Taken,
     constants_behind,
     expected_codes,
     nearest_factor,
+    product_weights,
 )
+from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of
@@ -59,17 +62,26 @@ def constant_findings(
         Findings by the index of the op that holds the constant.
     """
     found: dict[int, tuple[str, ...]] = {}
+    steps = list(steps)
     pairs = list(_pairs(graph, steps, reference))
+    matches = {match.tensor: match for step in steps for match in (step.match, *step.sources)}
+    # Those of all layers, so that one in another's place is told.
+    nodes = {taken.node for _, taken, _ in pairs} | set(product_weights(reference))
     floats = {
-        taken.node.name: _array(reference.constant(taken.node, quantized=False))
-        for _, taken, _ in pairs
+        node.name: _array(reference.constant(node, quantized=False))
+        for node in sorted(nodes, key=reference.order)
     }
     for op, taken, step in pairs:
         on_weight = _weight_findings(
             graph, op, taken, reference, floats, narrowed=op.index in narrowed
         )
         on_bias = _bias_findings(graph, op, taken, step, reference)
-        source = None if on_weight or not on_bias else _changed_input(graph, op)
+        scales = None if on_weight else written_scale(graph, op)
+        if scales is None or abs(scales[0] / scales[1] - 1) <= SAME_SCALE:
+            source = None
+        else:
+            read = _misread(graph, op, taken, scales[1], matches)
+            source = (op.index, read) if read else _changed_input(graph, op, *scales)
         if source is not None:
             maker, text = source
             found[maker] = (text, *found.get(maker, ()))
@@ -78,24 +90,44 @@ def constant_findings(
     return found
 
 
-def _changed_input(graph: OpGraph, op: Op) -> tuple[int, str] | None:
+def _misread(
+    graph: OpGraph, op: Op, taken: Taken, written: float, matches: Mapping[int, Match]
+) -> str | None:
+    """Tell of an op that reads another tensor than the one that its bias was written for."""
+    subgraph = graph.subgraphs[op.subgraph]
+    given = subgraph.tensors[op.inputs[INPUT_AT[op.name]]]
+    wanted: set[Node] = set()
+    node = taken.user.args[0]
+    while isinstance(node, Node) and node not in wanted:
+        wanted.add(node)
+        if base_name(node) in VIEWS or is_quantize(node) or is_dequantize(node):
+            node = node.args[0]
+    for index, match in matches.items():
+        tensor = subgraph.tensors[index]
+        parameters = qparams(tensor)
+        if index == given.index or tensor.shape != given.shape or parameters is None:
+            continue
+        if abs(parameters[0] / written - 1) > SAME_SCALE or match.op is None:
+            continue
+        if match.op.index < op.index and wanted.intersection(r.node for r in match.readings):
+            maker = subgraph.producer.get(given.index)
+            read = f"{maker.name} #{maker.index}'s output" if maker else f"the input {given.name!r}"
+            return (
+                f"it reads {read} (scale {float(given.scales[0]):.6g}), and its bias was written "
+                f"for {match.op.name} #{match.op.index}'s ({written:.6g})"
+            )
+    return None
+
+
+def _changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> tuple[int, str]:
     """
     Tell of an op's input whose scale is not the one that its bias was written with.
 
     Returns:
         The index of the op that makes the input, or of this one where none does, and a sentence.
     """
-    weight, roles = _weight(graph, op), roles_of(graph, op)
-    taken_in = graph.tensor(op, op.inputs[INPUT_AT[op.name]])
-    biases = [each for each in roles.biases if each.tensor.is_constant]
-    if weight is None or not biases or len(taken_in.scales) != 1:
-        return None
-    written = input_scale_of(read_constant(graph, op, biases[0]), weight.tensor.scales)
-    scale = float(taken_in.scales[0])
-    if written is None or abs(scale / written - 1) <= SAME_SCALE:
-        return None
     producer = graph.subgraphs[op.subgraph].producer
-    maker = producer.get(taken_in.index)
+    maker = producer.get(op.inputs[INPUT_AT[op.name]])
     while maker is not None and maker.inputs[0] in producer and _hands_on(graph, maker):
         maker = producer[maker.inputs[0]]
     text = (
@@ -119,29 +151,35 @@ def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
     Tell of ops that only move codes and say that these mean something else behind them.
 
     (https://ai.google.dev/edge/litert/models/quantization_spec: inputs and outputs must all have
-    the same scale and zero point.)
+    the same scale and zero point.) And of those whose kernels know one scale alone.
 
     Returns:
         Findings by the index of the op.
     """
     found: dict[int, tuple[str, ...]] = {}
     for op in graph.subgraphs[subgraph].ops:
+        fixed = _FIXED.get((op.name, graph.tensor(op, op.outputs[0]).dtype)) if op.outputs else None
+        if fixed is not None:
+            given = qparams(graph.tensor(op, op.outputs[0]))
+            text = given and unexpected_qparams("its output", given, fixed, "the kernel")
+            if text:
+                found[op.index] = (text,)
         if op.name not in _HANDS_ON or not op.inputs or op.inputs[0] < 0:
             continue
-        taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
-        if len(taken.scales) != 1 or len(made.scales) != 1:
+        taken, made = (qparams(graph.tensor(op, i)) for i in (op.inputs[0], op.outputs[0]))
+        if taken is None or made is None:
             continue
-        text = unexpected_qparams(
-            "its output",
-            float(made.scales[0]),
-            int(made.zero_points[0]),
-            float(taken.scales[0]),
-            int(taken.zero_points[0]),
-        )
+        text = unexpected_qparams("its output", made, taken, "the input")
         if text:
-            found[op.index] = (f"{text.replace('reference', 'input')}: it only moves codes",)
+            found[op.index] = (f"{text}: it only moves codes",)
     return found
 
+
+# What kernels write whatever the file says (tensorflow/lite/kernels/activations.cc).
+_FIXED = {
+    ("LOGISTIC", "int8"): (1 / 256, -128),
+    ("SOFTMAX", "int8"): (1 / 256, -128),
+}
 
 # Ops whose output must have their input's scale.
 _HANDS_ON = {
@@ -207,8 +245,8 @@ def _weight_findings(
 def _bias_findings(
     graph: OpGraph, op: Op, taken: Taken, step: Step, reference: ReferenceGraph
 ) -> tuple[str, ...]:
-    if not is_heavy(op.name) or len(taken.factors) > 1 or _adds_behind(step, taken.user):
-        # What is added or multiplied behind is folded into the bias, or is not.
+    if not is_heavy(op.name) or len(taken.factors) > 1 or _may_be_folded(step, taken.user):
+        # What is added or multiplied beside it is folded into the bias, or is not.
         return ()
     biases = [each for each in roles_of(graph, op).biases if each.tensor.is_constant]
     if len(biases) > 1 or (biases and biases[0].tensor.is_sparse):
@@ -232,28 +270,28 @@ def _bias_findings(
     taken_in = graph.tensor(op, op.inputs[INPUT_AT[op.name]])
     scale = float(taken_in.scales[0]) if taken_in.is_quantized else None
     scales = weight.tensor.scales if taken_in.is_quantized else None
-    if stored is not None and scale is not None and scales is not None:
-        written = input_scale_of(stored, scales)
-        if written is not None and abs(scale / written - 1) <= SAME_SCALE:
-            scale = written
+    both = written_scale(graph, op)
+    if both is not None and abs(both[0] / both[1] - 1) <= SAME_SCALE:
+        scale = both[1]
     folded = isinstance(node, Node) and "folded" in str(node.target)
     return check_bias(op.name, stored, own, input_scale=scale, weight_scales=scales, folded=folded)
 
 
-def _adds_behind(step: Step, user: Node) -> bool:
-    """Whether nodes behind the product add or multiply by what a converter may fold into it."""
-    behind = step.nodes[step.nodes.index(user) + 1 :]
-    front = step.nodes[: step.nodes.index(user)]
-    plain = {*CLAMPS, "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze"}
-    return any(
-        base_name(node) in ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "rsub")
-        or (base_name(node) not in plain and base_name(node) in ("batch_norm",))
-        for node in (*behind, *front)
-    )
+def _may_be_folded(step: Step, user: Node) -> bool:
+    """Whether nodes beside the product add or multiply by what a converter may fold into it."""
+    return any(base_name(node) in _FOLDS for node in step.nodes if node is not user)
+
+
+_FOLDS = {"add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "rsub", "batch_norm"}
 
 
 def parameter_findings(
-    graph: OpGraph, matches: Mapping[int, Match], reference: ReferenceGraph, subgraph: int
+    graph: OpGraph,
+    matches: Mapping[int, Match],
+    reference: ReferenceGraph,
+    subgraph: int,
+    *,
+    vague: Container[int] = (),
 ) -> dict[int, tuple[str, ...]]:
     """
     Hold the scales and zero points of activations against the simulated graph's.
@@ -261,14 +299,46 @@ def parameter_findings(
     A tensor of the file must have those of a quantize node that it stands for, or be followed by
     one that has.
 
+    Args:
+        graph: The file.
+        matches: What each matched tensor stands for.
+        reference: The simulated graph.
+        subgraph: Index of the subgraph.
+        vague: Tensors whose values hardly tell a node.
+
     Returns:
         Findings by tensor index.
     """
     tensors = graph.subgraphs[subgraph].tensors
     standing: dict[Node, list[int]] = {}
+    users: dict[int, list[Op]] = {}
     for index, match in matches.items():
         for reading in match.readings:
             standing.setdefault(reading.node, []).append(index)
+    for op in graph.subgraphs[subgraph].ops:
+        for index in op.inputs:
+            users.setdefault(index, []).append(op)
+
+    def wanted(index: int) -> bool:
+        """Whether a tensor has the parameters of a quantize node that it stands for."""
+        nodes = [each.node for each in matches[index].readings] if index in matches else []
+        given = (reference.quantization(node) for node in nodes)
+        return any(each is not None and _has(tensors[index], each) for each in given)
+
+    def carried(index: int) -> bool:
+        """
+        Whether all that takes a tensor keeps its scale, up to one that the reference has there.
+
+        The converter carries the scale of a concatenation through a resize up to what makes it.
+        """
+        makes = [op.outputs[0] for op in users.get(index, ()) if op.name in _KEEPS_SCALE]
+        if not makes or len(makes) < len(users[index]):
+            return False
+        own = qparams(tensors[index])
+        return all(qparams(tensors[i]) == own and (wanted(i) or carried(i)) for i in makes)
+
+    quantizations = map(reference.quantization, reference.nodes)
+    every = {each for each in quantizations if each is not None}
     found: dict[int, tuple[str, ...]] = {}
     for index, match in matches.items():
         # Of several quantize nodes in a row the converter keeps one.
@@ -278,16 +348,20 @@ def parameter_findings(
             if (parameters := reference.quantization(reading.node)) is not None
         }
         tensor = tensors[index]
-        if not expected or not tensor.is_quantized or match.same is not None:
+        actual = qparams(tensor)
+        if not expected or actual is None or match.same is not None:
             continue
         alike = {other for node in expected for other in standing[node]}
         if any(_has(tensors[other], each) for other in alike for each in expected.values()):
             # Itself, or a QUANTIZE behind what has a scale that TFLite fixes.
             continue
-        scale, zero_point, _ = list(expected.values())[-1]
-        text = unexpected_qparams(
-            "its output", float(tensor.scales[0]), int(tensor.zero_points[0]), scale, zero_point
-        )
+        if index in vague and any(_has(tensor, each) for each in every):
+            # Values that hardly tell a node were taken for another one's.
+            continue
+        wanted_here = list(expected.values())[-1]
+        if _is_wider(tensor, actual, wanted_here) and carried(index):
+            continue
+        text = unexpected_qparams("its output", actual, wanted_here)
         found[index] = (text,) if text else ()
     return found
 
@@ -307,17 +381,12 @@ def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ..
     found: dict[int, tuple[str, ...]] = {}
     for op, other in zip(ours.ops, theirs.ops, strict=True):
         told = []
+        # A damaged file may give an op fewer outputs or operands: `same` tells of that.
         for mine, its in zip(op.outputs, other.outputs, strict=False):
-            tensor, wanted = ours.tensors[mine], theirs.tensors[its]
-            if len(tensor.scales) != 1 or len(wanted.scales) != 1:
+            actual, wanted = qparams(ours.tensors[mine]), qparams(theirs.tensors[its])
+            if actual is None or wanted is None:
                 continue
-            text = unexpected_qparams(
-                "its output",
-                float(tensor.scales[0]),
-                int(tensor.zero_points[0]),
-                float(wanted.scales[0]),
-                int(wanted.zero_points[0]),
-            )
+            text = unexpected_qparams("its output", actual, wanted)
             told += [text] if text else []
         told += _changed_constants(edge.graph, op, origin.graph, other)
         if told:
@@ -327,6 +396,7 @@ def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ..
 
 def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> list[str]:
     told = []
+    # The first that both have: of another number of operands `same` tells.
     for place, (mine, its) in enumerate(zip(op.inputs, other.inputs, strict=False)):
         if mine < 0 or its < 0:
             continue
@@ -343,14 +413,26 @@ def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> li
     return told
 
 
-def _has(tensor: Tensor, parameters: tuple[float, int, str]) -> bool:
-    scale, zero_point, _ = parameters
-    return (
-        tensor.is_quantized
-        and len(tensor.scales) == 1
-        and tensor.scales[0] == np.float32(scale)
-        and int(tensor.zero_points[0]) == zero_point
-    )
+# Ops whose kernels want one scale of all that they take and give.
+_KEEPS_SCALE = {
+    *_HANDS_ON,
+    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "CONCATENATION", "PACK", "GATHER"),
+}
+
+
+def _is_wider(tensor: Tensor, actual: tuple[float, int], wanted: tuple[float, int]) -> bool:
+    """Whether a tensor's codes reach as far as others would, to half a step."""
+    low, high = code_range(tensor.dtype)
+    (scale, zero_point), (narrow, point) = actual, wanted
+    slack = scale / 2
+    return (low - zero_point) * scale <= (low - point) * narrow + slack and (
+        high - point
+    ) * narrow - slack <= (high - zero_point) * scale
+
+
+def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:
+    scale, zero_point = parameters
+    return qparams(tensor) == (float(np.float32(scale)), zero_point)
 
 
 def _array(value: torch.Tensor) -> Array:

@@ -1,33 +1,279 @@
-"""Constants in front of a linear layer that the converter has folded into its weight and bias."""
+"""Constants beside a layer that the converter folds into its weight and bias, or does not."""
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.constants import read_constant
-from pytest_edgeq.localize.kinds import base_name
-from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.localize.kinds import IDENTITIES, VIEWS, base_name, is_heavy
+from pytest_edgeq.localize.layouts import to_file_layout
+from pytest_edgeq.localize.moves import MOVING
+from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.roles import roles_of, stored_constant
 
-__all__ = ["fold_in_front"]
+__all__ = [
+    "fold_batch_norms",
+    "fold_in_front",
+    "is_subtracted",
+    "move_biases",
+    "turn_products",
+]
 
 Node = torch.fx.Node
-_Parts = tuple[Node, torch.Tensor, torch.Tensor, tuple[Node, ...]]
+_Parts = tuple[Node, torch.Tensor, torch.Tensor, tuple[Node, ...], bool]
 
 _PASSES_ON = ("dropout", "contiguous", "clone", "alias", "detach")
+
+
+_FOLDABLE = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "linear")
+
+
+def fold_batch_norms(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
+    """
+    Fold a batch norm into the convolution or linear layer in front, wherever the file has it so.
+
+    Behind a 1-D convolution, whose result is laid out anew, the converter leaves it alone.
+
+    Args:
+        module: An exported graph, changed in place.
+        graph: The file.
+        subgraph: Index of the subgraph.
+    """
+    stored = [*_layers(graph, subgraph)]
+    for node in list(module.graph.nodes):
+        if base_name(node) != "batch_norm" or node.args[5]:
+            continue
+        layer = node.args[0]
+        if base_name(layer) not in _FOLDABLE or len(layer.users) > 1:
+            continue
+        bias = layer.args[2] if len(layer.args) > 2 else None
+        given = [layer.args[1], *([bias] if bias is not None else []), *node.args[1:5]]
+        held = [None if each is None else _attribute(module, each) for each in given]
+        if any(each is not None and own is None for each, own in zip(given, held, strict=True)):
+            continue
+        new = _fused(node, held[0], held[1] if bias is not None else None, tuple(held[-4:]))
+        if _stands_alone(layer, held[0], new[0], stored):
+            continue
+        taken = []
+        for value, kind in zip(new, ("weight", "bias"), strict=True):
+            attribute = f"{layer.name}_folded_{kind}"
+            module.register_buffer(attribute, value.detach())
+            with module.graph.inserting_before(layer):
+                taken.append(module.graph.get_attr(attribute))
+        layer.args = (layer.args[0], *taken, *layer.args[3:])
+        node.replace_all_uses_with(layer)
+        module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+
+
+def turn_products(module: torch.fx.GraphModule) -> None:
+    """
+    Let addmm(b, x, W) of parameters be linear(x, Wᵀ, b): what is folded into one is into the other.
+
+    Args:
+        module: A graph whose parameters are attributes; changed in place.
+    """
+    for node in list(module.graph.nodes):
+        if base_name(node) != "addmm" or len(node.args) != 3 or node.kwargs:
+            continue
+        bias, value, weight = node.args
+        own, own_bias = (_attribute(module, each) for each in (weight, bias))
+        if own is None or own_bias is None or own_bias.ndim != 1:
+            continue
+        attribute = f"{node.name}_turned_weight"
+        module.register_buffer(attribute, own.t().contiguous())
+        with module.graph.inserting_before(node):
+            turned = module.graph.get_attr(attribute)
+            linear = module.graph.call_function(
+                torch.ops.aten.linear.default, (value, turned, bias)
+            )
+        linear.meta.update(node.meta)
+        node.replace_all_uses_with(linear)
+        module.graph.erase_node(node)
+
+
+def _fused(
+    node: Node, weight: Any, bias: Any, norm: tuple[Any, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The layer's weight and bias with its batch norm in them."""
+    from torch.nn.utils import fusion
+
+    gamma, beta, mean, variance = norm
+    eps: Any = node.args[7]
+    kind = base_name(node.args[0])
+    if kind == "linear":
+        return fusion.fuse_linear_bn_weights(weight, bias, mean, variance, eps, gamma, beta)
+    turned = kind.startswith("conv_transpose")
+    return fusion.fuse_conv_bn_weights(
+        weight, bias, mean, variance, eps, gamma, beta, transpose=turned
+    )
+
+
+def _stands_alone(layer: Node, own: Any, folded: torch.Tensor, stored: list[_Layer]) -> bool:
+    """Whether the file has a layer's batch norm as ops of its own."""
+    found: list[tuple[float, float, float, bool]] = []
+    for each in stored:
+        apart = [_laid_apart(each, weight, base_name(layer)) for weight in (own, folded)]
+        if min(apart) < math.inf:
+            found.append((min(apart), apart[0], apart[1], each.scaled))
+    if not found:
+        return False
+    _, plain, fused, scaled = min(found)
+    # A norm that hardly changes the weight is told by what stands behind the layer.
+    clear = max(plain, fused) > 4 * min(plain, fused)
+    return plain < fused if clear else scaled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    """A matrix product of the file: its op, its weight, whether a MUL scales its result."""
+
+    op: str
+    weight: np.ndarray
+    scaled: bool
+
+
+def _layers(graph: OpGraph, subgraph: int) -> Iterator[_Layer]:
+    whole = graph.subgraphs[subgraph]
+    users: dict[int, list[Op]] = {}
+    for op in whole.ops:
+        for index in op.inputs:
+            users.setdefault(index, []).append(op)
+    for op in whole.ops:
+        weights = [each for each in roles_of(graph, op).weights if each.tensor.is_constant]
+        if not is_heavy(op.name) or len(weights) != 1 or weights[0].tensor.is_sparse:
+            continue
+        behind = users.get(op.outputs[0], [])
+        while len(behind) == 1 and behind[0].name in IDENTITIES:
+            behind = users.get(behind[0].outputs[0], [])
+        scaled = any(
+            each.name == "MUL" and any(stored_constant(whole, i) is not None for i in each.inputs)
+            for each in behind
+        )
+        yield _Layer(op.name, read_constant(graph, op, weights[0]).floats, scaled)
+
+
+def _laid_apart(layer: _Layer, weight: torch.Tensor, kind: str) -> float:
+    """How far a weight is from one of the file's, in shares of its size."""
+    laid_out = to_file_layout(layer.op, weight.double().numpy(), layer.weight.shape, torch_op=kind)
+    return min((_share(layer.weight - each, each) for each in laid_out), default=math.inf)
+
+
+def move_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
+    """
+    Let (x·W + b) + c be x·W + (b + c) wherever the file has it so.
+
+    The converter sums the two constants up, and leaves the layer without a bias.
+
+    Args:
+        module: A graph whose parameters are attributes; changed in place.
+        graph: The file.
+        subgraph: Index of the subgraph.
+    """
+    stored = [*_added(graph, subgraph)]
+    for node in list(module.graph.nodes):
+        if base_name(node) != "add" or len(node.args) != 2:
+            continue
+        for value, other in (node.args, node.args[::-1]):
+            constant, layer = _laid_out_constant(module, other), _linear_above(value)
+            if constant is None or layer is None:
+                continue
+            bias = _attribute(module, layer.args[2]) if len(layer.args) > 2 else None
+            if bias is None or len(layer.users) > 1 or not bias.any():
+                continue
+            summed = constant + bias
+            if _nearest(summed, stored) < _nearest(constant, stored):
+                attribute = f"{layer.name}_moved_bias"
+                module.register_buffer(attribute, summed)
+                with module.graph.inserting_before(node):
+                    moved = module.graph.get_attr(attribute)
+                layer.args = layer.args[:2]
+                node.args = (value, moved)
+                break
+
+
+def _linear_above(node: Any) -> Node | None:
+    """The linear layer whose features a value has along its last axis, laid out anew at most."""
+    while isinstance(node, Node) and node.op == "call_function":
+        if base_name(node) == "linear":
+            return node
+        if base_name(node) not in VIEWS or len(node.users) > 1 or not _keeps_features(node):
+            return None
+        node = node.args[0]
+    return None
+
+
+def _keeps_features(node: Node) -> bool:
+    """Whether what is laid out anew has the same last axis as before."""
+    if base_name(node) == "transpose":
+        return _keeps_last(node)
+    if base_name(node) == "permute":
+        axes: Any = node.args[1]
+        return axes[-1] in (-1, len(axes) - 1)
+    shapes = [
+        tuple(each.shape)
+        for each in (node.args[0].meta.get("val"), node.meta.get("val"))  # type: ignore[union-attr]
+        if isinstance(each, torch.Tensor)
+    ]
+    return len(shapes) == 2 and bool(shapes[0]) and shapes[0][-1:] == shapes[1][-1:]
+
+
+def _laid_out_constant(module: torch.fx.GraphModule, node: Any) -> Any:
+    """A parameter or a part of one, laid out anew; an attention has its weights in one."""
+    if not isinstance(node, Node) or node.op != "call_function" or base_name(node) not in _LAID_OUT:
+        return _attribute(module, node)
+    if len(node.all_input_nodes) != 1:
+        return None
+    above = _laid_out_constant(module, node.all_input_nodes[0])
+    target: Any = node.target
+    return None if above is None else target(above, *node.args[1:], **node.kwargs)
+
+
+_LAID_OUT = MOVING - {"quantize_per_tensor", "dequantize_per_tensor"}
+
+
+def is_subtracted(graph: OpGraph, subgraph: int) -> Callable[[torch.Tensor], bool]:
+    """What tells whether the file subtracts a constant, up to what rounding makes of it."""
+    stored = [*_added(graph, subgraph, "SUB")]
+    # A coarse one, of 8 bits of a range that one channel may take alone.
+    return lambda value: _nearest(value, stored) < _ALIKE
+
+
+# Shares of a constant's size that rounding to 8 bits may take.
+_ALIKE = 0.01
+
+
+def _added(graph: OpGraph, subgraph: int, name: str = "ADD") -> Iterator[np.ndarray]:
+    """The constants that the file's ops of a name take."""
+    whole = graph.subgraphs[subgraph]
+    for op in whole.ops:
+        for index in op.inputs if op.name == name else ():
+            stored = stored_constant(whole, index)
+            if stored is not None and not stored.tensor.is_sparse:
+                yield read_constant(graph, op, stored).floats
+
+
+def _nearest(value: torch.Tensor, stored: list[np.ndarray]) -> float:
+    """How far a constant is from the file's nearest, in shares of its size."""
+    own = value.double().numpy()
+    alike = [held.reshape(own.shape) for held in stored if held.size == own.size]
+    return min((_share(held - own, own) for held in alike), default=math.inf)
 
 
 def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
     """
     Let linear(x·γ + β, W, b) be linear(x, W·γ, b + W·β) wherever the file has it so.
 
-    The converter does it to a normalisation's γ and β in front of a linear layer, and has either
-    form in the file, or both for two users. Which is told by the file's weights.
+    The converter does it to a normalisation's γ and β in front of a linear layer, and to the bias
+    of another linear layer there; it has either form in the file, or both for two users. Which is
+    told by the file's weights and biases.
 
     Args:
         module: A graph whose parameters are attributes; changed in place.
@@ -38,20 +284,34 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
     for node in list(module.graph.nodes):
         if base_name(node) != "linear" or len(node.args) < 2:
             continue
-        own = _attribute(module, node.args[1])
+        own = _laid_out_constant(module, node.args[1])
         bias = node.args[2] if len(node.args) > 2 else None
-        own_bias = None if bias is None else _attribute(module, bias)
+        own_bias = None if bias is None else _laid_out_constant(module, bias)
         if own is None or (bias is not None and own_bias is None):
             continue
         added = torch.zeros(own.shape[0], dtype=own.dtype) if own_bias is None else own_bias
-        forms: list[_Parts] = [(node.args[0], own, added, ())]
-        for source, scale, shift, turns in _in_front(module, node.args[0], own.shape[1]):
-            forms.append((source, own * scale, added + own @ shift, turns))
+        forms: list[_Parts] = [(node.args[0], own, added, (), False)]
+        for source, scale, shift, turns, bare in _in_front(module, node.args[0], own.shape[1]):
+            forms.append((source, own * scale, added + own @ shift, turns, bare))
         if len(forms) == 1:
             continue
-        nearest = min(forms, key=lambda form: _apart(form[1], form[2], stored))
+        behind = _scales_behind(node)
+        nearest = min(
+            forms,
+            key=lambda form: min(_apart(form[1] * s, form[2] * s, stored) for s in behind),
+        )
         if nearest is not forms[0]:
             _replace(module, node, nearest)
+    module.graph.eliminate_dead_code()
+
+
+def _scales_behind(node: Node) -> list[float]:
+    """1, and what multiplies a layer's result, which the converter may fold into it as well."""
+    users = list(node.users)
+    if len(users) != 1 or base_name(users[0]) != "mul":
+        return [1.0]
+    scale: Any = users[0].args[1]
+    return [1.0, float(scale)] if isinstance(scale, (int, float)) else [1.0]
 
 
 def _stored(graph: OpGraph, subgraph: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -73,6 +333,7 @@ def _in_front(module: torch.fx.GraphModule, node: Any, size: int) -> Iterator[_P
     What x a value is x·scale + shift of, one scale and one shift a feature: nearest x first.
 
     With the nodes in between that turn other axes than that of the features, the last one first.
+    Of a linear layer, which comes last, x is what it gives without its bias, as the last says.
     """
     scale, shift = torch.ones(size), torch.zeros(size)
     turns: list[Node] = []
@@ -81,13 +342,18 @@ def _in_front(module: torch.fx.GraphModule, node: Any, size: int) -> Iterator[_P
         if name in _PASSES_ON:
             node = node.args[0]
             continue
-        if name == "transpose" and _keeps_last(node):
+        if name in VIEWS and _keeps_features(node):
             turns.append(node)
             node = node.args[0]
             continue
+        if name == "linear":
+            bias = _laid_out_constant(module, node.args[2]) if len(node.args) > 2 else None
+            if bias is not None and bias.numel() == size and bias.any():
+                yield node, scale, shift + scale * bias, tuple(turns), True
+            return
         if name not in ("mul", "add") or len(node.args) != 2:
             return
-        constants = [_attribute(module, each) for each in node.args]
+        constants = [_laid_out_constant(module, each) for each in node.args]
         places = [i for i, each in enumerate(constants) if each is not None]
         if len(places) != 1 or len(node.kwargs):
             return
@@ -100,7 +366,7 @@ def _in_front(module: torch.fx.GraphModule, node: Any, size: int) -> Iterator[_P
         else:
             shift = shift + scale * value.reshape(-1)
         node = node.args[1 - places[0]]
-        yield node, scale, shift, tuple(turns)
+        yield node, scale, shift, tuple(turns), False
 
 
 def _keeps_last(node: Node) -> bool:
@@ -140,8 +406,24 @@ def _share(difference: np.ndarray, value: np.ndarray) -> float:
     return float(np.square(difference).sum()) / size
 
 
+def _without_bias(module: torch.fx.GraphModule, layer: Node) -> Node:
+    """The layer's product alone; to others that take the layer its bias is added behind."""
+    with module.graph.inserting_after(layer):
+        product = module.graph.node_copy(layer)
+    product.args = layer.args[:2]
+    with module.graph.inserting_after(product):
+        add: Any = torch.ops.aten.add.Tensor
+        whole = module.graph.call_function(add, (product, layer.args[2]))
+    whole.meta.update(layer.meta)
+    layer.replace_all_uses_with(whole)
+    module.graph.erase_node(layer)
+    return product
+
+
 def _replace(module: torch.fx.GraphModule, node: Node, parts: _Parts) -> None:
-    source, weight, bias, turns = parts
+    source, weight, bias, turns, bare = parts
+    if bare:
+        source = _without_bias(module, source)
     for turn in reversed(turns):
         with module.graph.inserting_before(node):
             before, source = source, module.graph.node_copy(turn)

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from pytest_edgeq.localize.constants import (
-    INPUT_AT,
-    SAME_SCALE,
-    input_scale_of,
-    read_constant,
+from pytest_edgeq.localize.biases import SAME_SCALE, written_scale
+from pytest_edgeq.localize.kernels import (
+    HybridInput,
+    float_bound,
+    hybrid_position,
+    rounding_bound,
 )
-from pytest_edgeq.localize.kernels import float_bound, hybrid_input, hybrid_ties, rounding_bound
 from pytest_edgeq.localize.match import Match, Reading, code_limits, typed
-from pytest_edgeq.localize.reference import ReferenceGraph, laid_out
-from pytest_edgeq.numerics.health import CLIPPED_LSB
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.localize.reference import Call, ReferenceGraph, laid_out
+from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.localize.sums import Beside, Codes, Sums, in_channels_last
+from pytest_edgeq.localize.tensors import Met, Tensors, plainly_strided
+from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import roles_of
 
 __all__ = ["Measured", "Step", "make_steps"]
 
 Node = torch.fx.Node
-Read = Callable[..., torch.Tensor]
 
 # Of an op whose kernel's arithmetic is not known here: one more rounding, of ½ LSB.
 _UNKNOWN = 0.5
@@ -76,7 +78,25 @@ class Measured:
     least: float = math.inf
     greatest: float = -math.inf
     nonfinite: int = 0
-    channel_noise: torch.Tensor | None = None
+    channel_noise: npt.NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hybrid:
+    """
+    An op whose kernel rounds its own float input.
+
+    Attributes:
+        input: What it makes of that.
+        bound: What its result may be off, relative, held against a sum in float32.
+        exact_bound: The same, against one in float64.
+        greatest_weight: The magnitude of its greatest weight; inf where it has none that is known.
+    """
+
+    input: HybridInput
+    bound: float
+    exact_bound: float
+    greatest_weight: float
 
 
 @dataclass(slots=True, eq=False)
@@ -93,10 +113,13 @@ class Step:
         hybrid: The op whose kernel rounds its own float input, if any.
         bound: What the kernel may be off beyond ½ LSB; of a float op relative; None where several
             ops round, one after the other.
-        limits: Least and greatest code, scale and zero point; None where it has no scale.
+        limits: What its codes stand for; None where it has no scale.
         sources: The matches of what it was made from.
         taken: By source, those of its nodes that are taken.
         weights: Quantized parameters, where the reference has none.
+        handed_on: Of an op that only holds its source in another way, how that one is read.
+        done: The tensors that no step behind this one asks for.
+        calls: What is run, with its constants: as quantized or not, in float64 or not.
     """
 
     match: Match
@@ -104,171 +127,239 @@ class Step:
     op: Op
     nodes: list[Node]
     differs: bool
-    hybrid: Op | None
+    hybrid: Hybrid | None
     bound: float | None
-    limits: tuple[int, int, float, int] | None
+    limits: Codes | None
     sources: tuple[Match, ...]
     taken: tuple[tuple[int, tuple[Reading, ...]], ...]
     weights: Mapping[Node, torch.Tensor]
+    handed_on: Reading | None
+    done: tuple[int, ...] = ()
+    calls: dict[tuple[bool, bool], list[Call]] = field(default_factory=dict)
     measured: Measured = field(default_factory=Measured)
 
-    def measure(self, reference: ReferenceGraph, read: Read, graph: OpGraph, whole: Any) -> None:
+    def measure(
+        self, reference: ReferenceGraph, tensors: Tensors, whole: torch.Tensor
+    ) -> Beside | None:
+        """
+        Run what one sample is held against.
+
+        Args:
+            reference: The torch graph.
+            tensors: Of the file.
+            whole: What the float model gives at the last node.
+
+        Returns:
+            What is to be summed up; None of a tensor that is its source's in another way.
+        """
+        index = self.match.tensor
+        handed_on = self._is_handed_on(tensors, whole)
+        tensors.met[index] = Met(self.reading.view, whole)
+        if handed_on:
+            return None
+        quantized = self._run(reference, tensors, quantized=True)
+        floats = quantized
+        if self.differs or self.hybrid is not None:
+            floats = self._run(reference, tensors, quantized=False)
+        made = tensors.at(index, self.reading, last=in_channels_last(floats))
+        return Beside(made, floats, quantized, whole, self.limits, self.measured.local_lsb)
+
+    def judge(
+        self,
+        beside: Beside | None,
+        sums: Sums | None,
+        reference: ReferenceGraph,
+        tensors: Tensors,
+    ) -> None:
         """
         Take one sample in.
 
         Args:
+            beside: What `measure` gave.
+            sums: Of it.
             reference: The torch graph.
-            read: `read(index, codes=False, double=False)` gives a tensor of the file.
-            graph: The file.
-            whole: What the float model gives at the last node.
+            tensors: Of the file, with those that the step takes.
         """
-        made = self._file(read)
-        quantized = self._run(reference, read, graph, quantized=True)
-        floats = quantized
-        if self.differs or self.hybrid is not None:
-            floats = self._run(reference, read, graph, quantized=False)
-        self._take(made, floats, whole)
+        index = self.match.tensor
+        met = tensors.met[index]
+        if beside is None or sums is None:
+            met.sums = self._handed_sums(tensors)
+            self._add(met, tensors.at(index, self.reading).numel())
+            beyond = -1.0 if self.limits is None else -0.5 - self._bound
+            self.measured.excess_lsb = max(self.measured.excess_lsb, beyond)
+            return
+        met.sums = sums
+        made = beside.made
+        if not math.isfinite(sums.noise):
+            self.measured.nonfinite += int(made.numel() - torch.isfinite(made).sum())
+        self._add(met, made.numel())
         if self.limits is None:
-            self._take_float(made, quantized, reference, read, graph)
+            self._judge_floats(sums, made, beside.quantized, reference, tensors)
         else:
-            self._take_codes(quantized, reference, read, graph)
+            self._judge_codes(sums, reference, tensors)
 
-    def _file(self, read: Read, *, codes: bool = False) -> torch.Tensor:
-        return self.reading.view.read(read(self.match.tensor, codes=codes))
+    def _is_handed_on(self, tensors: Tensors, whole: torch.Tensor) -> bool:
+        """
+        Whether a tensor holds its source's values in another way, one by one.
+
+        All that is known of the source beside the float model is known of it, too, then, and there
+        is nothing else to be off.
+        """
+        if self.handed_on is None:
+            return False
+        (source,) = self.sources
+        met = tensors.met.get(source.tensor)
+        if met is None or met.whole is not whole or met.view != self.handed_on.view:
+            return False
+        index = self.match.tensor
+        theirs = self.handed_on.view.read(tensors.read(source.tensor, codes=True))
+        ours = self.reading.view.read(tensors.read(index, codes=True))
+        if in_channels_last(theirs) and ours.ndim == 4:
+            # To turn codes and to hold them in order takes half as long as out of order.
+            ours = ours.contiguous(memory_format=torch.channels_last)
+        if not (ours.numpy() == theirs.numpy()).all():
+            return False
+        if self.limits is None and not np.isfinite(ours.numpy()).all():
+            return False
+        tensors.place(index, self.reading.node, tensors.at(source.tensor, self.handed_on))
+        return True
+
+    def _handed_sums(self, tensors: Tensors) -> Sums:
+        source = tensors.met[self.sources[0].tensor]
+        value = tensors.at(self.match.tensor, self.reading)
+        return replace(
+            source.sums,
+            noise=0.0,
+            channels=np.zeros(value.shape[1]) if value.ndim > 1 else None,
+            signal=source.sums.own_signal,
+            least=source.sums.lowest,
+            greatest=source.sums.highest,
+            below=0,
+            above=0,
+        )
+
+    @property
+    def _bound(self) -> float:
+        return math.inf if self.bound is None else self.bound
 
     def _run(
         self,
         reference: ReferenceGraph,
-        read: Read,
-        graph: OpGraph,
+        tensors: Tensors,
         *,
         quantized: bool,
         double: bool = False,
     ) -> torch.Tensor:
         values: dict[Node, Any] = {}
-        for tensor, readings in self.taken:
-            taken = read(tensor, double=double)
-            if self.hybrid is not None and quantized and taken.is_floating_point():
-                seen = hybrid_input(graph, self.hybrid, taken.numpy())
-                taken = taken if seen is None else torch.from_numpy(seen)
+        for index, readings in self.taken:
+            seen = None
+            if double or (self.hybrid is not None and quantized):
+                seen = tensors.read(index, double=double)
+                if self.hybrid is not None and quantized and seen.is_floating_point():
+                    seen = torch.from_numpy(self.hybrid.input.seen(seen.numpy()))
             for reading in readings:
-                values[reading.node] = typed(reading.node, reading.view.read(taken), double=double)
-        for node in self.nodes:
-            values[node] = reference.compute(
-                node, values, quantized=quantized, double=double, weights=self.weights
-            )
+                if seen is None:
+                    value = tensors.at(index, reading)
+                else:
+                    value = plainly_strided(reading.view.read(seen))
+                values[reading.node] = typed(reading.node, value, double=double)
+        if (quantized, double) not in self.calls:
+            given = {*values, *self.nodes}
+            self.calls[quantized, double] = [
+                reference.call(
+                    node, given, quantized=quantized, double=double, weights=self.weights
+                )
+                for node in self.nodes
+            ]
+        for call in self.calls[quantized, double]:
+            values[call.node] = call.run(values)
         result: torch.Tensor = values[self.reading.node]
         return result
 
-    def _take(self, made: torch.Tensor, floats: torch.Tensor, whole: torch.Tensor) -> None:
-        measured = self.measured
-        made = made.to(torch.float32)
-        floats, whole = floats.to(torch.float32), whole.to(torch.float32)
-        measured.elements += made.numel()
-        noise = self._noise(made - floats)
-        if not math.isfinite(noise):
-            measured.nonfinite += int(made.numel() - torch.isfinite(made).sum())
-        measured.noise += noise
-        measured.signal += _squares(floats)
-        apart = made - whole
-        measured.cumulative_noise += _squares(apart)
-        measured.cumulative_signal += _squares(whole)
-        if self.limits is not None:
-            low, high, scale, zero_point = self.limits
-            measured.cumulative_lsb = max(measured.cumulative_lsb, _greatest(apart) / scale)
-            least, greatest = _range(floats)
-            measured.smallest = min(measured.smallest, least)
-            measured.largest = max(measured.largest, greatest)
-            # NaN is within no limits. Where all values are, there is nothing to count.
-            if not least >= (floor := (low - zero_point - CLIPPED_LSB) * scale):
-                measured.beyond_low += int((floats < floor).sum())
-            if not greatest <= (ceiling := (high - zero_point + CLIPPED_LSB) * scale):
-                measured.beyond_high += int((floats > ceiling).sum())
+    def _add(self, met: Met, elements: int) -> None:
+        measured, sums = self.measured, met.sums
+        measured.elements += elements
+        measured.noise += sums.noise
+        measured.signal += sums.signal
+        measured.cumulative_noise += sums.apart_noise
+        measured.cumulative_signal += sums.apart_signal
+        if sums.channels is not None:
+            known = measured.channel_noise
+            if known is not None and known.shape == sums.channels.shape:
+                sums.channels += known
+            measured.channel_noise = sums.channels
+        if self.limits is None or not elements:
+            return
+        scale, zero_point = self.limits.scale, self.limits.zero_point
+        apart = sums.apart / scale
+        measured.cumulative_lsb = max(measured.cumulative_lsb, apart)
+        measured.smallest = min(measured.smallest, sums.least)
+        measured.largest = max(measured.largest, sums.greatest)
+        measured.beyond_low += sums.below
+        measured.beyond_high += sums.above
+        lowest, highest = sums.lowest / scale, sums.highest / scale
+        # A scale may be so wrong that float32 does not hold what codes stand for.
+        if math.isfinite(lowest) and math.isfinite(highest):
+            measured.least = min(measured.least, round(lowest) + zero_point)
+            measured.greatest = max(measured.greatest, round(highest) + zero_point)
+        measured.low += sums.low
+        measured.high += sums.high
 
-    def _noise(self, difference: torch.Tensor) -> float:
-        """Sum of the squares, kept by channel as well where there are channels."""
-        if difference.ndim < 2:
-            return _squares(difference)
-        axes = [axis for axis in range(difference.ndim) if axis != 1]
-        by_channel = difference.double().square_().sum(dim=axes)
-        total = _finite(float(by_channel.sum()))
-        known = self.measured.channel_noise
-        if known is not None and known.shape == by_channel.shape:
-            by_channel += known
-        self.measured.channel_noise = by_channel
-        return total
-
-    def _take_codes(
-        self, quantized: torch.Tensor, reference: ReferenceGraph, read: Read, graph: OpGraph
-    ) -> None:
-        assert self.limits is not None
+    def _judge_codes(self, sums: Sums, reference: ReferenceGraph, tensors: Tensors) -> None:
+        assert self.limits is not None, "floats are judged otherwise"
         measured = self.measured
-        low, high, scale, zero_point = self.limits
-        stored = read(self.match.tensor, codes=True)
-        least, greatest = _range(stored)
-        measured.least = min(measured.least, least)
-        measured.greatest = max(measured.greatest, greatest)
-        if least == low:
-            measured.low += int((stored == low).sum())
-        if greatest == high:
-            measured.high += int((stored == high).sum())
-        codes = self.reading.view.read(stored).to(torch.float32)
-        exact = (quantized / scale).add_(zero_point).clamp_(low, high)
-        bound = math.inf if self.bound is None else self.bound
-        off = _greatest(exact - codes)
-        if off - 0.5 - bound > 0:
+        off, steps = sums.off, sums.steps
+        if off - 0.5 - self._bound > 0:
             # torch's own float32 rounding is a part of it: tell by float64.
-            exact = self._run(reference, read, graph, quantized=True, double=True)
+            low, high, scale, zero_point = self.limits
+            exact = self._run(reference, tensors, quantized=True, double=True)
             exact = (exact.double() / scale + zero_point).clamp(low, high)
+            codes = self.reading.view.read(tensors.read(self.match.tensor, codes=True))
             off = _greatest(exact - codes)
-        measured.excess_lsb = max(measured.excess_lsb, off - 0.5 - bound)
-        # Nearer than halfway rounds to the code itself.
-        if off >= 0.5:
-            measured.local_lsb = max(measured.local_lsb, _greatest(exact.round() - codes))
+            # Nearer than halfway rounds to the code itself.
+            steps = _greatest(exact.round() - codes) if off >= 0.5 else 0.0
+        measured.excess_lsb = max(measured.excess_lsb, off - 0.5 - self._bound)
+        measured.local_lsb = max(measured.local_lsb, steps)
 
-    def _take_float(
+    def _judge_floats(
         self,
+        sums: Sums,
         made: torch.Tensor,
         quantized: torch.Tensor,
         reference: ReferenceGraph,
-        read: Read,
-        graph: OpGraph,
+        tensors: Tensors,
     ) -> None:
         measured = self.measured
         if self.bound is None:
             return
-        taken = [_peak(read(source.tensor)) for source in self.sources]
-        size = max([_peak(quantized), *taken]) if quantized.numel() else 0.0
-        if made.dtype == torch.bool:
-            # Truth values have no difference in torch.
-            made, quantized = made.to(torch.float32), quantized.to(torch.float32)
+        taken = [tensors.peak(source.tensor) for source in self.sources]
+        size = max([sums.peak, *taken]) if quantized.numel() else 0.0
         # torch rounds as much as the kernel does.
-        allowed, worst = 2 * self.bound * size, _greatest(made - quantized)
+        allowed, worst = 2 * self.bound * size, sums.off
+        if not (made.is_floating_point() or made.dtype == torch.bool):
+            # Whole numbers may be larger than those that float32 holds.
+            worst = _greatest(made - quantized)
         if worst > allowed:
-            exact = self._run(reference, read, graph, quantized=True, double=True)
-            worst = _greatest(made.double() - exact.double())
+            rounding = self.bound * size
+            tied = 0.0
             if self.hybrid is not None:
-                own = float_bound(graph, self.hybrid, exact=True) * size
-                allowed += own - 2 * float_bound(graph, self.hybrid) * size
-            if worst > allowed and self.hybrid is not None:
-                allowed += self._tied(read, graph)
+                allowed += (self.hybrid.exact_bound - 2 * self.hybrid.bound) * size
+                tied = self._tied(tensors)
+            # Whatever torch's own rounding is, ties are a part of it, and they explain it: there
+            # is nothing that float64 would tell.
+            if not (allowed <= rounding and worst + rounding <= allowed + tied):
+                exact = self._run(reference, tensors, quantized=True, double=True)
+                worst = _greatest(made.double() - exact.double())
+            if worst > allowed:
+                allowed += tied
         beyond = worst / allowed - 1 if allowed else (math.inf if worst else -1.0)
         measured.excess_lsb = max(measured.excess_lsb, beyond)
 
-    def _tied(self, read: Read, graph: OpGraph) -> float:
+    def _tied(self, tensors: Tensors) -> float:
         """What inputs halfway between two codes of the kernel may change in a result."""
-        assert self.hybrid is not None
-        ties = sum(
-            hybrid_ties(graph, self.hybrid, read(source.tensor).numpy()) for source in self.sources
-        )
-        stored = [each for each in roles_of(graph, self.hybrid).weights if each.tensor.is_constant]
-        return ties * max(
-            (
-                float(np.abs(read_constant(graph, self.hybrid, each).floats).max())
-                for each in stored
-            ),
-            default=math.inf,
-        )
+        assert self.hybrid is not None, "others quantize no input"
+        taken = (tensors.read(source.tensor).numpy() for source in self.sources)
+        return sum(map(self.hybrid.input.ties, taken)) * self.hybrid.greatest_weight
 
 
 def make_steps(
@@ -285,7 +376,7 @@ def make_steps(
             continue
         subgraph = graph.subgraphs[op.subgraph]
         tensor = subgraph.tensors[match.tensor]
-        limits = code_limits(tensor)
+        limits = _limits(tensor)
         sources = tuple(matches[index] for index in match.sources)
         given = {reading.node for source in sources for reading in source.readings}
         reading = match.last
@@ -294,7 +385,8 @@ def make_steps(
         nodes = reference.between(reading.node, given)
         made_by = [subgraph.ops[index] for index in match.ops]
         bound = _bound(graph, made_by, op, match.tensor, limits is not None)
-        hybrid = next((each for each in made_by if _is_hybrid(graph, each)), None)
+        rounds = (each for each in made_by if hybrid_position(graph, each) is not None)
+        hybrid = next((_hybrid(graph, each) for each in rounds), None)
         weights: dict[Node, torch.Tensor] = {}
         for each in made_by:
             for node, weight in weights_of(each, given).items():
@@ -307,10 +399,54 @@ def make_steps(
         weights = {node: laid_out(node, weight) for node, weight in weights.items() if node in used}
         rounded = (node for node in used if not reference.varies(node))
         differs = bool(weights) or any(map(reference.is_rounded, rounded))
+        handed_on = None
+        if not nodes and hybrid is None and len(sources) == 1:
+            handed_on = _handed_on(tensor, subgraph.tensors[sources[0].tensor], taken[0][1])
         steps.append(
-            Step(match, reading, op, nodes, differs, hybrid, bound, limits, sources, taken, weights)
+            Step(
+                match,
+                reading,
+                op,
+                nodes,
+                differs,
+                hybrid,
+                bound,
+                limits,
+                sources,
+                taken,
+                weights,
+                handed_on,
+            )
         )
-    return sorted(steps, key=lambda step: (step.op.index, step.match.tensor))
+    steps.sort(key=lambda step: (step.op.index, step.match.tensor))
+    asked_for: set[int] = set()
+    for step in reversed(steps):
+        last = {step.match.tensor, *(source.tensor for source in step.sources)} - asked_for
+        step.done = tuple(last)
+        asked_for |= last
+    return steps
+
+
+def _limits(tensor: Tensor) -> Codes | None:
+    limits = code_limits(tensor)
+    return None if limits is None else Codes(*limits)
+
+
+def _handed_on(tensor: Tensor, source: Tensor, readings: Sequence[Reading]) -> Reading | None:
+    """How the source is read, where the tensor may hold the same codes with the same meaning."""
+    alike = tensor.dtype == source.dtype and code_limits(tensor) == code_limits(source)
+    return readings[0] if alike and len(readings) == 1 else None
+
+
+def _hybrid(graph: OpGraph, op: Op) -> Hybrid:
+    stored = [each for each in roles_of(graph, op).weights if each.tensor.is_constant]
+    peaks = [float(np.abs(read_constant(graph, op, each).floats).max()) for each in stored]
+    return Hybrid(
+        HybridInput(graph, op),
+        float_bound(graph, op),
+        float_bound(graph, op, exact=True),
+        max(peaks, default=math.inf),
+    )
 
 
 def _bound(
@@ -334,56 +470,21 @@ def _bias_slack(graph: OpGraph, op: Op) -> float:
 
     Told of by `findings` where it is more than observers differ.
     """
-    roles = roles_of(graph, op)
-    biases = [each for each in roles.biases if each.tensor.is_constant]
-    weights = [each for each in roles.weights if each.tensor.is_constant]
-    if len(biases) != 1 or len(weights) != 1 or op.name not in INPUT_AT:
+    scales, made = written_scale(graph, op), graph.tensor(op, op.outputs[0])
+    if scales is None or len(made.scales) != 1:
         return 0.0
-    taken, made = (graph.tensor(op, i) for i in (op.inputs[INPUT_AT[op.name]], op.outputs[0]))
-    bias = read_constant(graph, op, biases[0])
-    written = input_scale_of(bias, weights[0].tensor.scales)
-    if written is None or len(taken.scales) != 1 or len(made.scales) != 1:
-        return 0.0
-    apart = abs(float(taken.scales[0]) / written - 1)
+    apart = abs(scales[0] / scales[1] - 1)
     if not 0 < apart <= SAME_SCALE:
         return 0.0
-    return float(np.abs(bias.floats).max(initial=0.0)) * apart / float(made.scales[0])
-
-
-def _is_hybrid(graph: OpGraph, op: Op) -> bool:
-    from pytest_edgeq.localize.kernels.hybrid import hybrid_position
-
-    return hybrid_position(graph, op) is not None
-
-
-def _flat(value: torch.Tensor) -> torch.Tensor:
-    """The elements in a row; without a copy where channels lie last in memory, too."""
-    if value.ndim > 2 and not value.is_contiguous():
-        value = value.permute(0, *range(2, value.ndim), 1)
-    return value.reshape(-1)
-
-
-def _range(value: torch.Tensor) -> tuple[float, float]:
-    """The least and the greatest."""
-    least, greatest = torch.aminmax(_flat(value))
-    return float(least), float(greatest)
-
-
-def _finite(total: float) -> float:
-    return total if math.isfinite(total) else math.inf
-
-
-def _squares(value: torch.Tensor) -> float:
-    exact = _flat(value).double()
-    return _finite(float(torch.dot(exact, exact)))
-
-
-def _peak(value: torch.Tensor) -> float:
-    """Greatest magnitude, NaN where there is one."""
-    least, greatest = _range(value)
-    return max(-least, greatest)
+    (stored,) = (each for each in roles_of(graph, op).biases if each.tensor.is_constant)
+    bias = read_constant(graph, op, stored).floats
+    return float(np.abs(bias).max(initial=0.0)) * apart / float(made.scales[0])
 
 
 def _greatest(value: torch.Tensor) -> float:
     """Greatest magnitude; what is not finite is beyond every bound."""
-    return _finite(_peak(value)) if value.numel() else 0.0
+    if not value.numel():
+        return 0.0
+    least, greatest = torch.aminmax(value)
+    peak = max(-float(least), float(greatest))
+    return peak if math.isfinite(peak) else math.inf

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_edgeq.localize.decompose import decompose
-from pytest_edgeq.localize.fold import fold_in_front
-from pytest_edgeq.localize.local import make_steps
-from pytest_edgeq.localize.match import Matcher, code_limits
+from pytest_edgeq.localize.fold import (
+    fold_batch_norms,
+    fold_in_front,
+    is_subtracted,
+    move_biases,
+    turn_products,
+)
+from pytest_edgeq.localize.local import Step, make_steps
+from pytest_edgeq.localize.match import Matcher
+from pytest_edgeq.localize.outputs import output_findings
 from pytest_edgeq.localize.reference import ReferenceGraph, export
 from pytest_edgeq.localize.results import Plan, layer_errors
 from pytest_edgeq.localize.rows import LayerErrors
+from pytest_edgeq.localize.sums import Beside, summed
+from pytest_edgeq.localize.tensors import Limits, Tensors
 from pytest_edgeq.localize.weights import rounded_constants
 from pytest_edgeq.reference import as_tensor, torch_module, undisturbed
 from pytest_edgeq.tflite.graph import Op
@@ -22,44 +32,11 @@ from pytest_edgeq.tflite.graph import Op
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
-    from pytest_edgeq.tflite.runtimes import Runner
 
 Node = torch.fx.Node
 
-
-class Tensors:
-    """The file's tensors of one run, each read once."""
-
-    def __init__(self, quantized: QuantizedModel, runner: Runner) -> None:
-        signature = quantized.edge.signature
-        self._tensors = quantized.graph.subgraphs[signature.subgraph].tensors
-        self._runner = runner
-        self._known: dict[tuple[int, bool, bool], torch.Tensor] = {}
-
-    def read(self, index: int, *, codes: bool = False, double: bool = False) -> torch.Tensor:
-        """
-        A tensor of the file as torch holds it.
-
-        Args:
-            index: In the subgraph.
-            codes: As stored, else dequantized.
-            double: Dequantized in float64.
-        """
-        tensor = self._tensors[index]
-        limits = code_limits(tensor)
-        key = (index, codes or limits is None, double)
-        if key not in self._known:
-            if codes or limits is None:
-                raw = self._runner.tensor(index)
-                value = torch.from_numpy(raw)
-                wide = double and value.is_floating_point()
-                self._known[key] = value.double() if wide else value
-            else:
-                _, _, scale, zero_point = limits
-                stored = self.read(index, codes=True)
-                real = stored.double() if double else stored.to(torch.float32)
-                self._known[key] = (real - zero_point) * scale
-        return self._known[key]
+# Elements that are held at once to be summed up together, of several small tensors.
+_TOGETHER = 1 << 16
 
 
 class Localizer:
@@ -87,6 +64,8 @@ class Localizer:
         self._reference = reference
         quantized.edge.restart()
         self._runner = quantized.edge.runner(runtime, keep=True)
+        subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
+        self._limits = Limits(subgraph.tensors)
         self._plans: dict[tuple[tuple[int, ...], ...], Plan] = {}
         self._open = contextlib.ExitStack()
 
@@ -108,16 +87,24 @@ class Localizer:
         arrays = sample.arrays()
         quantized = self._quantized
         self._runner.run(quantized.edge.encode(quantized.input_names, arrays))
-        tensors = Tensors(quantized, self._runner)
+        tensors = Tensors(self._runner, self._limits)
         shapes = tuple(array.shape for array in arrays)
-        inputs = [as_tensor(value) for value in sample.tensors]
-        plan = self._plans.get(shapes)
-        if plan is None:
-            plan = self._plans[shapes] = self._plan(sample, inputs, tensors)
-        whole = plan.reference.run(self._fed(plan.reference.placeholders, inputs), plan.wanted)
-        for step in plan.steps:
-            value = whole[step.reading.node]
-            step.measure(plan.reference, tensors.read, quantized.graph, value)
+        inputs = [as_tensor(value).detach() for value in sample.tensors]
+        with torch.no_grad():
+            plan = self._plans.get(shapes)
+            if plan is None:
+                plan = self._plans[shapes] = self._plan(sample, inputs, tensors)
+            run = plan.program.start(self._fed(plan.reference.placeholders, inputs))
+            open_steps: list[tuple[Step, Beside | None]] = []
+            elements = 0
+            for step in plan.steps:
+                beside = step.measure(plan.reference, tensors, run.take(step.reading.node))
+                open_steps.append((step, beside))
+                elements += 0 if beside is None else beside.made.numel()
+                if elements > _TOGETHER:
+                    _judge(open_steps, plan.reference, tensors)
+                    open_steps, elements = [], 0
+            _judge(open_steps, plan.reference, tensors)
 
     def result(self) -> LayerErrors:
         """
@@ -151,10 +138,10 @@ class Localizer:
         graph, signature = quantized.graph, quantized.edge.signature
         given = self._module(sample)
         placeholders = [node for node in given.graph.nodes if node.op == "placeholder"]
-        module = decompose(given, self._fed(placeholders, inputs))
+        fed = self._fed(placeholders, inputs)
+        module = decompose(given, fed, is_subtracted(graph, signature.subgraph))
         fold_in_front(module, graph, signature.subgraph)
         reference = ReferenceGraph(module)
-        fed = self._fed(reference.placeholders, inputs)
         names = list(quantized.input_names)
         borders = {}
         known = {border.name for border in signature.inputs} == set(names)
@@ -176,8 +163,9 @@ class Localizer:
         )
         matches = matcher.run()
         steps = make_steps(graph, matches, reference, weights)
-        wanted = {step.reading.node for step in steps}
-        return Plan(reference, matches, steps, wanted, matcher.broken)
+        program = reference.program(Counter(step.reading.node for step in steps))
+        misplaced = output_findings(given, reference, fed, matches, signature.outputs)
+        return Plan(reference, matches, steps, program, {**misplaced, **matcher.broken})
 
     def _module_of(self, op: Op) -> str | None:
         modules = self._quantized.edge.modules
@@ -193,12 +181,29 @@ class Localizer:
         if not isinstance(module, torch.nn.Module):
             module = _Called(module)
         try:
-            return export(module, args, kwargs)
+            exported = export(module, args, kwargs)
         except Exception as error:
             raise RuntimeError(
                 f"{self._quantized.name}: localize needs the reference's graph, and torch.export "
                 f"refuses it\n{type(error).__name__}: {error}"
             ) from error
+        graph, subgraph = self._quantized.graph, self._quantized.edge.signature.subgraph
+        turn_products(exported)
+        fold_batch_norms(exported, graph, subgraph)
+        move_biases(exported, graph, subgraph)
+        return exported
+
+
+def _judge(
+    steps: Sequence[tuple[Step, Beside | None]], reference: ReferenceGraph, tensors: Tensors
+) -> None:
+    """Sum up what several steps are held against, and let go of what is done with."""
+    found = iter(summed([beside for _, beside in steps if beside is not None]))
+    for step, beside in steps:
+        step.judge(beside, None if beside is None else next(found), reference, tensors)
+    for step, _ in steps:
+        for index in step.done:
+            tensors.drop(index)
 
 
 class _Called(torch.nn.Module):

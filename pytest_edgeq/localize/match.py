@@ -13,11 +13,12 @@ what is left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from pytest_edgeq.localize.biases import qparams
 from pytest_edgeq.localize.kinds import (
     ACTIVATIONS,
     CLAMPS,
@@ -29,6 +30,7 @@ from pytest_edgeq.localize.kinds import (
     is_heavy,
     kin,
 )
+from pytest_edgeq.localize.moves import MOVING, moved
 from pytest_edgeq.localize.reference import (
     Reached,
     ReferenceGraph,
@@ -36,6 +38,7 @@ from pytest_edgeq.localize.reference import (
     is_quantize,
 )
 from pytest_edgeq.localize.views import View, best_view, distance
+from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import stored_constant
 
@@ -130,7 +133,6 @@ class Matcher:
         module_of: Callable[[Op], str | None],
         weights: Callable[[Op, Iterable[Node]], Mapping[Node, torch.Tensor]],
     ) -> None:
-        self._graph = graph
         self._subgraph = graph.subgraphs[subgraph]
         self._reference = reference
         self._values = values
@@ -163,8 +165,7 @@ class Matcher:
                 return state.matches
             forced += 1
             start = chosen + 1
-            later = [op for op in self._subgraph.ops[start:]]
-            for op in later:
+            for op in self._subgraph.ops[start:]:
                 for index in op.outputs:
                     state.matches.pop(index, None)
                     state.pending.pop(index, None)
@@ -224,7 +225,7 @@ class Matcher:
         if not readings:
             return None
         match = self._whole(index, op, readings)
-        return Match(index, op, match.readings, (taken[0],), (op.index,), taken[0])
+        return replace(match, sources=(taken[0],), ops=(op.index,), same=taken[0])
 
     def _moved(self, op: Op, labels: torch.Tensor) -> torch.Tensor:
         """What an op that only holds its input in another way does to it."""
@@ -252,17 +253,78 @@ class Matcher:
                 near.append((found[0], reached, found[1]))
         if not near:
             return None
+        near = self._told(op, index, near)
         least = min(each[0] for each in near)
         kinds = [each for each in near if each[0] <= 1.5 * least + 1e-9]
         fitting = [e for e in kinds if fits(op.name, self._kind(e[1].node))]
-        _, reached, view = (fitting or kinds)[0]
+        _, reached, view = self._told_apart(fitting or kinds, index, sources, ops, state)
         match = self._whole(index, op, [Reading(reached.node, view)])
-        return self._made(match, op, sources, ops)
+        return replace(match, sources=sources, ops=ops)
 
-    def _made(
-        self, match: Match, op: Op, sources: tuple[int, ...], ops: tuple[int, ...], **how: bool
-    ) -> Match:
-        return Match(match.tensor, op, match.readings, sources, ops, None, **how)
+    def _told(
+        self, op: Op, index: int, near: list[tuple[float, Reached, View]]
+    ) -> list[tuple[float, Reached, View]]:
+        """Leave out what is near because it is clipped throughout, where another one may be it."""
+        limits = code_limits(self._tensor(index))
+        if len(near) == 1 or limits is None:
+            return near
+        low, high, scale, zero_point = limits
+        floor, ceiling = (low - zero_point) * scale, (high - zero_point) * scale
+
+        def varies(value: torch.Tensor) -> bool:
+            return bool(((value > floor) & (value < ceiling)).any())
+
+        if varies(min(near, key=lambda each: each[0])[1].value):
+            return near
+        told = [e for e in near if fits(op.name, self._kind(e[1].node)) and varies(e[1].value)]
+        return told or near
+
+    def _told_apart(
+        self,
+        alike: Sequence[tuple[float, Reached, View]],
+        index: int,
+        sources: tuple[int, ...],
+        ops: tuple[int, ...],
+        state: _State,
+    ) -> tuple[float, Reached, View]:
+        """
+        Of nodes whose values are alike, the first that has its elements from where the file has.
+
+        Steps of a sequence that hold the same token are told by nothing else.
+        """
+        if len(alike) == 1 or len(sources) > 1:
+            return alike[0]
+        source = self._values(sources[0])
+        given = torch.arange(source.numel()).reshape(source.shape)
+        labels: dict[int, torch.Tensor] = {sources[0]: given}
+        for position in ops:
+            op = self._subgraph.ops[position]
+            taken = [labels[i] for i in op.inputs if i in labels]
+            for output in op.outputs if len(taken) == 1 else ():
+                shape = tuple(self._values(output).shape)
+                found = moved(op, output, shape, taken[0], self._constant)
+                if found is not None:
+                    labels[output] = found
+        if index not in labels:
+            return alike[0]
+        known: dict[Node, Any] = {
+            reading.node: typed(reading.node, reading.view.read(given))
+            for reading in state.matches[sources[0]].readings
+        }
+        for apart, reached, _ in alike:
+            between = self._reference.between(reached.node, set(known))
+            if not all(base_name(node) in MOVING for node in between):
+                continue
+            values = dict(known)
+            for node in between:
+                values[node] = self._reference.compute(node, values, quantized=False)
+            laid_out = best_view(labels[index], values[reached.node])
+            if laid_out is not None and not laid_out[0]:
+                return apart, reached, laid_out[1]
+        return alike[0]
+
+    def _constant(self, index: int) -> torch.Tensor | None:
+        return self._values(index) if self._tensor(index).is_constant else None
 
     def _whole(self, index: int, op: Op | None, readings: Sequence[Reading]) -> Match:
         """
@@ -490,7 +552,7 @@ class Matcher:
             return None
         _, reached, view = best
         match = self._whole(index, op, [Reading(reached.node, view)])
-        return self._made(match, op, pending.sources, pending.ops, forced=True)
+        return replace(match, sources=pending.sources, ops=pending.ops, forced=True)
 
     def _consumed_as_part(self, index: int, pending: _Pending) -> bool:
         """Whether the op may be one of several that make a node together, such as a group's."""
@@ -564,10 +626,5 @@ def module_of(node: Node) -> str:
 
 def code_limits(tensor: Tensor) -> tuple[int, int, float, int] | None:
     """Least and greatest code, scale and zero point; None of what has not one scale."""
-    if not tensor.is_quantized or len(tensor.scales) != 1:
-        return None
-    bits = {"int4": 4, "int8": 8, "uint8": 8, "int16": 16, "int32": 32, "int2": 2}.get(tensor.dtype)
-    if bits is None:
-        return None
-    low = 0 if tensor.dtype.startswith("uint") else -(1 << bits - 1)
-    return low, low + (1 << bits) - 1, float(tensor.scales[0]), int(tensor.zero_points[0])
+    parameters = qparams(tensor)
+    return None if parameters is None else (*code_range(tensor.dtype), *parameters)

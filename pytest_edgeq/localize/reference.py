@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.fx.node import map_arg
 
 from pytest_edgeq.localize.kinds import HEAVY, base_name
 
-__all__ = ["Reached", "ReferenceGraph", "export"]
+__all__ = ["Call", "Program", "Reached", "ReferenceGraph", "export"]
 
 Node = torch.fx.Node
 Values = dict[Node, Any]
@@ -53,6 +54,114 @@ class Reached:
     sources: int
 
 
+class Call:
+    """
+    A node with all that it takes but the values that it is given.
+
+    Args:
+        node: The node.
+        function: What it calls; None where it hands on the one value that it takes.
+        args: Nodes stand for the values that are given.
+        kwargs: As `args`.
+        mutating: Whether it changes what it takes, which others take as well.
+
+    Attributes:
+        node: The node.
+        taken: The nodes whose values it is given.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        function: Callable[..., Any] | None,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        mutating: bool = False,
+    ) -> None:
+        taken: dict[Node, None] = {}
+        map_arg((args, kwargs), lambda n: taken.setdefault(n))
+        self.node = node
+        self.taken = tuple(taken)
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+        self._mutating = mutating
+        self._places = [(i, each) for i, each in enumerate(args) if isinstance(each, Node)]
+        # Nodes in lists and by keyword are rare, and take longer to fill in.
+        self._nested = len(taken) > len({each for _, each in self._places}) or mutating
+
+    def run(self, values: Mapping[Node, Any]) -> Any:
+        """What the node gives."""
+        if self._function is None:
+            return values[self.taken[0]]
+        if self._nested:
+            return self._run_nested(values)
+        args = self._args.copy()
+        for place, node in self._places:
+            args[place] = values[node]
+        return self._function(*args, **self._kwargs)
+
+    def _run_nested(self, values: Mapping[Node, Any]) -> Any:
+        args, kwargs = map_arg((self._args, self._kwargs), values.__getitem__)
+        if self._mutating:
+            args, kwargs = _cloned(args), _cloned(kwargs)
+        assert self._function is not None, "only what computes has arguments"
+        return self._function(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """
+    The float model's nodes, in order, ready to run.
+
+    Attributes:
+        placeholders: Its inputs.
+        calls: All that it computes from them.
+        left: How often each value is taken, by calls and from outside.
+    """
+
+    placeholders: Sequence[Node]
+    calls: Sequence[Call]
+    left: Mapping[Node, int]
+
+    def start(self, inputs: Sequence[Any]) -> Run:
+        """Begin a run on a value for each placeholder."""
+        return Run(self, dict(zip(self.placeholders, inputs, strict=True)))
+
+
+class Run:
+    """
+    The float model on one sample, run as far as it is asked for.
+
+    Args:
+        program: The model.
+        values: Of the placeholders.
+    """
+
+    def __init__(self, program: Program, values: Values) -> None:
+        self._calls = iter(program.calls)
+        self._left = dict(program.left)
+        self._values = values
+
+    def take(self, node: Node) -> Any:
+        """The value of a node, which is let go of after its last use."""
+        while node not in self._values:
+            call = next(self._calls)
+            self._values[call.node] = call.run(self._values)
+            for each in call.taken:
+                self._used(each)
+            if call.node not in self._left:
+                del self._values[call.node]
+        value = self._values[node]
+        self._used(node)
+        return value
+
+    def _used(self, node: Node) -> None:
+        self._left[node] -= 1
+        if not self._left[node]:
+            del self._values[node]
+
+
 class ReferenceGraph:
     """
     A torch graph whose nodes are run one by one, activations without their quantize nodes.
@@ -66,7 +175,6 @@ class ReferenceGraph:
         self.nodes = [node for node in module.graph.nodes if node.op != "call_module"]
         self._order = {node: position for position, node in enumerate(self.nodes)}
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
-        self.outputs = _leaves(next(n for n in self.nodes if n.op == "output").args)
         self._constants: dict[tuple[Node, bool, bool], Any] = {}
         self._passing = {n for n in self.nodes if base_name(n) in (*_QUANTIZE, *_DEQUANTIZE)}
         self._mutating = {
@@ -117,10 +225,10 @@ class ReferenceGraph:
             elif node.op == "get_attr":
                 value = operator.attrgetter(str(node.target))(self._module)
                 value = value.detach() if isinstance(value, torch.Tensor) else value
-            elif not quantized and base_name(node) in (*_QUANTIZE, *_DEQUANTIZE):
+            elif not quantized and node in self._passing:
                 value = self.constant(node.all_input_nodes[0], quantized=False)
             else:
-                value = self._call(node, lambda n: self.constant(n, quantized=quantized))
+                value = self.call(node, (), quantized=quantized).run({})
             self._constants[key] = laid_out(node, value)
         return self._constants[key]
 
@@ -152,54 +260,58 @@ class ReferenceGraph:
             double: In float64.
             weights: Quantized parameters, for a graph that has none.
         """
-        if node in self._passing:
-            return values[node.all_input_nodes[0]]
+        call = self.call(node, values, quantized=quantized, double=double, weights=weights)
+        return call.run(values)
+
+    def call(
+        self,
+        node: Node,
+        given: Container[Node],
+        *,
+        quantized: bool,
+        double: bool = False,
+        weights: Mapping[Node, torch.Tensor] | None = None,
+    ) -> Call:
+        """
+        Look up once what a node takes beside the values that are given.
+
+        Args:
+            node: The node.
+            given: The nodes whose values it will be given.
+            quantized: With the quantizer's parameters, else with the float model's.
+            double: In float64.
+            weights: Quantized parameters, for a graph that has none.
+        """
+        if node in self._passing and node in self._varying:
+            return Call(node, None, [node.all_input_nodes[0]], {})
+        if node.op != "call_function":
+            raise NotImplementedError(f"{node.op} node {node.name}")
 
         def look(argument: Node) -> Any:
-            if argument in values:
-                return values[argument]
+            if argument in given:
+                return argument
             if quantized and weights and argument in weights:
                 return _double(weights[argument]) if double else weights[argument]
             return self.constant(argument, quantized=quantized, double=double)
 
-        return self._call(node, look, double=double)
-
-    def _call(self, node: Node, look: Callable[[Node], Any], *, double: bool = False) -> Any:
-        if node.op != "call_function":
-            raise NotImplementedError(f"{node.op} node {node.name}")
-        mutable = node in self._mutating
-
-        def value(argument: Node) -> Any:
-            found = look(argument)
-            return found.clone() if mutable and isinstance(found, torch.Tensor) else found
-
-        args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
+        args, kwargs = map_arg(node.args, look), map_arg(node.kwargs, look)
         if double:
             args, kwargs = _widen(args), _widen(kwargs)
-        with torch.no_grad():
-            return _RESHAPED.get(node.target, node.target)(*args, **kwargs)
+        function: Any = _RESHAPED.get(node.target, node.target)
+        return Call(node, function, list(args), dict(kwargs), node in self._mutating)
 
-    def run(self, inputs: Sequence[Any], wanted: set[Node]) -> dict[Node, Any]:
+    def program(self, uses: Mapping[Node, int]) -> Program:
         """
-        Run the float model once and keep what is wanted.
+        The float model, ready to run.
 
         Args:
-            inputs: One for each placeholder.
-            wanted: Nodes whose values are given back.
+            uses: How often each node's value will be taken from a run.
         """
-        last = {n: node for node in self.nodes for n in node.all_input_nodes}
-        values: Values = dict(zip(self.placeholders, inputs, strict=True))
-        kept = {node: values[node] for node in wanted if node in values}
-        for node in self.nodes:
-            if node.op in ("placeholder", "output") or node not in self._varying:
-                continue
-            values[node] = self.compute(node, values, quantized=False)
-            if node in wanted:
-                kept[node] = values[node]
-            for used in node.all_input_nodes:
-                if last[used] is node:
-                    values.pop(used, None)
-        return kept
+        nodes = [n for n in self.nodes if n in self._varying and n.op == "call_function"]
+        calls = [self.call(node, self._varying, quantized=False) for node in nodes]
+        left = Counter(taken for call in calls for taken in call.taken)
+        left.update(uses)
+        return Program(self.placeholders, calls, left)
 
     def reach(
         self,
@@ -262,16 +374,15 @@ class ReferenceGraph:
             stack += each.all_input_nodes
         return sorted(found, key=self._order.__getitem__)
 
-    def quantization(self, node: Node) -> tuple[float, int, str] | None:
-        """Scale, zero point and dtype of a quantize node of one activation, else None."""
+    def quantization(self, node: Node) -> tuple[float, int] | None:
+        """Scale and zero point of a quantize node of one activation, else None."""
         if base_name(node) != "quantize_per_tensor" or not self.varies(node):
             return None
         given: Sequence[Any] = node.args[1:3]
         scale, zero_point = (
             self.constant(n, quantized=True) if isinstance(n, Node) else n for n in given
         )
-        dtype = str(node.args[-1] if len(node.args) > 5 else node.kwargs["dtype"])
-        return float(scale), int(zero_point), dtype.removeprefix("torch.")
+        return float(scale), int(zero_point)
 
 
 def is_quantize(node: Node) -> bool:
@@ -301,81 +412,35 @@ def export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> torch.fx.GraphModule:
     """
-    Export a float model for one sample's shapes, with its batch norms folded.
+    Export a float model for one sample's shapes.
 
     Raises:
         Exception: Whatever torch.export raises.
     """
+    # Of one tensor that stands for two inputs torch makes one.
+    args = tuple(each.clone() if isinstance(each, torch.Tensor) else each for each in args)
+    kwargs = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
     with warnings.catch_warnings():
         # Recurrent layers look their weights up anew; what is exported are the parameters.
         warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
-        program = torch.export.export(model, args, dict(kwargs), strict=False)
+        program = torch.export.export(model, args, kwargs, strict=False)
     module = program.module()
     assert isinstance(module, torch.fx.GraphModule), "torch.export gives graph modules"
-    _fold_batch_norms(module)
     return module
-
-
-def _fold_batch_norms(module: torch.fx.GraphModule) -> None:
-    """Fold a batch norm into the convolution or linear layer in front, where that has one user."""
-    from torch.nn.utils import fusion
-
-    for node in list(module.graph.nodes):
-        if base_name(node) != "batch_norm" or node.args[5]:
-            continue
-        layer = node.args[0]
-        name = base_name(layer)
-        if name not in _FOLDABLE or len(layer.users) > 1:
-            continue
-        weight, bias = layer.args[1], layer.args[2] if len(layer.args) > 2 else None
-        constants = [weight, *([bias] if bias is not None else []), *node.args[1:5]]
-        if any(each is not None and each.op != "get_attr" for each in constants):
-            continue
-        held: list[Any] = [
-            None if n is None else operator.attrgetter(n.target)(module) for n in node.args[1:5]
-        ]
-        own = operator.attrgetter(weight.target)(module)
-        own_bias = None if bias is None else operator.attrgetter(bias.target)(module)
-        gamma, beta, mean, variance = held
-        eps: Any = node.args[7]
-        if name == "linear":
-            new = fusion.fuse_linear_bn_weights(own, own_bias, mean, variance, eps, gamma, beta)
-        else:
-            new = fusion.fuse_conv_bn_weights(
-                own,
-                own_bias,
-                mean,
-                variance,
-                eps,
-                gamma,
-                beta,
-                transpose=name.startswith("conv_transpose"),
-            )
-        taken = []
-        for value, kind in zip(new, ("weight", "bias"), strict=True):
-            attribute = f"{layer.name}_folded_{kind}"
-            module.register_buffer(attribute, value.detach())
-            with module.graph.inserting_before(layer):
-                taken.append(module.graph.get_attr(attribute))
-        layer.args = (layer.args[0], *taken, *layer.args[3:])
-        node.replace_all_uses_with(layer)
-        module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
-
-
-_FOLDABLE = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "linear")
-
-
-def _leaves(value: Any) -> list[Node]:
-    found: list[Node] = []
-    map_arg(value, lambda node: found.append(node))
-    return found
 
 
 def _double(value: Any) -> Any:
     return (
         value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
     )
+
+
+def _cloned(arguments: Any) -> Any:
+    if isinstance(arguments, (tuple, list)):
+        return type(arguments)(_cloned(each) for each in arguments)
+    if isinstance(arguments, dict):
+        return {key: _cloned(each) for key, each in arguments.items()}
+    return arguments.clone() if isinstance(arguments, torch.Tensor) else arguments
 
 
 def _widen(arguments: Any) -> Any:

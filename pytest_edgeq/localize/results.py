@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
+from pytest_edgeq.localize.biases import is_of_parameters
 from pytest_edgeq.localize.cause import blame
-from pytest_edgeq.localize.constants import read_constant
 from pytest_edgeq.localize.findings import (
     constant_findings,
     moved_findings,
     origin_findings,
     parameter_findings,
 )
+from pytest_edgeq.localize.foreign import clamp_findings, foreign_findings, pad_findings
+from pytest_edgeq.localize.kinds import IDENTITIES
 from pytest_edgeq.localize.local import Measured, Step
 from pytest_edgeq.localize.match import Match
-from pytest_edgeq.localize.reference import ReferenceGraph
+from pytest_edgeq.localize.reference import Program, ReferenceGraph
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
+from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.roles import roles_of, stored_constant
 
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
@@ -41,14 +43,15 @@ class Plan:
         reference: The torch graph.
         matches: What each matched tensor stands for.
         steps: What is measured, in the order of the file.
-        wanted: The nodes at which the float model is held against the file.
-        broken: Ops whose result has another size than torch's, with a sentence.
+        program: The float model, held against the file at every step.
+        broken: Ops whose result has another size than torch's, or that are wired to another output,
+            with a sentence.
     """
 
     reference: ReferenceGraph
     matches: dict[int, Match]
     steps: list[Step]
-    wanted: set[torch.fx.Node]
+    program: Program
     broken: dict[int, str]
 
 
@@ -78,8 +81,12 @@ def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerError
         entry = entries[op.index]
         own = steps.get(op.index, [])
         group = grouped.get(op.index) or grouped.get(carriers.get(op.index, -1))
-        rows.append(_row(op, entry, own, group, found.get(op.index, ())))
-        evidence.append(_evidence(graph, op, entry, own))
+        told = tuple(sorted(found.get(op.index, ()), key=is_of_parameters))
+        rows.append(_row(op, entry, own, group, told))
+        given = _evidence(graph, op, entry, own, averaged=quantized.flow in _AVERAGING)
+        taken = [i for i in op.inputs if i >= 0 and stored_constant(subgraph, i) is None]
+        stranger = group is None and bool(taken) and all(i in plan.matches for i in taken)
+        evidence.append(replace(given, stranger=stranger, group=_group(subgraph.ops, own)))
     return blame(rows, evidence)
 
 
@@ -89,11 +96,19 @@ def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, 
     found = constant_findings(graph, plan.steps, plan.reference, narrowed=dynamic)
     for position, text in plan.broken.items():
         found[position] = (*found.get(position, ()), text)
-    told = parameter_findings(graph, plan.matches, plan.reference, signature.subgraph)
+    vague = {step.match.tensor for step in plan.steps if _is_vague(step)}
+    told = parameter_findings(graph, plan.matches, plan.reference, signature.subgraph, vague=vague)
     for index, texts in told.items():
         op = plan.matches[index].op
         if op is not None:
             found[op.index] = (*texts, *found.get(op.index, ()))
+    foreign = foreign_findings(graph, signature.subgraph, plan.matches, plan.reference, vague)
+    clamps, pads = clamp_findings(plan.steps), pad_findings(graph, plan.steps)
+    for position, texts in (*foreign.items(), *pads.items()):
+        found[position] = (*texts, *found.get(position, ()))
+    for position, texts in clamps.items():
+        # Another layer's weights are more telling than that it clamps and this one does not.
+        found[position] = (*found.get(position, ()), *texts)
     producer = graph.subgraphs[signature.subgraph].producer
     for position, texts in moved_findings(graph, signature.subgraph).items():
         # Either side may be the wrong one: what is known of what makes its input comes first.
@@ -105,6 +120,23 @@ def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, 
             if position not in found:
                 found[position] = texts
     return found
+
+
+def _group(ops: Sequence[Op], own: Sequence[Step]) -> tuple[int, ...]:
+    """The ops that compute what an op closes, where they are several."""
+    found = sorted({index for step in own for index in step.match.ops})
+    found = [index for index in found if ops[index].name not in {*IDENTITIES, "PAD"}]
+    return tuple(found) if len(found) > 1 else ()
+
+
+_LEAST_LEVELS = 16
+"""So many codes must be in use for values to tell their node: 4 bits, of which rounding takes 1."""
+
+
+def _is_vague(step: Step) -> bool:
+    """Whether what an op gives uses too few codes to be told from other values."""
+    levels = step.measured.greatest - step.measured.least + 1
+    return step.limits is not None and not levels >= _LEAST_LEVELS
 
 
 def _carriers(graph: OpGraph, ops: Sequence[Op]) -> dict[int, int]:
@@ -208,7 +240,13 @@ def _rmse(noise: float, measured: Measured, scale: float | None) -> float | None
     return math.sqrt(noise / measured.elements) / scale
 
 
-def _evidence(graph: OpGraph, op: Op, entry: OpDtypes, own: Sequence[Step]) -> Evidence:
+# Flows whose ranges are averages over the samples, or may be: those of a file that was given.
+_AVERAGING = ("recipe", "prebuilt")
+
+
+def _evidence(
+    graph: OpGraph, op: Op, entry: OpDtypes, own: Sequence[Step], *, averaged: bool
+) -> Evidence:
     roles = roles_of(graph, op)
     limited = tuple(
         int(channel)
@@ -226,6 +264,7 @@ def _evidence(graph: OpGraph, op: Op, entry: OpDtypes, own: Sequence[Step]) -> E
     measured = step.measured
     low, high, scale, zero_point = step.limits or (0, 0, None, None)
     count = max(measured.elements, 1)
+    size = max(math.prod(graph.subgraphs[op.subgraph].tensors[step.match.tensor].shape), 1)
     noise = measured.channel_noise
     has_codes = step.limits is not None and measured.least <= measured.greatest
     return Evidence(
@@ -233,6 +272,7 @@ def _evidence(graph: OpGraph, op: Op, entry: OpDtypes, own: Sequence[Step]) -> E
         zero_point=zero_point,
         code_range=None if step.limits is None else (low, high),
         elements=measured.elements,
+        averaged=-(-measured.elements // size) if averaged else 0,
         codes=(int(measured.least), int(measured.greatest)) if has_codes else None,
         beyond=(measured.beyond_low / count, measured.beyond_high / count),
         reference=(measured.smallest, measured.largest) if has_codes else None,

@@ -110,6 +110,7 @@ class Evidence:
         code_range: qmin and qmax of the output's dtype.
         elements: How many output values were looked at.
         codes: The least and the greatest code met.
+        averaged: How many samples were looked at, where ranges may be averages over samples.
         beyond: Shares (0 to 1) of the float reference's values that lie below and above what the
             codes reach.
         reference: The least and the greatest value of the float reference at the op.
@@ -120,6 +121,9 @@ class Evidence:
         bias_limited: Channels whose bias is at the INT32 limit.
         dtype_changes: What an operand's dtype is and what it was to be, as (role, is, was).
         nonfinite: How many output values are NaN or infinite.
+        group: Indices of the ops that stand for its nodes together, it the last, without those that
+            only hold values in another way; empty for one alone.
+        stranger: It has no match, though all that it takes has one.
         scheme: As `OpDtypes.scheme`: ops are compared with those of the same op and scheme.
     """
 
@@ -127,6 +131,7 @@ class Evidence:
     zero_point: int | None = None
     code_range: tuple[int, int] | None = None
     elements: int = 0
+    averaged: int = 0
     codes: tuple[int, int] | None = None
     beyond: tuple[float, float] = (0.0, 0.0)
     reference: tuple[float, float] | None = None
@@ -136,6 +141,8 @@ class Evidence:
     bias_limited: tuple[int, ...] = ()
     dtype_changes: tuple[tuple[str, str, str], ...] = ()
     nonfinite: int = 0
+    group: tuple[int, ...] = ()
+    stranger: bool = False
     scheme: str | None = None
 
     @property
@@ -247,6 +254,10 @@ def _share(rows: Sequence[LayerError]) -> float:
     return sum(row.matched for row in rows) / len(rows) if rows else 1.0
 
 
+# An error of more LSB has no decimals that say anything: that of a mask of −inf has forty digits.
+_LONG = 1e6
+
+
 def _cells(row: LayerError) -> tuple[str, ...]:
     return (
         f"{row.op} #{row.index}",
@@ -254,7 +265,7 @@ def _cells(row: LayerError) -> tuple[str, ...]:
         row.verdict,
         _number(row.local_lsb_error, "g"),
         _number(row.excess_lsb, ".2f") if (row.excess_lsb or 0) > 0 else "–",
-        _number(row.local_rmse_lsb, ".3f"),
+        _number(row.local_rmse_lsb, ".3f" if (row.local_rmse_lsb or 0) < _LONG else ".3g"),
         _number(row.local_sqnr_db, ".1f"),
         _number(row.cumulative_sqnr_db, ".1f"),
         "–" if row.clipped is None else f"{100 * row.clipped:.3g} %",

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.constants import Constant, read_constant, to_file_layout
+from pytest_edgeq.localize.biases import qparams
 from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name
+from pytest_edgeq.localize.layouts import to_file_layout
 from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
+from pytest_edgeq.localize.stored import Constant, read_constant, shape_along
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of, stored_constant
 
-__all__ = ["Taken", "constants_behind", "expected_codes", "nearest_factor", "rounded_constants"]
+__all__ = [
+    "Taken",
+    "constants_behind",
+    "expected_codes",
+    "nearest_factor",
+    "product_weights",
+    "rounded_constants",
+]
 
 Node = torch.fx.Node
 Array = np.ndarray[Any, Any]
-
-_RANGES = {"int4": (-8, 7), "int2": (-2, 1)}
 
 # Where torch's functions take their weight; the others in the second place.
 _WEIGHT_AT = {"addmm": 2, "baddbmm": 2, "embedding": 0, "einsum": 1}
 _SCALES = ("mul", "div", "mul_", "div_")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Taken:
     """
     A constant of the reference that an op of the file may hold.
@@ -39,12 +48,9 @@ class Taken:
             the reference multiplies in front or behind by a constant.
     """
 
-    __slots__ = ("factors", "node", "user")
-
-    def __init__(self, user: Node, node: Node, factors: list[torch.Tensor]) -> None:
-        self.user = user
-        self.node = node
-        self.factors = factors
+    user: Node
+    node: Node
+    factors: list[torch.Tensor]
 
 
 def rounded_constants(
@@ -60,9 +66,8 @@ def rounded_constants(
         given: The nodes whose values the op takes.
     """
     found: dict[Node, torch.Tensor] = {}
-    held = list(_held(graph, op))
-    for stored in held:
-        constant = read_constant(graph, op, stored)
+    for stored in _held(graph, op):
+        constant = _as_rounded(read_constant(graph, op, stored), stored)
         if constant.scales is None and constant.dtype != "float16":
             continue
         for taken in constants_behind(reference, given):
@@ -73,10 +78,17 @@ def rounded_constants(
                 continue
             plain = reference.constant(taken.node, quantized=False)
             if isinstance(plain, torch.Tensor) and plain.numel() == constant.values.size:
-                rounded = _rounded(op, constant, taken, plain)
+                inverse = _is_inverted(op, taken)
+                rounded = _rounded(op, constant, taken, 1 / plain if inverse else plain)
                 if rounded is not None:
-                    found[taken.node] = rounded
+                    found[taken.node] = 1 / rounded if inverse else rounded
     return found
+
+
+def _is_inverted(op: Op, taken: Taken) -> bool:
+    """Whether the op multiplies by the inverse of what torch divides by."""
+    divides = base_name(taken.user) in ("div", "div_") and taken.user.args[1] is taken.node
+    return divides and op.name == "MUL"
 
 
 def expected_codes(
@@ -87,11 +99,11 @@ def expected_codes(
 
     None where the graph makes the constant of them in a way that is not known here.
     """
-    expected = _codes(taken.node, reference)
-    if expected is None:
+    chosen = _codes(taken.node, reference)
+    if chosen is None:
         return None
     plain = reference.constant(taken.node, quantized=False)
-    expected = _with_ties(expected, op, stored, plain.numpy(), base_name(taken.user))
+    expected = _with_ties(chosen, op, stored, plain.numpy(), taken)
     # What multiplies behind the product the converter folds into the scale, and leaves the codes.
     factor = nearest_factor(op, stored, taken, plain)
     if factor is None or len(taken.factors) < 2 or not _same_codes(op, stored, expected, taken):
@@ -110,11 +122,12 @@ def _same_codes(op: Op, stored: Constant, expected: Constant, taken: Taken) -> b
 def _tied(op: Op, stored: Constant, taken: Taken, reference: ReferenceGraph) -> torch.Tensor | None:
     """The constant with the file's codes where two are as near; None where it is as it is."""
     chosen = _codes(taken.node, reference)
-    expected = expected_codes(op, stored, taken, reference)
-    if chosen is None or expected is None or np.array_equal(chosen.values, expected.values):
+    if chosen is None:
         return None
     plain = reference.constant(taken.node, quantized=False)
-    tied = dataclasses.replace(chosen, values=expected.values)
+    tied = _with_ties(chosen, op, stored, plain.numpy(), taken)
+    if np.array_equal(chosen.values, tied.values):
+        return None
     return torch.from_numpy(tied.floats).to(plain.dtype)
 
 
@@ -134,8 +147,11 @@ def _codes(node: Node, reference: ReferenceGraph) -> Constant | None:
         reference.constant(n, quantized=True) if isinstance(n, Node) else torch.as_tensor(n)
         for n in quantize.args[1:3]
     )
-    axis = quantize.args[3] if base_name(quantize) == "quantize_per_channel" else None
-    parts = [values, *(_over(each, values, axis) for each in (scale, zero_point))]
+    axis: Any = quantize.args[3] if base_name(quantize) == "quantize_per_channel" else None
+    parts = [values]
+    for each in (scale, zero_point):
+        shape = shape_along(each.numel(), values.ndim, axis)
+        parts.append(each.reshape(shape).expand(values.shape))
     for each in reversed(chain):
         parts = [each.target(part, *each.args[1:], **each.kwargs) for part in parts]
     codes, scales, points = (each.detach().numpy() for each in parts)
@@ -151,7 +167,7 @@ def _codes(node: Node, reference: ReferenceGraph) -> Constant | None:
     )
 
 
-def _with_ties(expected: Constant, op: Op, stored: Constant, own: Array, torch_op: str) -> Constant:
+def _with_ties(expected: Constant, op: Op, stored: Constant, own: Array, taken: Taken) -> Constant:
     """
     Of two codes that are as near to a weight, take the file's.
 
@@ -160,17 +176,12 @@ def _with_ties(expected: Constant, op: Op, stored: Constant, own: Array, torch_o
     """
     assert expected.scales is not None, "codes have scales"
     assert expected.zero_points is not None, "and zero points"
-    places = to_file_layout(
-        op.name,
-        np.arange(expected.values.size).reshape(expected.values.shape),
-        stored.values.shape,
-        torch_op=torch_op,
-    )
-    if not places or own.shape != expected.values.shape:
+    if own.shape != expected.values.shape:
         return expected
-    held: Array = np.empty(expected.values.size, np.int64)
-    held[places[0].ravel()] = stored.values.ravel()
-    held = held.reshape(expected.values.shape)
+    places = _places(op, stored, taken, own.shape)
+    if places is None:
+        return expected
+    held = _turned(stored.values, places, own.shape)
     steps = own.astype(np.float64) / expected.scales
     middle = (held + expected.values) / 2 - expected.zero_points
     tied = (np.abs(held - expected.values) == 1) & (
@@ -179,13 +190,16 @@ def _with_ties(expected: Constant, op: Op, stored: Constant, own: Array, torch_o
     return dataclasses.replace(expected, values=np.where(tied, held, expected.values))
 
 
-def _over(value: torch.Tensor, codes: torch.Tensor, axis: Any) -> torch.Tensor:
-    """A number, or one for each index along an axis, for each code."""
-    if value.numel() == 1:
-        return value.reshape(()).expand(codes.shape)
-    shape = [1] * codes.ndim
-    shape[axis] = -1
-    return value.reshape(shape).expand(codes.shape)
+def _as_rounded(constant: Constant, stored: StoredTensor) -> Constant:
+    """A float constant in the codes of the QUANTIZE between it and the op, if there is one."""
+    given = qparams(stored.operand)
+    if constant.scales is not None or given is None:
+        return constant
+    scale, zero_point = given
+    low, high = code_range(stored.operand.dtype)
+    codes = np.clip(np.rint(constant.values / scale) + zero_point, low, high)
+    rounded = Constant.of_codes(codes, scale, zero_point)
+    return dataclasses.replace(rounded, dtype=stored.operand.dtype)
 
 
 def _held(graph: OpGraph, op: Op) -> Iterator[StoredTensor]:
@@ -226,12 +240,24 @@ def constants_behind(reference: ReferenceGraph, given: Iterable[Node]) -> Iterat
                 queue.append(user)
 
 
+def product_weights(reference: ReferenceGraph) -> Iterator[Node]:
+    """The weights of all matrix products, as far as they are constants."""
+    for node in reference.nodes:
+        place = _WEIGHT_AT.get(base_name(node), 1)
+        if base_name(node) in HEAVY and len(node.args) > place:
+            weight = node.args[place]
+            if isinstance(weight, Node) and not reference.varies(weight):
+                yield weight
+
+
 # Constants further away are another op's.
 _FAR = 120
 
 
 def _scale(reference: ReferenceGraph, node: Node) -> torch.Tensor | None:
     """By what a node multiplies, where that is a constant."""
+    if base_name(node) in ("neg", "neg_"):
+        return torch.tensor(-1.0, dtype=torch.float64)
     if base_name(node) not in _SCALES or len(node.args) < 2:
         return None
     operands = [n for n in node.args[:2] if isinstance(n, Node)]
@@ -268,25 +294,20 @@ def _rounded(op: Op, constant: Constant, taken: Taken, plain: torch.Tensor) -> t
     Where a stored code is the nearest one, it is taken as it is: of two that are as near, either
     will do. Elsewhere the nearest one is, so that a code that was changed shows in the results.
     """
-    places = to_file_layout(
-        op.name,
-        np.arange(plain.numel()).reshape(tuple(plain.shape)),
-        constant.values.shape,
-        torch_op=base_name(taken.user),
-    )
-    if not places:
+    places = _places(op, constant, taken, tuple(plain.shape))
+    if places is None:
         return None
     if constant.scales is None or constant.zero_points is None:
         return plain.to(torch.float16).to(plain.dtype)
 
     codes, scales, points = (
-        _turned(each, places[0], tuple(plain.shape))
+        _turned(each, places, tuple(plain.shape))
         for each in (constant.values, constant.scales, constant.zero_points)
     )
-    low, high = _RANGES.get(constant.dtype) or code_range(constant.dtype)
     spread = nearest_factor(op, constant, taken, plain)
     if spread is None:
         return None
+    low, high = code_range(constant.dtype)
     steps = plain.double().numpy() * spread / scales
     wanted = steps + points
     # As far as ½ from the real value, one code is as near as the other, up to float32's rounding.
@@ -297,10 +318,17 @@ def _rounded(op: Op, constant: Constant, taken: Taken, plain: torch.Tensor) -> t
     return torch.from_numpy(values).to(plain.dtype)
 
 
+def _places(op: Op, constant: Constant, taken: Taken, shape: tuple[int, ...]) -> Array | None:
+    """Where in torch's layout each element of a constant of the file's belongs, as flat indices."""
+    indices = np.arange(math.prod(shape)).reshape(shape)
+    places = to_file_layout(op.name, indices, constant.values.shape, torch_op=base_name(taken.user))
+    return places[0] if places else None
+
+
 def _turned(values: Array, places: Array, shape: tuple[int, ...]) -> Array:
     """Values in the file's layout, in torch's."""
     spread = np.broadcast_to(values, places.shape)
-    found = np.empty(spread.size, np.float64)
+    found = np.empty_like(spread, shape=spread.size)
     found[places.ravel()] = spread.ravel()
     return found.reshape(shape)
 
@@ -312,15 +340,10 @@ def nearest_factor(op: Op, constant: Constant, taken: Taken, plain: torch.Tensor
     Returns:
         Over the constant's elements, in torch's layout; None where it is no layout of the file's.
     """
-    places = to_file_layout(
-        op.name,
-        np.arange(plain.numel()).reshape(tuple(plain.shape)),
-        constant.values.shape,
-        torch_op=base_name(taken.user),
-    )
-    if not places:
+    places = _places(op, constant, taken, tuple(plain.shape))
+    if places is None:
         return None
-    reals = _turned(constant.floats, places[0], tuple(plain.shape))
+    reals = _turned(constant.floats, places, tuple(plain.shape))
     best: tuple[float, Array] | None = None
     for factor in taken.factors:
         spread = _spread(factor, plain, taken.user)
@@ -334,12 +357,9 @@ def nearest_factor(op: Op, constant: Constant, taken: Taken, plain: torch.Tensor
 
 def _spread(factor: torch.Tensor, plain: torch.Tensor, user: Node) -> Array | None:
     """A factor, one number or one an output channel, over the weight's elements."""
-    if factor.numel() == 1:
-        return np.broadcast_to(factor.reshape(()).numpy(), tuple(plain.shape))
     name = base_name(user)
     axis = 1 if name.startswith("conv_transpose") or name in ("addmm", "mm", "matmul") else 0
-    if plain.ndim <= axis or plain.shape[axis] != factor.numel():
+    if factor.numel() != 1 and (plain.ndim <= axis or plain.shape[axis] != factor.numel()):
         return None
-    shape = [1] * plain.ndim
-    shape[axis] = -1
+    shape = shape_along(factor.numel(), plain.ndim, axis)
     return np.broadcast_to(factor.reshape(shape).numpy(), tuple(plain.shape))

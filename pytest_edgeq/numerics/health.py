@@ -48,6 +48,7 @@ __all__ = [
     "SampleLedger",
     "check_bias",
     "check_scales",
+    "more_than_chance",
     "overlap_finding",
 ]
 
@@ -73,6 +74,12 @@ How many elements of a sample may lie outside of a range that is an average over
 A moving average of each sample's least and greatest value, which ai-edge-quantizer calibrates with,
 lies where about half of the samples go beyond it, at either end: of small outputs many elements.
 """
+
+_AVERAGES = (
+    "; a recipe averages the ranges of the samples, and cuts about half of them at the ends: if "
+    "they are alike, pt2e_static_int8 keeps the least and the greatest value of all"
+)
+"""Of calibration by averages more samples do not help."""
 
 CLIPPED_LSB = 1.5
 """
@@ -114,6 +121,22 @@ class _Extremes:
 
     def merge(self, other: _Extremes) -> None:
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+
+
+def more_than_chance(count: int, elements: int, *, averaged: int = 0) -> bool:
+    """
+    Whether more elements than chance explains are clipped or saturated.
+
+    Args:
+        count: how many are.
+        elements: of how many.
+        averaged: of how many samples, where their range was calibrated as an average; else 0.
+    """
+    expected = min(CLIPPED_SHARE_LIMIT * elements + _AVERAGED_ENDS * averaged, elements)
+    if not expected:
+        return False
+    spread = math.sqrt(expected * (1 - expected / elements))
+    return count > expected + _SIGMAS * spread
 
 
 class OutputHealth:
@@ -257,37 +280,38 @@ class OutputHealth:
         return self._finding(
             CONSTANT_OUTPUT,
             f"{actual.low:.6g} in all {self.n_elements} elements, {spread}; "
-            "a layer was wiped or its scale is far too large: see which stage loses it",
+            "a layer was wiped or its scale is far too large: edgeq.localize(model, samples) "
+            "names it",
         )
 
     def _clipped_finding(self) -> Finding | None:
-        ends = _AVERAGED_ENDS * self._n_samples if self.averaged else 0
-        if not self._is_more(self._clipped, ends):
+        averaged = self._n_samples if self.averaged else 0
+        if not more_than_chance(self._clipped, self.n_elements, averaged=averaged):
             return None
         return self._finding(
             CLIPPED_OUTPUT,
-            f"the reference lies outside of the range of the codes in "
-            f"{self._share(self._clipped)}, {self._share(self._at_ends)} are at qmin or qmax; "
-            "calibrate with samples like those evaluated",
+            f"expected the reference within what the codes reach, "
+            f"{self._reach()}, got {self._share(self._clipped)} outside, as far as "
+            f"[{self._extremes[0].low:.3g}, {self._extremes[0].high:.3g}]; "
+            f"{self._share(self._at_ends)} are at qmin or qmax; calibrate with samples like those "
+            f"evaluated{_AVERAGES if self.averaged else ''}",
         )
 
     def _saturated_finding(self) -> Finding | None:
-        if not self._is_more(self._saturated):
+        if not more_than_chance(self._saturated, self.n_elements):
             return None
         return self._finding(
             SATURATED_OUTPUT,
             f"at qmin or qmax though the reference lies well inside of the range in "
-            f"{self._share(self._saturated)}; "
-            "a layer before overflows or is scaled wrongly: see which stage loses it",
+            f"{self._share(self._saturated)}; a layer before overflows or is scaled wrongly: "
+            "edgeq.localize(model, samples) names it",
         )
 
-    def _is_more(self, count: int, ends: int = 0) -> bool:
-        """Whether more elements than chance explains are clipped or saturated."""
-        expected = min(CLIPPED_SHARE_LIMIT * self.n_elements + ends, self.n_elements)
-        if not expected:
-            return False
-        spread = math.sqrt(expected * (1 - expected / self.n_elements))
-        return count > expected + _SIGMAS * spread
+    def _reach(self) -> str:
+        span = self._code_range()
+        assert span is not None, "unreachable because without a range nothing is clipped"
+        ends = ((code - span.zero_point) * span.scale for code in (span.qmin, span.qmax))
+        return f"[{', '.join(f'{end:.3g}' for end in ends)}]"
 
     def _share(self, count: int) -> str:
         share = 100 * count / self.n_elements

@@ -41,9 +41,9 @@ def numpy_dtype(dtype: str) -> np.dtype[Any] | None:
 
 
 def code_range(dtype: str) -> tuple[int, int]:
-    """The least and the greatest code of an integer dtype, for instance (−128, 127) for int8."""
-    info = np.iinfo(_NUMPY_DTYPES[dtype])
-    return int(info.min), int(info.max)
+    """The least and the greatest code of an integer dtype, of less than a byte, too: (−8, 7)."""
+    codes = 1 << int(dtype.removeprefix("u").removeprefix("int"))
+    return (0, codes - 1) if dtype.startswith("u") else (-codes // 2, codes // 2 - 1)
 
 
 def _along_axis(tensor: Tensor, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

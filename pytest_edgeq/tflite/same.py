@@ -64,6 +64,8 @@ def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[s
         other: The one that claims to be it.
         names: Of the ops of the origin, for texts.
     """
+    # Same maps and borders have as many ops, inputs and outputs; what else a damaged file has more
+    # of (subgraphs that nothing runs, outputs of an op) changes nothing.
     found = []
     places: list[dict[int, int]] = []
     for here, there in zip(origin.subgraphs, other.subgraphs, strict=False):
@@ -87,7 +89,9 @@ def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[s
         for border, claimed in zip(expected.outputs, got.outputs, strict=False):
             index = border.tensor.index
             if known.get(index, claimed.tensor.index) != claimed.tensor.index:
-                found.append(f"the output {border.name!r}: what another op gives stands there")
+                wanted = _source(origin, expected.subgraph, index)
+                given = _source(other, got.subgraph, claimed.tensor.index)
+                found.append(f"the output {border.name!r}: expected {wanted}, got {given}")
     return found
 
 
@@ -108,11 +112,23 @@ def _wiring(
         if (ours < 0) != (theirs < 0):
             yield f"operand {position}: expected one{' to be left out' if ours < 0 else ''}"
         elif ours >= 0 and known.get(ours, theirs) != theirs:
-            yield f"operand {position}: what another op gives stands there"
+            expected = _source(origin, one.subgraph, ours)
+            got = _source(other, two.subgraph, theirs)
+            yield f"operand {position}: expected {expected}, got {got}"
         elif ours >= 0:
             shapes = origin.tensor(one, ours).shape, other.tensor(two, theirs).shape
             if shapes[0] != shapes[1]:
                 yield f"operand {position}: expected shape {list(shapes[0])}, got {list(shapes[1])}"
+
+
+def _source(graph: OpGraph, subgraph: int, tensor: int) -> str:
+    """What a tensor holds."""
+    part = graph.subgraphs[subgraph]
+    maker = part.producer.get(tensor)
+    if maker is not None:
+        return f"what {maker.name} #{maker.index} gives"
+    kind = "input" if tensor in part.inputs else "constant"
+    return f"the {kind} {part.tensors[tensor].name!r}"
 
 
 def _options(origin: Any, other: Any, one: Op, two: Op) -> Iterator[str]:

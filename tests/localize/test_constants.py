@@ -15,15 +15,10 @@ from torch import nn
 from fixtures.models import Conv1dNet, ResidualNet, SmallModel, Upsampler, normal, samples, seeded
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.localize.constants import (
-    Constant,
-    check_bias,
-    check_weight,
-    input_scale_of,
-    read_constant,
-    to_file_layout,
-    unexpected_qparams,
-)
+from pytest_edgeq.localize.biases import check_bias, input_scale_of, unexpected_qparams
+from pytest_edgeq.localize.constants import check_weight
+from pytest_edgeq.localize.layouts import to_file_layout
+from pytest_edgeq.localize.stored import Constant, read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 
@@ -394,7 +389,10 @@ def test_a_weight_in_the_place_of_another(
     other = read_constant(model.graph, _op(model.graph, "second"), roles.weights[0]).values
     graph = _spoilt(model, "first", lambda codes: _set(codes, other))
     (found,) = _findings(graph, "first")
-    assert found == "the weight's codes: the same as the weight of second (swapped)"
+    assert found == (
+        "the weight's codes: the same as the weight of second (swapped, or the op reads another's "
+        "input)"
+    )
 
 
 def test_a_float_weight_and_bias(converted: Callable[[str | None], QuantizedModel]) -> None:
@@ -624,15 +622,26 @@ def test_what_is_not_given_is_an_error() -> None:
         check_bias("CONV_2D", codes, np.zeros(2))
 
 
+def test_scales_that_are_nearly_right_are_told_with_enough_digits() -> None:
+    """A batch norm with another ε moves them by a few thousandths, each channel by its own."""
+    weight = np.random.default_rng(0).standard_normal((4, 160, 3, 3))
+    scales = np.abs(weight).max((1, 2, 3)) / 127
+    codes = np.rint(weight / scales[:, None, None, None])
+    stored = Constant.of_codes(np.moveaxis(codes, 1, -1), scales, axis=0)
+    apart = np.array([1.0011, 1.002, 1.003, 1.004])[:, None, None, None]
+    (found,) = check_weight("CONV_2D", stored, weight * apart, torch_op="conv2d")
+    assert found.startswith("the weight's codes: the scale is 0.996019 to 0.99889 × the reference")
+
+
 def test_unexpected_parameters() -> None:
     """Exactly as float32, and the ratio."""
-    assert unexpected_qparams("output", float(np.float32(0.1)), 3, 0.1, 3) is None
-    assert unexpected_qparams("output", 0.102, -1, 0.1, 3) == (
+    assert unexpected_qparams("output", (float(np.float32(0.1)), 3), (0.1, 3)) is None
+    assert unexpected_qparams("output", (0.102, -1), (0.1, 3)) == (
         "output has scale 0.102, which is 1.02 × the reference's 0.1 and zero point -1, where the "
         "reference has 3 (−4)"
     )
     nearly = float(np.nextafter(np.float32(0.1), np.float32(1)))
-    assert unexpected_qparams("input 0", nearly, 0, 0.1, 0) == (
+    assert unexpected_qparams("input 0", (nearly, 0), (0.1, 0)) == (
         "input 0 has scale 0.1, which is (1 + 7.5e-08) × the reference's 0.1"
     )
 

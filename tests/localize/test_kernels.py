@@ -16,8 +16,8 @@ from fixtures.tflite.single import FLOATS, HYBRID, QUANTIZED, FloatSingle, Singl
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq.edgeq import Edgeq
 from pytest_edgeq.localize.kernels import (
+    HybridInput,
     float_bound,
-    hybrid_input,
     hybrid_position,
     rounding_bound,
 )
@@ -334,7 +334,7 @@ def test_hybrid_inputs_are_what_the_kernels_see(build: Any, kind: str, runtime: 
         graph, op = _read(single.content)
         made = _run(single.content, single.inputs, runtime)
         x = single.inputs[0].astype(np.float64)
-        seen = hybrid_input(graph, op, x, runtime=runtime)
+        seen = HybridInput(graph, op, runtime=runtime).seen(x)
         assert seen is not None
         assert seen.shape == x.shape
         bound = float_bound(graph, op, exact=True)
@@ -347,7 +347,7 @@ def test_hybrid_inputs_of_float32_stay_float32() -> None:
     """The dtype is the caller's; a row of zeros stays one."""
     single = HYBRID["FULLY_CONNECTED"][0](np.random.default_rng(0), "int8")
     graph, op = _read(single.content)
-    seen = hybrid_input(graph, op, single.inputs[0])
+    seen = HybridInput(graph, op).seen(single.inputs[0])
     assert seen is not None
     assert seen.dtype == np.float32
     assert np.abs(seen[-1]).max() == 0
@@ -363,7 +363,6 @@ def test_float_kernels_stay_within_their_bound(name: str, runtime: str) -> None:
         single = FLOATS[name](np.random.default_rng(seed), "float")
         graph, op = _read(single.content)
         assert hybrid_position(graph, op) is None
-        assert hybrid_input(graph, op, single.inputs[0]) is None
         made = _run(single.content, single.inputs, runtime)
         bound = float_bound(graph, op)
         assert _relative(single, made, single.inputs[0]) <= bound, f"seed {seed}"

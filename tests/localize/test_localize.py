@@ -19,18 +19,22 @@ from fixtures.models import (
     ResidualNet,
     SmallModel,
     SqueezeExcite,
+    integers,
     normal,
     samples,
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.decompose import decompose
+from pytest_edgeq.localize.fold import fold_batch_norms
 from pytest_edgeq.localize.reference import ReferenceGraph, export
-from pytest_edgeq.localize.rows import LOWERING, LayerErrors
+from pytest_edgeq.localize.rows import LOWERING, SOUND, LayerErrors
 from pytest_edgeq.localize.views import View, best_view
 from tests.detection.defects_file import defect
+from tests.detection.defects_model import rebuilt
 from tests.detection.flatfile import FlatFile
 from tests.detection.nets import DsCnn, EncoderBlock
+from tests.detection.sound import NETS, sound
 
 FLOWS = (
     "pt2e_static_int8",
@@ -68,7 +72,38 @@ class Normed(SmallModel):
         return (normal(1, 5, 8, seed=seed),)
 
 
-MODELS = (ResidualNet, SqueezeExcite, EmbeddingMean, DsCnn, EncoderBlock, Normed)
+class Folding(SmallModel):
+    """What the converter folds into a layer beside it, or does not, and what it takes apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.fresh = nn.BatchNorm1d(8)
+        self.again = nn.Conv1d(8, 8, 1)
+        self.lift = nn.Linear(8, 8)
+        self.place = nn.Parameter(normal(1, 6, 8, seed=4))
+        self.head = nn.Linear(8, 3)
+        generator = torch.Generator().manual_seed(0)
+        for value in (self.norm.running_mean, self.norm.weight, self.norm.bias):
+            assert value is not None
+            value.data.add_(torch.randn(8, generator=generator), alpha=0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores a place: batch norms of their own, a bias moved to what is added behind."""
+        x = torch.relu(self.norm(self.conv(x)))
+        x = self.fresh(self.again(x)).transpose(1, 2)
+        x = nn.functional.elu(self.lift(x) + self.place)
+        scores: torch.Tensor = self.head(x)
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Six places."""
+        return (normal(1, 4, 6, seed=seed),)
+
+
+MODELS = (ResidualNet, SqueezeExcite, EmbeddingMean, DsCnn, EncoderBlock, Normed, Folding)
 
 Build = Callable[[type[SmallModel], Any], QuantizedModel]
 
@@ -87,7 +122,7 @@ def build(maker: Edgeq) -> Build:
     def get(kind: type[SmallModel], flow: Any) -> QuantizedModel:
         if (kind, flow) not in known:
             known[kind, flow] = maker.quantize(
-                seeded(kind) if kind is not Normed else Normed().eval(),
+                kind().eval() if kind in (Normed, Folding) else seeded(kind),
                 kind.sample_inputs(),
                 quantizer=flow,
                 calibration=samples(kind, 32, seed=1) if flow is not None else None,
@@ -164,6 +199,35 @@ def test_it_says_the_same_each_time(maker: Edgeq, build: Build) -> None:
     assert json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
+class Placed(nn.Module):
+    """Tokens with a place each, which the file rounds as it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(17, 8)
+        self.places = nn.Embedding(6, 8)
+        self.head = nn.Linear(8, 3)
+        self.tokens.weight.data = normal(17, 8, seed=1)
+        self.places.weight.data = normal(6, 8, seed=2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Give scores a token."""
+        scores: torch.Tensor = self.head(self.tokens(ids) + self.places(torch.arange(6)))
+        return scores
+
+
+def test_a_constant_that_is_rounded_at_run_time_is_rounded(maker: Edgeq) -> None:
+    """A QUANTIZE stands between it and the ADD; the float module has it as it is."""
+    inputs = [(integers(1, 6, below=17, seed=seed),) for seed in range(40)]
+    model = Placed().eval()
+    made = maker.quantize(model, inputs[0], quantizer="pt2e_static_int8", calibration=inputs[1:33])
+
+    errors = maker.localize(maker.load(made.tflite, reference=model), inputs[33:])
+
+    assert "QUANTIZE" in [row.op for row in errors.rows if row.nodes == ("add",)]
+    assert _blamed(errors) == []
+
+
 DEFECTS = (
     ("weight: sign of the largest", "weight"),
     ("weight: one bit", "weight"),
@@ -211,6 +275,23 @@ def test_a_wrong_fused_activation_is_found(maker: Edgeq, build: Build, flow: str
     assert errors.culprit is not None
     assert errors.culprit.index == stem
     assert "a clamp too many" in errors.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "flow"), [("Mlp", "recipe_dynamic_wi8_afp32"), ("Mlp", "recipe_static_wi8_ai8")]
+)
+def test_a_layer_left_in_float_is_named_and_no_error(maker: Edgeq, name: str, flow: str) -> None:
+    """It loses nothing and may be meant: the one thing to tell where nothing else is wrong."""
+    made = sound(maker, NETS[name], flow)
+    found = rebuilt(maker, made, "annotation dropped")
+    loaded = maker.load(found.quantized.tflite, reference=made.module)
+    for quantized in (found.quantized, loaded):
+        errors = maker.localize(quantized, made.evaluation)
+
+        assert errors.culprit is not None, f"{found.place} was not found:\n{errors}"
+        assert errors.culprit.module in found.modules
+        assert errors.culprit.verdict == SOUND
+        assert "it computes in float32, where 3 others with weights are" in errors.cause
 
 
 def test_its_text_names_the_op_the_cause_and_the_coverage(maker: Edgeq, build: Build) -> None:
@@ -367,7 +448,7 @@ def test_a_graph_taken_apart_computes_the_same() -> None:
     before = str(module.graph)
     apart = decompose(module, [x])
     graph = ReferenceGraph(apart)
-    (output,) = graph.outputs
+    (output,) = graph.nodes[-1].all_input_nodes
     with torch.no_grad():
         expected = model(x)
 
@@ -375,21 +456,24 @@ def test_a_graph_taken_apart_computes_the_same() -> None:
     names = {str(node.target) for node in apart.graph.nodes}
     assert not [name for name in names if "norm" in name and "aten" in name]
     # Sums in another order: some ten roundings of float32, 6e-8 each, of values near 1.
-    torch.testing.assert_close(graph.run([x], {output})[output], expected, rtol=1e-5, atol=2e-6)
+    made = graph.program({output: 1}).start([x]).take(output)
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=2e-6)
 
 
-def test_folded_batch_norms_compute_the_same() -> None:
+def test_folded_batch_norms_compute_the_same(build: Build) -> None:
     """The reference of a convolution with a batch norm behind is the two together."""
-    model = seeded(DsCnn)
+    model, file = seeded(DsCnn), build(DsCnn, None).graph
     (x,) = DsCnn.sample_inputs(4)
     module = export(model, (x,), {})
+    fold_batch_norms(module, file, 0)
     graph = ReferenceGraph(module)
-    (output,) = graph.outputs
+    (output,) = graph.nodes[-1].all_input_nodes
     with torch.no_grad():
         expected = model(x)
 
     assert not [node for node in graph.nodes if "batch_norm" in str(node.target)]
-    torch.testing.assert_close(graph.run([x], {output})[output], expected, rtol=1e-5, atol=2e-6)
+    made = graph.program({output: 1}).start([x]).take(output)
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=2e-6)
     assert np.isfinite(expected.numpy()).all()
 
 
@@ -404,20 +488,11 @@ def test_folded_batch_norms_compute_the_same() -> None:
 def test_an_architecture_is_matched(tmp_path: Path, name: str, least: float, flow: str) -> None:
     """Every op with weights and nearly all others; none of them blamed."""
     from tests.test_architectures import MODELS as ARCHITECTURES
+    from tests.test_architectures import quantized_architecture
 
-    make, sample, _, _ = ARCHITECTURES[name]
-    torch.manual_seed(0)
-    model = make()
-    with torch.no_grad():
-        for seed in range(0, 80, 8):
-            model(torch.cat([sample(seed + i) for i in range(8)]))
-    model.eval()
     maker = Edgeq(directory=tmp_path)
-    quantized = maker.quantize(
-        model, (sample(0),), quantizer=flow, calibration=map(sample, range(100, 116))
-    )
-
-    errors = maker.localize(quantized, map(sample, range(200, 203)))
+    quantized = quantized_architecture(maker, name, flow)
+    errors = maker.localize(quantized, map(ARCHITECTURES[name][1], range(200, 203)))
 
     assert errors.weight_coverage == 1
     assert errors.coverage >= least

@@ -82,7 +82,7 @@ def test_constant_output_is_found() -> None:
     assert finding.kind == "constant_output"
     assert finding.message == (
         "1.5 in all 2 elements, where the reference runs from 1 to 2; "
-        "a layer was wiped or its scale is far too large: see which stage loses it"
+        "a layer was wiped or its scale is far too large: edgeq.localize(model, samples) names it"
     )
     (finding,) = findings(INT8, ([1.0, 1.0], [1.5, 1.5]))
     assert "where the reference is 1 throughout" in finding.message
@@ -109,8 +109,9 @@ def test_clipped_output_is_found() -> None:
     (finding,) = findings(INT8, (values, quantize(values)[0]))
     assert finding.kind == "clipped_output"
     assert finding.message == (
-        "the reference lies outside of the range of the codes in 58 of 100 elements (58 %), "
-        "58 of 100 elements (58 %) are at qmin or qmax; calibrate with samples like those evaluated"
+        "expected the reference within what the codes reach, [-12.8, 12.7], got 58 of 100 elements "
+        "(58 %) outside, as far as [-30, 30]; 58 of 100 elements (58 %) are at qmin or qmax; "
+        "calibrate with samples like those evaluated"
     )
 
 
@@ -147,7 +148,9 @@ def test_an_average_of_ranges_does_not_hide_a_wrong_one() -> None:
     health = OutputHealth(spec, averaged=True)
     for values in np.random.default_rng(0).normal(0, 1, (8, 4)):
         health.update(values, quantize(values, spec)[0])
-    assert kinds(health.findings()) == ["clipped_output"]
+    (finding,) = health.findings()
+    assert finding.kind == "clipped_output"
+    assert "a recipe averages the ranges of the samples" in finding.message
 
 
 def test_softmax_with_its_fixed_scale_is_sound() -> None:

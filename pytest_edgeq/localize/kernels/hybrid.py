@@ -19,7 +19,6 @@ run and sum whole numbers. Symmetric: scale max|x| / 127, `SymmetricQuantizeFloa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,9 @@ import numpy.typing as npt
 from pytest_edgeq.localize.kernels.site import option
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 
-__all__ = ["hybrid_input", "hybrid_position", "hybrid_ties", "is_packed"]
+__all__ = ["HybridInput", "hybrid_position", "is_packed"]
 
 Floats = npt.NDArray[Any]
-_Quantize = Callable[[Floats], tuple[Floats, Floats]]
 
 _WEIGHTS = ("int8", "uint8", "int4", "int2")
 
@@ -54,64 +52,78 @@ def hybrid_position(graph: OpGraph, op: Op) -> int | None:
     return data if left.dtype == "float32" and right.dtype in _WEIGHTS else None
 
 
-def hybrid_input(graph: OpGraph, op: Op, x: Floats, *, runtime: str = "builtin") -> Floats | None:
+class HybridInput:
     """
-    The op's input as the kernel sees it after quantizing it.
+    What the kernel of an op makes of its input before it multiplies.
 
     Args:
         graph: The file.
-        op: One of its ops.
-        x: The input that is quantized, of the shape that it has in the file. The kernel takes
-            float32; float64 is rounded to it first.
+        op: An op with a `hybrid_position`.
         runtime: `builtin`, `reference` or `xnnpack`.
-
-    Returns:
-        Dequantized, of the same shape and dtype; None for an op that does not quantize its input.
     """
-    if hybrid_position(graph, op) is None:
-        return None
-    rows, turned, quantize = _rows(graph, op, x, runtime)
-    codes, scale = quantize(rows)
-    seen: Floats = codes.astype(x.dtype) * scale.astype(x.dtype)
-    if turned:
-        seen = seen.reshape(x.swapaxes(-1, -2).shape)
-        return np.ascontiguousarray(seen.swapaxes(-1, -2))
-    return seen.reshape(x.shape)
+
+    def __init__(self, graph: OpGraph, op: Op, *, runtime: str = "builtin") -> None:
+        weights = graph.tensor(op, op.inputs[1])
+        self._turned = op.name == "BATCH_MATMUL" and bool(option(graph, op, "AdjX"))
+        # What gets one scale each: so many values in a row, or an image of the batch.
+        self._by_row = op.name in ("FULLY_CONNECTED", "BATCH_MATMUL")
+        self._size = weights.shape[-1] if op.name == "FULLY_CONNECTED" else None
+        self._is_asymmetric = _is_asymmetric(graph, op, weights, runtime)
+
+    def seen(self, x: Floats) -> Floats:
+        """
+        The op's input as the kernel sees it after quantizing it.
+
+        Args:
+            x: The input that is quantized, of the shape that it has in the file. The kernel takes
+                float32; float64 is rounded to it first.
+
+        Returns:
+            Dequantized, of the same shape and dtype.
+        """
+        codes, scale = self._quantized(self._rows(x))
+        seen: Floats = codes.astype(x.dtype, copy=False)
+        seen *= scale.astype(x.dtype)
+        if self._turned:
+            seen = seen.reshape(x.swapaxes(-1, -2).shape)
+            return np.ascontiguousarray(seen.swapaxes(-1, -2))
+        return seen.reshape(x.shape)
+
+    def ties(self, x: Floats) -> float:
+        """
+        What the inputs that lie halfway between two codes may be off, in sum.
+
+        A quotient of float32 is known to two units in the last place, so which code such a value
+        takes depends on the order in which a processor multiplies and adds. Each is worth one step.
+
+        Returns:
+            In units of the input; the results are off by as much times the largest weight at most.
+        """
+        rows = self._rows(x)
+        codes, scale = self._quantized(rows)
+        # The zero point is a whole number, so the halves are the same with it and without.
+        apart = rows / scale
+        apart -= codes
+        np.abs(apart, out=apart)
+        apart -= 0.5
+        # float32 tells halves up to 2^−14 at most: what is near is looked at again.
+        near = np.abs(apart, out=apart) < 1e-3
+        line = np.nonzero(near)[0]
+        steps = rows[near].astype(np.float64) / scale[line, 0]
+        tied = np.abs(np.abs(steps - codes[near]) - 0.5) <= (np.abs(steps) + 256) * 2.0**-22
+        return float(scale[line, 0][tied].sum(dtype=np.float64))
+
+    def _rows(self, x: Floats) -> Floats:
+        seen = np.ascontiguousarray(x.swapaxes(-1, -2) if self._turned else x, np.float32)
+        if self._by_row:
+            return seen.reshape(-1, self._size or seen.shape[-1])
+        return seen.reshape(len(seen), -1)
+
+    def _quantized(self, rows: Floats) -> tuple[Floats, Floats]:
+        return _asymmetric(rows) if self._is_asymmetric else _symmetric(rows)
 
 
-def hybrid_ties(graph: OpGraph, op: Op, x: Floats, *, runtime: str = "builtin") -> float:
-    """
-    What the inputs that lie halfway between two codes may be off, in sum.
-
-    A quotient of float32 is known to two units in the last place, so which code such a value takes
-    depends on the order in which a processor multiplies and adds. Each is worth one step.
-
-    Returns:
-        In units of the input; the results are off by as much times the largest weight at most.
-    """
-    rows, _, quantize = _rows(graph, op, x, runtime)
-    codes, scale = quantize(rows)
-    steps = rows.astype(np.float64) / scale
-    # The zero point is a whole number, so the halves are the same with it and without.
-    apart = np.abs(np.abs(steps - codes) - 0.5)
-    tied = apart <= (np.abs(steps) + 256) * 2.0**-22
-    return float((tied * scale).sum())
-
-
-def _rows(graph: OpGraph, op: Op, x: Floats, runtime: str) -> tuple[Floats, bool, _Quantize]:
-    """What gets one scale each as rows, whether they are the columns, and what quantizes them."""
-    weights = graph.tensor(op, op.inputs[1])
-    turned = op.name == "BATCH_MATMUL" and bool(option(graph, op, "AdjX"))
-    seen = np.ascontiguousarray(x.swapaxes(-1, -2) if turned else x, np.float32)
-    if op.name == "FULLY_CONNECTED":
-        rows = seen.reshape(-1, weights.shape[-1])
-    else:
-        rows = seen.reshape((-1, seen.shape[-1]) if op.name == "BATCH_MATMUL" else (len(seen), -1))
-    asymmetric = _is_asymmetric(graph, op, x, weights, runtime)
-    return rows, turned, _asymmetric if asymmetric else _symmetric
-
-
-def _is_asymmetric(graph: OpGraph, op: Op, x: Floats, weights: Tensor, runtime: str) -> bool:
+def _is_asymmetric(graph: OpGraph, op: Op, weights: Tensor, runtime: str) -> bool:
     # XNNPACK knows no other way (`src/operators/`, `qd8`).
     if weights.block_scales >= 0 or runtime == "xnnpack":
         return True
@@ -120,7 +132,7 @@ def _is_asymmetric(graph: OpGraph, op: Op, x: Floats, weights: Tensor, runtime: 
     if op.name in ("FULLY_CONNECTED", "BATCH_MATMUL"):
         return bool(option(graph, op, "AsymmetricQuantizeInputs"))
     if op.name == "CONV_2D":
-        has_groups = weights.shape[3] != x.shape[3]
+        has_groups = weights.shape[3] != graph.tensor(op, op.inputs[0]).shape[3]
         return has_groups or len(np.unique(weights.scales)) > 1
     return True
 
@@ -139,12 +151,12 @@ def is_packed(op: Op, weights: Tensor) -> bool:
 
 def _symmetric(rows: Floats) -> tuple[Floats, Floats]:
     """Codes −127 … 127, and their scales, max|x| / 127."""
-    reach = np.abs(rows).max(axis=1, keepdims=True).astype(np.float32)
+    reach = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
     empty = reach == 0
     safe = np.where(empty, np.float32(1), reach)
     scale = np.where(empty, np.float32(1), safe / np.float32(127))
-    codes = _round(rows * (np.float32(127) / safe))
-    return np.clip(codes, -127, 127), scale
+    codes = _rounded(rows * (np.float32(127) / safe))
+    return np.clip(codes, -127, 127, out=codes), scale
 
 
 def _asymmetric(rows: Floats) -> tuple[Floats, Floats]:
@@ -156,14 +168,20 @@ def _asymmetric(rows: Floats) -> tuple[Floats, Floats]:
     # From the end that is nearer to 0 in codes, which the rounding harms less.
     by_low = 128 + np.abs(low / scale) < 127 + np.abs(high / scale)
     exact = np.where(by_low, -128 - low / scale, 127 - high / scale)
-    zero_point = np.where(empty, 0, np.clip(_round(exact), -128, 127)).astype(np.float32)
+    zero_point = np.where(empty, 0, np.clip(_rounded(exact), -128, 127)).astype(np.float32)
     held = scale.astype(np.float32)
-    codes = np.clip(_round(zero_point + rows * (np.float32(1) / held)), -128, 127)
-    return codes - zero_point, held
+    codes = rows * (np.float32(1) / held)
+    codes += zero_point
+    codes = _rounded(codes)
+    np.clip(codes, -128, 127, out=codes)
+    codes -= zero_point
+    return codes, held
 
 
-def _round(values: Floats) -> Floats:
-    """Half away from zero, as C's `round`."""
+def _rounded(values: Floats) -> Floats:
+    """Half away from zero, as C's `round`. What is cut off, and its double, are exact."""
     whole: Floats = np.trunc(values)
-    away: Floats = whole + np.sign(values) * (np.abs(values - whole) >= 0.5)
-    return away
+    rest = np.subtract(values, whole)
+    rest *= 2
+    whole += np.trunc(rest, out=rest)
+    return whole

@@ -90,8 +90,6 @@ def scale_of(tensor: Tensor | None) -> float | None:
 
 def reach_of(tensor: Tensor) -> float:
     """How far the tensor's codes reach from their zero point at most; its own bits for int4."""
-    if tensor.dtype in ("int4", "int2"):
-        return 8.0 if tensor.dtype == "int4" else 2.0
     low, high = code_range(tensor.dtype)
     zero_points = tensor.zero_points if len(tensor.zero_points) else [0]
     return float(max(max(high - zero, zero - low) for zero in zero_points))

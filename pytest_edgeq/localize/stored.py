@@ -1,0 +1,179 @@
+"""The constants of a file, read with all that their values depend on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+from pytest_edgeq.tflite.roles import StoredTensor
+
+__all__ = ["Constant", "read_constant", "shape_along"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """
+    A constant with all that its values depend on, in one layout.
+
+    Attributes:
+        dtype: As the file calls it: `int8`, `int4`, `float32`, …
+        values: Codes as int64, or floats as they are.
+        scales: float64, broadcasting to `values`; None where the values are floats.
+        zero_points: int64, likewise.
+        grouping: `per_tensor`, `per_channel`, `blockwise_<size>`; None for floats.
+    """
+
+    dtype: str
+    values: Array
+    scales: Array | None = None
+    zero_points: Array | None = None
+    grouping: str | None = None
+
+    @classmethod
+    def of_codes(
+        cls,
+        codes: Array,
+        scales: Array | float,
+        zero_points: Array | int = 0,
+        *,
+        axis: int | None = None,
+        dtype: str = "int8",
+    ) -> Constant:
+        """
+        Give what a graph with fake quantization holds.
+
+        Args:
+            codes: Integers, in torch's layout.
+            scales: One, or one for each index along `axis`.
+            zero_points: As many as scales, or one for all.
+            axis: Of the channels; None for one scale.
+            dtype: What the codes are stored as.
+        """
+        codes = np.asarray(codes).astype(np.int64)
+        grouping = "per_tensor" if axis is None else "per_channel"
+        spread = (_along(codes, np.asarray(each), axis) for each in (scales, zero_points))
+        steps, offsets = spread
+        return cls(dtype, codes, steps.astype(np.float64), offsets.astype(np.int64), grouping)
+
+    @property
+    def floats(self) -> Array:
+        """What it stands for, float64."""
+        if self.scales is None or self.zero_points is None:
+            return self.values.astype(np.float64)
+        floats: Array = (self.values - self.zero_points) * self.scales
+        return floats
+
+
+def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
+    """
+    Read what an op takes: the stored codes, turned as RESHAPE and TRANSPOSE turn them on the way.
+
+    Args:
+        graph: The file.
+        op: Takes the constant.
+        stored: Which, as `roles_of` gives it.
+
+    Raises:
+        ValueError: A sparse tensor, one in a file of its own, of a dtype without values (strings),
+            or damaged: fewer elements than its shape says. The text says which.
+    """
+    tensor = stored.tensor
+    values = _decoded(graph, tensor)
+    parts = [values, *(_spread_parameters(graph, op, tensor) if tensor.is_quantized else ())]
+    for name, argument in _carriers(graph, op, stored):
+        parts = [_carry(np.broadcast_to(each, parts[0].shape), name, argument) for each in parts]
+    if len(parts) == 1:
+        return Constant(tensor.dtype, parts[0])
+    return Constant(tensor.dtype, parts[0], parts[1], parts[2], tensor.granularity)
+
+
+_BITS = {"int4": (4, True), "uint4": (4, False), "int2": (2, True), "uint2": (2, False)}
+
+
+def _decoded(graph: OpGraph, tensor: Tensor) -> Array:
+    if tensor.is_sparse:
+        raise ValueError(f"tensor {tensor.name!r} is sparse: its values are not read")
+    raw = graph.constant(tensor)
+    if tensor.dtype in _BITS:
+        values = _unpacked(raw, *_BITS[tensor.dtype])[: math.prod(tensor.shape)]
+    elif tensor.dtype == "bfloat16":
+        values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        try:
+            values = raw.view(np.dtype(tensor.dtype).newbyteorder("<"))
+        except TypeError as error:
+            raise ValueError(
+                f"tensor {tensor.name!r}: {tensor.dtype} holds no numbers that could be compared"
+            ) from error
+    if values.size != math.prod(tensor.shape):
+        raise ValueError(
+            f"tensor {tensor.name!r}: its shape {list(tensor.shape)} has "
+            f"{math.prod(tensor.shape)} elements, its data {values.size}"
+        )
+    values = values.reshape(tensor.shape)
+    return values if tensor.is_floating_point else values.astype(np.int64)
+
+
+def _unpacked(raw: npt.NDArray[np.uint8], bits: int, signed: bool) -> Array:
+    """Codes of less than a byte; the first stands in the lowest bits."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    codes: Array = ((raw[:, None] >> shifts) & (2**bits - 1)).ravel().astype(np.int64)
+    if signed:
+        codes = np.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes)
+    return codes
+
+
+def _spread_parameters(graph: OpGraph, op: Op, tensor: Tensor) -> tuple[Array, Array]:
+    """Scales and zero points, broadcasting to the tensor's values."""
+    scales = graph.scales(op, tensor).astype(np.float64)
+    if tensor.block_scales < 0:
+        axis = tensor.quantized_dimension if len(scales) > 1 else None
+        like = np.empty(tensor.shape)
+        return _along(like, scales, axis), _along(like, tensor.zero_points, axis)
+    # Blocks lie along the last axis, one row of scales for each index of those before.
+    if not tensor.block_size or tensor.block_zero_points >= 0:
+        raise ValueError(
+            f"tensor {tensor.name!r}: scales on several axes, or zero points for each block, are "
+            "not read"
+        )
+    rows = (*tensor.shape[:-1], -1)
+    return np.repeat(scales.reshape(rows), tensor.block_size, axis=-1), np.zeros(1, np.int64)
+
+
+def shape_along(count: int, ndim: int, axis: int | None) -> tuple[int, ...]:
+    """The shape in which one number, or one for each index along an axis, broadcasts."""
+    if axis is None or count == 1:
+        return (1,) * ndim
+    return tuple(-1 if i == axis else 1 for i in range(ndim))
+
+
+def _along(values: Array, each: Array, axis: int | None) -> Array:
+    """One number for each index along an axis, shaped to broadcast to `values`."""
+    return each.reshape(shape_along(each.size, values.ndim, axis))
+
+
+def _carriers(graph: OpGraph, op: Op, stored: StoredTensor) -> list[tuple[str, tuple[int, ...]]]:
+    """RESHAPE and TRANSPOSE between the stored tensor and the op's operand, in execution order."""
+    subgraph = graph.subgraphs[op.subgraph]
+    found: list[tuple[str, tuple[int, ...]]] = []
+    index = stored.operand.index
+    while index != stored.tensor.index:
+        carrier = subgraph.producer[index]
+        if carrier.name == "RESHAPE":
+            found.append((carrier.name, subgraph.tensors[carrier.outputs[0]].shape))
+        elif carrier.name == "TRANSPOSE":
+            order = graph.constant(graph.tensor(carrier, carrier.inputs[1])).view("<i4")
+            found.append((carrier.name, tuple(order.tolist())))
+        index = carrier.inputs[0]
+    return found[::-1]
+
+
+def _carry(values: Array, name: str, argument: tuple[int, ...]) -> Array:
+    return values.reshape(argument) if name == "RESHAPE" else values.transpose(argument)

@@ -1,0 +1,213 @@
+"""Ops that torch has nothing like, on real files: named, and told what torch does instead."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ai_edge_litert import schema_py_generated as schema
+
+from fixtures.models import ResidualNet, SmallModel, SqueezeExcite, samples, seeded
+from pytest_edgeq import Edgeq
+from pytest_edgeq.localize.rows import LOWERING, LayerErrors
+from tests.detection.flatfile import FlatFile
+from tests.detection.nets import DsCnn
+
+FLOWS = ("pt2e_static_int8", "recipe_static_wi8_ai8")
+
+Spoil = Callable[[FlatFile], int]
+Localize = Callable[[type[SmallModel], str, Spoil], tuple[LayerErrors, int]]
+
+
+@pytest.fixture(scope="module")
+def localize(tmp_path_factory: pytest.TempPathFactory) -> Localize:
+    """Localize a spoilt file beside its torch module alone; also gives the op that was spoilt."""
+    maker = Edgeq(directory=tmp_path_factory.mktemp("foreign"))
+    known: dict[tuple[type[SmallModel], str], bytes] = {}
+
+    def run(kind: type[SmallModel], flow: str, spoil: Spoil) -> tuple[LayerErrors, int]:
+        if (kind, flow) not in known:
+            known[kind, flow] = maker.quantize(
+                seeded(kind),
+                kind.sample_inputs(),
+                quantizer=flow,
+                calibration=samples(kind, 32, seed=1),
+            ).tflite
+        file = FlatFile(known[kind, flow])
+        op = spoil(file)
+        loaded = maker.load(file.content(), reference=seeded(kind))
+        return maker.localize(loaded, samples(kind, 3, seed=2)), op
+
+    return run
+
+
+def _first(file: FlatFile, name: str, place: int = 0) -> int:
+    return [i for i in range(len(file.operators)) if file.name(i) == name][place]
+
+
+def _code(file: FlatFile, name: str) -> int:
+    code = schema.OperatorCodeT()
+    code.builtinCode = getattr(schema.BuiltinOperator, name)
+    code.deprecatedBuiltinCode = code.builtinCode
+    file.model.operatorCodes.append(code)
+    return len(file.model.operatorCodes) - 1
+
+
+def _become(was: str, name: str) -> Spoil:
+    """Exchange an op's code."""
+
+    def spoil(file: FlatFile) -> int:
+        op = _first(file, was)
+        file.operators[op].opcodeIndex = _code(file, name)
+        return op
+
+    return spoil
+
+
+def _insert(behind: str, name: str) -> Spoil:
+    """Put an op between another and what reads it."""
+
+    def spoil(file: FlatFile) -> int:
+        op = _first(file, behind, -1)
+        made = int(file.operators[op].outputs[0])
+        file.graph.tensors.append(copy.copy(file.tensor(made)))
+        file.tensor(made).name, new = b"before", len(file.graph.tensors) - 1
+        for reader in file.readers(made):
+            inputs = file.operators[reader].inputs
+            file.operators[reader].inputs = [new if i == made else i for i in inputs]
+        file.graph.outputs = [new if i == made else i for i in file.graph.outputs]
+        for signature in file.model.signatureDefs or ():
+            for border in signature.outputs:
+                border.tensorIndex = new if border.tensorIndex == made else border.tensorIndex
+        inserted = schema.OperatorT()
+        inserted.opcodeIndex, inserted.inputs, inserted.outputs = _code(file, name), [made], [new]
+        file.graph.operators.insert(op + 1, inserted)
+        return op + 1
+
+    return spoil
+
+
+def _read_twice(file: FlatFile) -> int:
+    op = _first(file, "ADD")
+    first = int(file.operators[op].inputs[0])
+    file.operators[op].inputs = [first, first]
+    return op
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize(
+    ("kind", "spoil", "name", "text"),
+    [
+        (SqueezeExcite, _become("MEAN", "SUM"), "SUM", "no torch call gives what it gives: torch "),
+        (SqueezeExcite, _become("LOGISTIC", "TANH"), "TANH", "goes on from its input with sigmoid"),
+        (ResidualNet, _insert("ADD", "ABS"), "ABS", "no torch call gives what it gives: torch "),
+        (ResidualNet, _insert("FULLY_CONNECTED", "RELU6"), "RELU6", "its input with the output"),
+        (ResidualNet, _read_twice, "ADD", "it takes one value twice, and torch goes on from it "),
+    ],
+    ids=["SUM for MEAN", "TANH for LOGISTIC", "ABS inserted", "RELU6 at the end", "one twice"],
+)
+def test_an_op_that_torch_has_nothing_like_is_named(
+    localize: Localize, flow: str, kind: type[SmallModel], spoil: Spoil, name: str, text: str
+) -> None:
+    """Itself, not the op behind whose group it was taken into, and what torch does instead."""
+    errors, op = localize(kind, flow, spoil)
+
+    assert errors.culprit is not None, f"not found:\n{errors}"
+    assert (errors.culprit.index, errors.culprit.op) == (op, name), f"got:\n{errors}"
+    assert errors.culprit.verdict == LOWERING
+    assert text in errors.cause
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_an_op_that_reads_the_wrong_tensor_is_named_itself(localize: Localize, flow: str) -> None:
+    """Not what makes that tensor; and that it holds another layer's weight."""
+
+    def spoil(file: FlatFile) -> int:
+        last, before = (_first(file, "CONV_2D", place) for place in (-1, -2))
+        inputs = file.operators[last].inputs
+        file.operators[last].inputs = [file.operators[before].inputs[0], *inputs[1:]]
+        return last
+
+    errors, op = localize(ResidualNet, flow, spoil)
+
+    assert errors.culprit is not None, f"not found:\n{errors}"
+    assert errors.culprit.index == op, f"got:\n{errors}"
+    assert "the weight's codes: the same as the weight of " in errors.cause
+    assert " (swapped, or the op reads another's input)" in errors.cause
+
+
+def test_padding_that_is_not_torch_s_is_named(localize: Localize) -> None:
+    """The PAD in front, not the convolution that stands for both."""
+
+    def spoil(file: FlatFile) -> int:
+        op = _first(file, "PAD")
+        amounts = file.constant(int(file.operators[op].inputs[1]))
+        assert amounts is not None
+        amounts[1] = (amounts[1].sum(), 0)
+        file.store(int(file.operators[op].inputs[1]), amounts)
+        return op
+
+    errors, op = localize(DsCnn, "pt2e_static_int8", spoil)
+
+    assert errors.culprit is not None, f"not found:\n{errors}"
+    assert errors.culprit.index == op, f"got:\n{errors}"
+    assert "it pads by [[0, 0], [2, 0], [1, 1], [0, 0]], where " in errors.cause
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_a_sigmoid_that_claims_another_zero_point_is_named(localize: Localize, flow: str) -> None:
+    """Its kernel writes one scale and zero point, whatever the file says."""
+
+    def spoil(file: FlatFile) -> int:
+        op = _first(file, "LOGISTIC")
+        quantization = file.tensor(int(file.operators[op].outputs[0])).quantization
+        quantization.zeroPoint = [-125]
+        return op
+
+    errors, op = localize(SqueezeExcite, flow, spoil)
+
+    assert errors.culprit is not None, f"not found:\n{errors}"
+    assert errors.culprit.index == op, f"got:\n{errors}"
+    assert "its output has zero point -125, where the kernel has -128 (+3)" in errors.cause
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_a_fused_clamp_that_torch_has_not_is_named(localize: Localize, flow: str) -> None:
+    """Also where it is no more than a range that is cut off."""
+
+    def spoil(file: FlatFile) -> int:
+        none = schema.ActivationFunctionType.NONE
+        op = next(
+            i
+            for i, each in enumerate(file.operators)
+            if file.name(i) == "CONV_2D" and each.builtinOptions.fusedActivationFunction == none
+        )
+        file.operators[
+            op
+        ].builtinOptions.fusedActivationFunction = schema.ActivationFunctionType.RELU
+        return op
+
+    errors, op = localize(ResidualNet, flow, spoil)
+
+    assert errors.culprit is not None, f"not found:\n{errors}"
+    assert errors.culprit.index == op, f"got:\n{errors}"
+    assert "it has a fused RELU, and torch clamps nothing in " in errors.cause
+
+
+def test_values_that_are_nearly_alike_blame_no_op(tmp_path: Path) -> None:
+    """Calibrated with an outlier, all codes are near to other nodes', which says nothing."""
+    maker = Edgeq(directory=tmp_path)
+    outlier = [(each * 1000,) for (each,) in samples(ResidualNet, 1, seed=1)]
+    quantized = maker.quantize(
+        seeded(ResidualNet),
+        ResidualNet.sample_inputs(),
+        quantizer="pt2e_static_int8",
+        calibration=[*samples(ResidualNet, 31, seed=1), *outlier],
+    )
+
+    errors = maker.localize(quantized, samples(ResidualNet, 3, seed=2))
+
+    assert [row.findings for row in errors.rows if row.findings] == []
+    assert "too wide a range: calibrated with an outlier" in errors.cause

@@ -1,0 +1,111 @@
+"""Outputs that are wired to another op than the one that computes what torch gives there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import normal
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.localize.rows import LOWERING, LayerErrors
+from tests.detection.flatfile import FlatFile
+
+SAMPLES = [(normal(2, 8, seed=100 + i),) for i in range(4)]
+
+
+class Heads(nn.Module):
+    """Two outputs of one shape, one of them behind an activation that no op fuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 16)
+        self.scores = nn.Linear(16, 4)
+        self.offsets = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Give both by name."""
+        x = self.body(x).relu()
+        return {"scores": self.scores(x).sigmoid(), "offsets": self.offsets(x)}
+
+
+@pytest.fixture(scope="module")
+def model() -> Heads:
+    """With weights of a fixed seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Heads().eval()
+
+
+@pytest.fixture(scope="module", params=["pt2e_static_int8", "recipe_dynamic_wi8_afp32", None])
+def built(
+    request: pytest.FixtureRequest, model: Heads, tmp_path_factory: pytest.TempPathFactory
+) -> QuantizedModel:
+    """Integer codes, floats around integer weights, and floats alone."""
+    maker = Edgeq(directory=tmp_path_factory.mktemp("heads"))
+    calibration = [(normal(2, 8, seed=i),) for i in range(16)]
+    return maker.quantize(model, SAMPLES[0], quantizer=request.param, calibration=calibration)
+
+
+def _localized(model: Heads, content: bytes) -> LayerErrors:
+    maker = Edgeq()
+    return maker.localize(maker.load(content, reference=model), SAMPLES)
+
+
+def _rewired(
+    built: QuantizedModel, to: Callable[[FlatFile, dict[str, int]], dict[int, int]]
+) -> bytes:
+    """The file with outputs that are other tensors."""
+    file = FlatFile(built.tflite)
+    (signature,) = file.model.signatureDefs
+    names = {entry.name.decode(): int(entry.tensorIndex) for entry in signature.outputs}
+    swap = to(file, names)
+    file.graph.outputs = [swap.get(int(t), int(t)) for t in file.graph.outputs]
+    for entry in signature.outputs:
+        entry.tensorIndex = swap.get(int(entry.tensorIndex), int(entry.tensorIndex))
+    return file.content()
+
+
+def test_sound_outputs_have_no_finding(model: Heads, built: QuantizedModel) -> None:
+    """Each is what torch gives by that name."""
+    errors = _localized(model, built.tflite)
+    assert all(row.verdict != LOWERING for row in errors.rows), str(errors)
+
+
+def test_swapped_outputs_are_told(model: Heads, built: QuantizedModel) -> None:
+    """Every op computes what torch computes; the outputs bear each other's names."""
+
+    def swapped(_: FlatFile, names: dict[str, int]) -> dict[int, int]:
+        scores, offsets = names["scores"], names["offsets"]
+        return {scores: offsets, offsets: scores}
+
+    errors = _localized(model, _rewired(built, swapped))
+    found = [row for row in errors.rows if row.verdict == LOWERING]
+    assert len(found) == 2
+    assert errors.culprit is found[0]
+    texts = {text for row in found for text in row.findings}
+    assert texts == {
+        "the file's output 'scores' is its result: expected sigmoid, got torch's output 'offsets'; "
+        "wire that output to the op that computes it",
+        "the file's output 'offsets' is its result: expected linear_2, got torch's output "
+        "'scores'; wire that output to the op that computes it",
+    }
+
+
+def test_an_output_before_its_activation_is_told(model: Heads, built: QuantizedModel) -> None:
+    """The op that is left out computes what torch does, and nothing reads it."""
+
+    def early(file: FlatFile, names: dict[str, int]) -> dict[int, int]:
+        (activation,) = (op for i, op in enumerate(file.operators) if file.name(i) == "LOGISTIC")
+        return {names["scores"]: int(activation.inputs[0])}
+
+    errors = _localized(model, _rewired(built, early))
+    assert errors.culprit is not None
+    assert errors.culprit.op == "FULLY_CONNECTED"
+    assert errors.culprit.module == "scores"
+    (text,) = errors.culprit.findings
+    assert text.startswith(
+        "the file's output 'scores' is its result: expected sigmoid, got linear_1"
+    )
