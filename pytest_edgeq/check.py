@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -10,15 +11,20 @@ from typing import Any
 
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
+from pytest_edgeq.localize.findings import origin_findings
 from pytest_edgeq.localize.localizer import Localizer
-from pytest_edgeq.localize.rows import LOWERING, LayerErrors
+from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import CALIBRATION_OVERLAP, Finding
+from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.snapshots.compare import describe_change
+from pytest_edgeq.snapshots.errors import REGRESSED
+from pytest_edgeq.snapshots.session import is_change
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.same import border_differences, op_differences
+from pytest_edgeq.unrunnable import UnrunnableError, grouped
 from pytest_edgeq.warn import warn_user
 
 __all__ = ["check"]
@@ -31,8 +37,32 @@ Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
 _SHOWN = 4
 """How many more differences of one kind a text lists."""
 
+_ONE_BIT_DB = -10 * math.log10(1 - 2 / math.pi)
+"""
+SQNR that the signs of Gaussian values alone give: 4.40 dB, of the best quantizer of one bit.
+
+Max, Quantizing for minimum distortion, IRE Trans. Inf. Theory 6, 1960. Sound recipes, whose ranges
+are averages, were seen down to 5 dB.
+"""
+
+_FIXED = (1 / 256, 1 / 128, 1 / 32768)
+"""
+Scales that TFLite fixes for SOFTMAX, LOGISTIC and TANH.
+
+Where nothing is detected all values are less than a step, of a sound model, too; of a range that
+was calibrated they are not.
+"""
+
+_SHIP = (
+    "way out: ship what the flow made, quantized.path; a file that was changed on purpose is held "
+    "against torch alone by edgeq.load(path, reference=model)"
+)
+
+_OTHER_MODEL = 3
+"""Layers with weights that all have to be others before the whole reference is another model."""
+
 # The order in which findings are told: the ones that explain the others first.
-_ORIGIN, _LAYERS, _RUNS, _RUNTIMES, _DATA, _HEALTH, _MEMORY = range(7)
+_ORIGIN, _FIT, _LAYERS, _RUNS, _RUNTIMES, _DATA, _HEALTH, _MEMORY = range(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +112,11 @@ class _Gate:
     runtime: str
     findings: list[_Trouble] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    refusals: list[UnrunnableError] = field(default_factory=list)
     comparison: Comparison | None = None
     layers: LayerErrors | None = None
     fits: bool = True
+    answers: bool = True
 
     def look(self, inputs: Iterable[Any]) -> None:
         """Measure everything, each sample once."""
@@ -102,36 +134,19 @@ class _Gate:
                     continue  # the samples are read all the same: one may not be a sample at all
                 expected = self._compare(comparer, sample) if runs else None
                 runs = expected is not None
-                if not self.fits:
-                    continue
-                agreement.update(sample, expected)
-                localizer = self._localize(localizer, sample)
+                if self.fits:
+                    agreement.update(sample, expected)
+                localizer = self._localize(localizer, sample) if self.answers else None
         if runs:
             self.comparison = comparer.result()
             self._look_at_health(self.comparison.health)
-        if localizer is not None and self.fits:
-            self.layers = localizer.result()
-            if any(row.verdict == LOWERING for row in self.layers.rows):
-                self._add(_LAYERS, str(self.layers))
-            unjudged = [
-                row.name
-                for row in self.layers.rows
-                if row.matched and row.excess_lsb is None and row.local_lsb_error is not None
-            ]
-            if unjudged:
-                self.notes.append(
-                    f"{len(unjudged)} ops stand for one torch call together with others that round "
-                    f"between, which no bound is known for: {', '.join(unjudged[:4])}"
-                )
-            unmatched = [row.name for row in self.layers.rows if not row.matched]
-            if unmatched:
-                more = f" and {len(unmatched) - 4} more" if len(unmatched) > 4 else ""
-                self.notes.append(
-                    f"{len(unmatched)} of {len(self.layers.rows)} ops were not held against torch, "
-                    f"as no nodes match them: {', '.join(unmatched[:4])}{more}"
-                )
+            self._look_at_total(self.comparison.total)
+        if localizer is not None:
+            self._look_at_layers(localizer.result())
+        elif not self.fits:
+            self._look_at_constants()
         agreed = agreement.result()
-        self._add(_RUNS, *agreed.unable)
+        self._add(_RUNS, *grouped([*self.refusals, *agreed.unable]))
         self._add(_RUNTIMES, *agreed.apart)
         self.notes += agreed.notes
 
@@ -142,8 +157,11 @@ class _Gate:
                 claim()
             except AssertionError as error:
                 self._add(_MEMORY, str(error))
-            except RuntimeError as error:  # there is no body of a test to remember by
-                self.notes.append(f"nothing was held against a memory: {error}")
+            except RuntimeError:  # there is no body of a test to remember by
+                self.notes.append(
+                    "nothing was held against a memory, which only the body of a test has, by the "
+                    "fixture `edgeq`"
+                )
                 return
 
     def text(self, *, unwritten: bool) -> str:
@@ -153,17 +171,36 @@ class _Gate:
         first, *lines = texts[0].splitlines()
         if len(texts) > 1:
             first += f" [1 of {len(texts)} findings on {self.quantized.name}]"
+        if cause := self._cause():
+            lines.insert(0, f"which layer: {cause}")
         told = [first, *lines]
         for number, text in enumerate(texts[1:], 2):
             told += ["", *textwrap.indent(f"[{number}] {text}", "    ").lstrip().splitlines()]
-        ranks = {each.rank for each in self.findings}
-        if self.layers is not None and ranks & {_HEALTH, _MEMORY} and _LAYERS not in ranks:
-            told += ["", f"which layer: {self.layers}"]
+        if self.layers is not None and self._tells_errors():
+            told += ["", str(self.layers).partition("\n")[2]]
         if self.notes:
-            told += ["", *(f"not looked at: {note}" for note in dict.fromkeys(self.notes))]
+            told += ["", *(f"note: {note}" for note in dict.fromkeys(self.notes))]
         if unwritten:
             told += ["", "Nothing was remembered: what is to be remembered must be sound first."]
         return "\n".join(told)
+
+    def _cause(self) -> str:
+        """What localizing says of errors that nothing has explained yet, or of a changed op."""
+        if self.layers is None or not (self._tells_errors() or self.layers.culprit):
+            return ""
+        unexplained = any(
+            each.rank == _HEALTH or (each.rank == _MEMORY and is_change(each.text))
+            for each in self.findings
+        )
+        return self.layers.cause if unexplained and not self._tells(_LAYERS) else ""
+
+    def _tells_errors(self) -> bool:
+        """Whether errors are told of, and not yet the layer that makes them."""
+        regressed = any(each.text.startswith(REGRESSED) for each in self.findings)
+        return (regressed or self._tells(_HEALTH)) and not self._tells(_LAYERS)
+
+    def _tells(self, rank: int) -> bool:
+        return any(each.rank == rank for each in self.findings)
 
     def _add(self, rank: int, *texts: str) -> None:
         self.findings += [_Trouble(rank, text) for text in texts]
@@ -174,8 +211,11 @@ class _Gate:
             return comparer.update(sample)
         except (ValueError, TypeError) as error:
             self.fits = False
-            self._add(_RUNS, str(error))
+            self._add(_FIT, str(error))
+        except UnrunnableError as error:
+            self.refusals.append(error)
         except RuntimeError as error:
+            self.answers = False
             self._add(_RUNS, str(error))
         return None
 
@@ -192,39 +232,142 @@ class _Gate:
                 ),
             )
 
+    def _look_at_total(self, total: StageErrors) -> None:
+        """Outputs of which less than a bit is left."""
+        for name, errors in total.outputs.items():
+            rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
+            tiny = errors.scale is not None and rms < errors.scale
+            if not errors.sqnr_db < _ONE_BIT_DB or (tiny and errors.scale in _FIXED):
+                continue
+            text = (
+                f"output {name!r}: expected {_ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of "
+                f"it, got {errors.sqnr_db:.3g} dB (rms {rms:.3g} in torch, rms error "
+                f"{errors.rmse:.3g})"
+            )
+            if tiny:
+                text += (
+                    f"\nwhy: its values are less than a step of its scale, {errors.scale:.3g}: its "
+                    "range is too wide; calibrated with an outlier, or with other preprocessing"
+                )
+            self._add(_HEALTH, text)
+
+    def _look_at_layers(self, layers: LayerErrors) -> None:
+        self.layers = layers
+        if any(row.verdict == LOWERING for row in layers.rows):
+            self._add(_LAYERS, f"{layers}{self._why(layers)}")
+        # One step is what the last of them rounds by itself.
+        unjudged = [
+            row
+            for row in layers.rows
+            if row.matched and row.excess_lsb is None and row.verdict != LOWERING
+            if row.local_lsb_error is not None and not row.local_lsb_error <= 1
+        ]
+        if unjudged:
+            self.notes.append(
+                f"{_ops(len(unjudged), 'stands', 'stand')} for one torch call together with "
+                f"others that round between, for which no bound is known: {_names(unjudged)}"
+            )
+        unmatched = [row for row in layers.rows if not row.matched]
+        if unmatched:
+            self.notes.append(
+                f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "
+                f"torch, as no nodes match them: {_names(unmatched)}"
+            )
+
+    def _why(self, layers: LayerErrors) -> str:
+        """Say who wrote what is wrong, and the way out."""
+        if self.quantized.origin is not None:
+            return "" if self._tells(_ORIGIN) else f"\n{_SHIP}"
+        if self.quantized.flow != "prebuilt":
+            return (
+                "\nway out: the converter wrote this: take another quantizer, or leave the op in "
+                "float, and report it with a model of this op alone"
+            )
+        weighted = [row for row in layers.rows if "weight" in row.dtypes]
+        if len(weighted) < _OTHER_MODEL or not all(row.findings for row in weighted):
+            return (
+                "\nway out: mend what wrote the file, or give the reference that it was made from"
+            )
+        return (
+            f"\nwhy: all {len(weighted)} layers with weights are others than the reference's: it "
+            "is another model, or another checkpoint, than the file was made from\n"
+            "way out: give the reference that it was made from"
+        )
+
     def _localizer(self, stack: ExitStack) -> Localizer | None:
         """What looks at each op; None where torch or the kernels that it needs cannot run."""
-        if not hasattr(Localizer, "result"):
-            return None  # XXX seam
         try:
             return stack.enter_context(Localizer(self.quantized))
+        except UnrunnableError as error:
+            self._not_localized(error)
         except (ValueError, RuntimeError) as error:
             self.notes.append(f"ops were not held against torch one by one: {error}")
-            return None
+        return None
 
     def _localize(self, localizer: Localizer | None, sample: Sample) -> Localizer | None:
+        if localizer is None:
+            return None
         try:
-            if localizer is not None:
-                localizer.update(sample)
+            localizer.update(sample)
+        except UnrunnableError as error:
+            self._not_localized(error)
+            return None
         except RuntimeError as error:
             self.notes.append(f"ops were not held against torch one by one: {error}")
             return None
+        except (ValueError, TypeError):
+            if self.fits:
+                raise
+            return None  # of inputs that do not fit, which was told
         return localizer
+
+    def _not_localized(self, error: UnrunnableError) -> None:
+        self.refusals.append(error)
+        self.notes.append(
+            f"ops were not held against torch one by one, as the {error.runtime} runtime, which "
+            "keeps what is between them, refuses the file"
+        )
 
     def _look_at_origin(self) -> None:
         """Hold a file that claims to be what the flow made against what it made."""
         origin, edge = self.quantized.origin, self.quantized.edge
         if origin is None:
             return
-        found = border_differences(origin.graph, edge.graph)
+        borders = border_differences(origin.graph, edge.graph)
         if _dtypes(origin) != _dtypes(edge):
-            found.append(describe_change(origin.op_dtypes.to_dict(), edge.op_dtypes.to_dict()))
-        elif not found:
-            found = op_differences(origin.graph, edge.graph, origin.op_dtypes)
-        if found:
-            first = f"not the file that the {self.quantized.flow} flow made: {found[0]}"
-            lines = _shortened([first, *(f"  {each}" for each in found[1:])])
-            self._add(_ORIGIN, "\n".join(lines))
+            found = describe_change(origin.op_dtypes.to_dict(), edge.op_dtypes.to_dict())
+            # Dtypes and shapes of inputs and outputs stand in there.
+            self._add_origin([found, *([] if "inputs and outputs:" in found else borders)])
+        elif borders:
+            self._add_origin(borders)
+        else:
+            self._add_origin(op_differences(origin.graph, edge.graph, origin.op_dtypes))
+
+    def _look_at_constants(self) -> None:
+        """Of a file that cannot be localized, as its outputs are none to compare."""
+        origin, edge = self.quantized.origin, self.quantized.edge
+        if origin is None or self._tells(_ORIGIN):
+            return
+        where = {each.index: each.where for each in edge.op_dtypes if not each.subgraph}
+        found = origin_findings(edge, origin)
+        self._add_origin([f"{where[index]}: {each}" for index in found for each in found[index]])
+
+    def _add_origin(self, found: list[str]) -> None:
+        if not found:
+            return
+        first = f"not the file that the {self.quantized.flow} flow made: {found[0]}"
+        lines = _shortened([first, *(f"  {each}" for each in found[1:])])
+        lines.append(_SHIP)
+        self._add(_ORIGIN, "\n".join(lines))
+
+
+def _names(rows: Sequence[LayerError]) -> str:
+    more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
+    return ", ".join(row.name for row in rows[:4]) + more
+
+
+def _ops(count: int, one: str, several: str) -> str:
+    return f"{count} op {one}" if count == 1 else f"{count} ops {several}"
 
 
 def _shortened(lines: list[str]) -> list[str]:

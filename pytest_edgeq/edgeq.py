@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,7 +179,8 @@ class Edgeq:
                 `onnx_reference(session)`, or any other callable. It is given numpy arrays, and
                 tensors in their place if it fails on arrays. Without a reference the file cannot be
                 compared. A file with several signatures takes a dict by signature.
-            name: For texts and files; the file's stem by default.
+            name: For texts and files; by default the file's stem, of bytes the class of a torch
+                reference.
             layout: How the file lays out its inputs and outputs where the reference does otherwise.
                 `"nhwc"`: the file keeps the channels of every input and output of four dimensions
                 last, the reference first; `"nchw"`: the other way round. A dict says it for single
@@ -195,7 +197,8 @@ class Edgeq:
         from pytest_edgeq.flows.prebuilt import load_prebuilt
 
         if name is None:
-            name = Path(tflite).stem if isinstance(tflite, (str, os.PathLike)) else "model"
+            stem = Path(tflite).stem if isinstance(tflite, (str, os.PathLike)) else None
+            name = stem or _class_name(reference) or "model"
         return load_prebuilt(tflite, reference, name, self._session, layout)
 
     def compare(
@@ -261,15 +264,16 @@ class Edgeq:
         """
         Hold a model against everything that is known of it: the default gate.
 
-        The file allocates and runs on every runtime that is installed, and they agree within what
-        kernels round (on the first 4 samples; op by op where they do not end to end). Every op
-        computes what torch does on the same inputs, up to rounding. Health is clean, and no sample
-        was calibrated with. Op dtypes and errors are as they were remembered for this test. A file
-        of `with_tflite` has the ops, options, inputs, outputs and scales of the one that the flow
-        made.
+        The file allocates and runs on every runtime that is installed and has its ops, and they
+        agree within what kernels round (on the first 4 samples; op by op where outputs differ).
+        Every op computes what torch does on the same inputs, up to rounding. One bit of every
+        output is left, health is clean, and no sample was calibrated with. Op dtypes and errors are
+        as they were remembered for this test. A file of `with_tflite` has the ops, wiring, options,
+        inputs, outputs and scales of the one that the flow made.
 
-        What could not be looked at is told by a warning; outside the body of a test that is what is
-        remembered.
+        What could not be looked at is told by a warning: outside the body of a test what is
+        remembered, kernels that lack an op, ops that no torch node matches. So is where the
+        reference kernels or TensorFlow's, which no device runs, differ from all others.
 
         Args:
             quantized: From `quantize` or `load`.
@@ -388,6 +392,13 @@ class Edgeq:
         budget = budget_to_suggest(comparison)
         print(budget)  # to be pasted
         return budget
+
+
+def _class_name(reference: object) -> str:
+    """Of a torch module; nothing of anything else, and where torch is not even loaded."""
+    torch = sys.modules.get("torch")
+    known = torch is not None and isinstance(reference, torch.nn.Module)
+    return type(reference).__name__ if known else ""
 
 
 def _require_comparison(method: str, comparison: object) -> None:

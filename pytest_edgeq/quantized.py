@@ -139,7 +139,10 @@ class QuantizedModel:
             edge = self._edge.at(name)
             float_edge = None if self._float_edge is None else self._float_edge.at(name)
             label = f"{self.name}[{name}]"
-            self._views[name] = self._with_edge(edge, float_edge, label, self._legs, self._origin)
+            origin = self._origin
+            if origin is not None and len(origin.graph.signatures) > 1:
+                origin = origin.at(name)
+            self._views[name] = self._with_edge(edge, float_edge, label, self._legs, origin)
         return self._views[name]
 
     def _with_edge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pytest_edgeq.numerics.bootstrap import LEVEL, RESAMPLES, SEED, Limit, limits, remembered
+from pytest_edgeq.numerics.bootstrap import LEVEL, RESAMPLES, SEED, remembered
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.results import UPPER_BOUNDED, OutputErrors, StageErrors
@@ -39,10 +39,14 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
         },
         **comparison.build,
         "errors": [
-            at_least(_with_samples(row, comparison.stages), floor_db(comparison.flow, row["stage"]))
-            for row in remembered(comparison.stages)
+            _with_samples(row, comparison.stages) for row in _rows(comparison, comparison.stages)
         ],
     }
+
+
+def _rows(comparison: Comparison, stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
+    """Every metric with the margin that a rebuild explains: one for a memory and for a budget."""
+    return [at_least(row, floor_db(comparison.flow, row["stage"])) for row in remembered(stages)]
 
 
 def _with_samples(row: dict[str, Any], stages: dict[str, StageErrors]) -> dict[str, Any]:
@@ -64,7 +68,9 @@ def budget_to_suggest(comparison: Comparison) -> Budget:
     """
     _require_sound(comparison)
     outputs = list(comparison.total.outputs.values())
-    found = [limits(output) for output in outputs]
+    worst: dict[str, list[float]] = {}
+    for row in _rows(comparison, {"total": comparison.total}):
+        worst.setdefault(row["metric"], []).append(float(row["worst"]))
     wanted = ["sqnr_db", "cosine_similarity"]
     scaled = all(output.max_lsb_error is not None for output in outputs)
     wanted.append("max_lsb_error" if scaled else "max_abs_error")
@@ -72,8 +78,9 @@ def budget_to_suggest(comparison: Comparison) -> Budget:
         wanted.append("top1_agreement")
     bounds: dict[str, float] = {}
     for metric in wanted:
-        if all(metric in each for each in found):
-            bound = loosened(metric, _worst(metric, [each[metric] for each in found]))
+        values = worst.get(metric, [])
+        if len(values) == len(outputs):
+            bound = loosened(metric, (max if metric in UPPER_BOUNDED else min)(values))
             if bound is not None:
                 bounds[metric] = bound
     if not bounds:
@@ -83,11 +90,6 @@ def budget_to_suggest(comparison: Comparison) -> Budget:
             "samples"
         )
     return Budget(**bounds)
-
-
-def _worst(metric: str, of: list[Limit]) -> float:
-    values = [limit.worst for limit in of]
-    return max(values) if metric in UPPER_BOUNDED else min(values)
 
 
 def _is_classified(output: OutputErrors) -> bool:

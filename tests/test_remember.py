@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,31 @@ def test_a_suggested_budget_is_rounded_outward_and_printed(
     assert eval(capsys.readouterr().out, {"Budget": Budget}) == budget
     for metric, bound in budget.bounds().items():
         assert float(f"{bound:.3g}") == bound or metric in ("cosine_similarity", "top1_agreement")
+
+
+@pytest.mark.parametrize("flow", ["recipe", "pt2e"])
+def test_a_budget_leaves_what_a_rebuild_explains(flow: str) -> None:
+    """The one margin: 4 dB in a recipe, where samples as alike as these leave far less."""
+    generator = np.random.default_rng(0)
+    values = [generator.normal(size=(1, 1000)) for _ in range(32)]
+    noises = [0.02 * generator.normal(size=(1, 1000)) for _ in range(32)]
+    comparison = replace(
+        _comparison(*((x, x + e) for x, e in zip(values, noises, strict=True))), flow=flow
+    )
+
+    budget = Edgeq().suggest_budget(comparison)
+
+    rows = {row["metric"]: row for row in errors_to_remember(comparison)["errors"]}
+    floor = {"recipe": 4.0, "pt2e": 1.5}[flow]
+    assert comparison.total.sqnr_db - rows["sqnr_db"]["worst"] == pytest.approx(floor, abs=0.01)
+    assert budget.sqnr_db is not None
+    assert 0 <= rows["sqnr_db"]["worst"] - budget.sqnr_db < 0.1
+    rebuilt = 10 ** ((floor - 0.1) / 20)
+    moved = _comparison(*((x, x + rebuilt * e) for x, e in zip(values, noises, strict=True)))
+    assert budget.violations(moved.total, "total") == []
+    worse = 10 ** ((floor + 0.2) / 20)
+    moved = _comparison(*((x, x + worse * e) for x, e in zip(values, noises, strict=True)))
+    assert [each.metric for each in budget.violations(moved.total, "total")][:1] == ["sqnr_db"]
 
 
 def test_metrics_that_are_infinite_are_left_out() -> None:

@@ -179,8 +179,12 @@ def _budget_text(
             if judgement.needed is not None
             else f"{where}: no budget accepts this measurement; the output is broken"
         )
-    if comparison.explain is not None:
-        lines += ["", comparison.explain()]
+    explained = (
+        "find the layer: print(edgeq.localize(model, samples))"
+        if comparison.explain is None
+        else f"\n{comparison.explain()}"
+    )
+    lines.append(explained)
     return "\n".join(lines)
 
 

@@ -239,7 +239,7 @@ def refusal(name: str, who: str, error: Exception) -> str:
     hints = {
         "torch.export": (
             "the model's forward must be traceable: no Python branch on a tensor's values "
-            "(torch.where or torch.cond instead), no data-dependent shapes"
+            "(torch.where instead), no data-dependent shapes"
         ),
         "the quantizer": (
             "its annotations do not fit the exported graph; a part of the model that it does not "
@@ -260,6 +260,17 @@ def refusal(name: str, who: str, error: Exception) -> str:
     if "contained a None item" in str(error):
         # litert-torch 0.10.0 lowers no output that is None.
         hint = "its forward gives None among its outputs; wrap it in a module that gives tensors"
+    elif "[-9223372036854775808" in words:
+        # litert-torch 0.10.0 takes a size left open for -2^63 in a linear layer.
+        hint = (
+            "it takes a size left open for -2^63 in front of a linear layer: give no "
+            'dynamic_shapes, but a signature for each size: sample_inputs={"one": …, "two": …}'
+        )
+    elif "Lowering not found: cond" in words:
+        hint = (
+            "litert-torch lowers no torch.cond; compute both branches and choose between them: "
+            "torch.where(condition, one, other)"
+        )
     elif "'type' object is not iterable" in words:
         # litert-torch 0.10.0 cannot name the outputs of a namedtuple.
         hint = (

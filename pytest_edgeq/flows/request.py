@@ -136,18 +136,32 @@ class Request:
     train: Callable[[torch.fx.GraphModule], Any] | None = None
 
     def edge(self, tflite: bytes) -> EdgeFile:
-        """Open a file that the models were converted to."""
+        """
+        Open a file that the models were converted to.
+
+        Raises:
+            RuntimeError: No interpreter opens it.
+        """
         first = self.entries[0].model
         if all(entry.model is first for entry in self.entries):
             modules: ModulePaths = module_tree(first)
         else:
             modules = SignatureModules({e.key: module_tree(e.model) for e in self.entries})
-        return EdgeFile(
-            tflite,
-            modules=modules,
-            threads=self.session.threads,
-            runtimes=self.session.runtimes,
-        )
+        try:
+            return EdgeFile(
+                tflite,
+                modules=modules,
+                threads=self.session.threads,
+                runtimes=self.session.runtimes,
+            )
+        except ValueError as error:
+            said = str(error).partition("says ")[2].partition("; build")[0] or str(error)
+            raise RuntimeError(
+                f"{self.name}: expected a file that interpreters open, got one that they refuse: "
+                f"{said}\nwhy: converter and quantizer wrote it so, without an error: a fault "
+                "upstream. Seen where a recipe quantizes a constant that two ops take in two ways\n"
+                "way out: leave such ops in float by a rule of no_quantize, or quantize by PT2E"
+            ) from error
 
     def finish(
         self,
@@ -381,6 +395,10 @@ def _entry(
     spec = SampleSpec.of_inputs(
         args, kwargs, parameter_names(model)[0], dynamic=options["dynamic_shapes"] is not None
     )
+    # torch.export (2.13) makes one input of a tensor that is given twice, and the file then never
+    # reads the second.
+    args = tuple(value.clone() for value in args)
+    kwargs = {name: value.clone() for name, value in kwargs.items()}
     return Entry(key, model, args, kwargs, spec, name=name, **options)
 
 

@@ -14,9 +14,18 @@ from typing import Any, Final
 from pytest_edgeq.snapshots.build import build_problem, describe_build
 from pytest_edgeq.snapshots.paired import HIGHER_IS_BETTER, narrowed, on_other_kernels
 
-__all__ = ["REGRESSED", "describe_change", "describe_new", "loose", "problem", "tightened"]
+__all__ = [
+    "NOT_COMPARED",
+    "REGRESSED",
+    "describe_change",
+    "describe_new",
+    "loose",
+    "problem",
+    "tightened",
+]
 
 REGRESSED: Final = "errors regressed"
+NOT_COMPARED: Final = "errors not compared"
 
 _TEXTS: Final = ("flow", "runtime", "fingerprint")
 _NUMBERS: Final = ("value", "worst", "best")
@@ -84,14 +93,14 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """
     if old["fingerprint"] != new["fingerprint"]:
         return (
-            "errors not compared: the evaluation data are not those that were remembered: expected "
+            f"{NOT_COMPARED}: the evaluation data are not those that were remembered: expected "
             f"{_data(old)}, got {_data(new)}\n"
             "Why it matters: errors on other samples say nothing about the model. Give the same "
             "samples in the same order, unshuffled and unaugmented."
         )
     if old["flow"] != new["flow"]:
         return (
-            f"errors not compared: measured in another flow: expected {old['flow']}, "
+            f"{NOT_COMPARED}: measured in another flow: expected {old['flow']}, "
             f"got {new['flow']}\n"
             "Why it matters: another flow has other stages, and rounds in another way."
         )

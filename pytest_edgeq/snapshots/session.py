@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.snapshots import store
+from pytest_edgeq.snapshots.errors import NOT_COMPARED
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
 from pytest_edgeq.snapshots.layout import Layout
 from pytest_edgeq.snapshots.producer import producer, version_changes
@@ -25,12 +26,13 @@ _PHASES: dict[Phase, str] = {
     "setup": "while a fixture was set up for",
     "teardown": "while a fixture was torn down after",
 }
-_NEW_TEXT = """\
-{title} "{name}" is not remembered yet
-{summary}
+_NOT_YET = "nothing is remembered yet"
+_NEW_TEXT = f"""\
+{{title}} "{{name}}": {_NOT_YET}
+{{summary}}
 Why it matters: until it is stored, no change of it can be told.
-File: {path}
-If this is what you want, store it: {command}"""
+File: {{path}}
+If this is what you want, store it, and commit the file (on CI nothing is written): {{command}}"""
 _CHANGED_TEXT = """\
 {change}
 {since}File: {path}
@@ -40,6 +42,12 @@ _TWICE = (
     "give each claim a name of its own (name=…)\n"
     "the second differs from the first by: {change}"
 )
+
+
+def is_change(text: str) -> bool:
+    """Whether a failed check has told of a change, not that there was nothing to compare with."""
+    first = text.partition("\n")[0]
+    return not (first.endswith(_NOT_YET) or first.startswith(NOT_COMPARED))
 
 
 class SnapshotSession:

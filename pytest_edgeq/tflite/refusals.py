@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.unrunnable import UnrunnableError
 
 __all__ = ["refusal"]
 
@@ -22,10 +23,17 @@ _KNOWN_REFUSALS = (
         "(recipe_dynamic_wi8_afp32), or keep the embedding in float.",
     ),
     (
-        re.compile(r"activations\.cc.*scale not near"),
+        re.compile(r"activations\.cc.*(scale not near|params\.(scale|zero_point) == )"),
         "the int8 softmax and sigmoid kernels write fixed output parameters (scale 1/256, zero "
-        "point −128): annotate the output with FixedQParamsQuantizationSpec(scale=1/256, "
+        "point −128), and this file has others: quantize by a recipe (recipe_static_wi8_ai8), "
+        "which writes these, annotate the output with FixedQParamsQuantizationSpec(scale=1/256, "
         "zero_point=-128), or leave the op in float.",
+    ),
+    (
+        re.compile(r"params\.(scale|zero_point) [!=]= .*params\.(scale|zero_point)"),
+        "this kernel hands codes on as they are, so its output must have the scale and the zero "
+        "point of its input: quantize both with one range (SharedQuantizationSpec), or leave the "
+        "op in float. In a file that was sound, the op is another than it was.",
     ),
     (
         re.compile(r"Tensor data is null"),
@@ -77,7 +85,7 @@ _KNOWN_REFUSALS = (
 
 def refusal(
     what: str, error: str, graph: OpGraph, runtime: str, modules: ModulePaths | None
-) -> str:
+) -> UnrunnableError:
     """
     Say that a runtime cannot load or run a file: which op, why, the way out, its own words.
 
@@ -90,7 +98,7 @@ def refusal(
     """
     node = re.search(r"Node number (\d+) \((\w+)\)", error)
     tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
-    where = ""
+    where, op = "", None
     if tensor is not None:
         # The delegate names a tensor of the first subgraph, and itself as the node.
         users = (op.index for op in graph.subgraphs[0].ops if int(tensor[1]) in op.inputs)
@@ -102,9 +110,25 @@ def refusal(
         entries = [e for e in OpDtypeMap(graph, modules).ops(name) if e.index == index]
         # Kernels number the ops of each subgraph from 0, and delegates behind the last.
         where = f": {entries[0].where}" if len(entries) == 1 else f": {name} (op {index})"
+        if name.startswith("TfLite"):
+            where = ""  # the delegate, which is no op of the file
+        if len(entries) == 1:
+            op = graph.subgraphs[entries[0].subgraph].ops[index]
     meaning = next((text for symptom, text in _KNOWN_REFUSALS if symptom.search(error)), None)
-    lines = [f"the {runtime} runtime cannot {what} the .tflite file{where}"]
+    lines = [f"cannot {what} the .tflite file{where}"]
+    # The kernels print floats by %d, which gives another number in every run.
+    said = re.sub(r"(?<=params\.scale) \(-?\d+ [!=]= -?\d+\)", _scales(graph, op), error.strip())
     if meaning is not None:
         lines.append(f"cause: {meaning}")
-    lines.append(f"the kernels said: {error.strip()}")
-    return "\n".join(lines)
+    lines.append(f"the kernels said: {said}")
+    return UnrunnableError(runtime, "\n".join(lines))
+
+
+def _scales(graph: OpGraph, op: Op | None) -> str:
+    """The scales of an op's first input and output, where both have one."""
+    if op is None or not op.inputs or not op.outputs:
+        return ""
+    pair = [graph.tensor(op, op.inputs[0]).scales, graph.tensor(op, op.outputs[0]).scales]
+    if any(len(scales) != 1 for scales in pair):
+        return ""
+    return f" (scale of the input {pair[0][0]:.6g}, of the output {pair[1][0]:.6g}) "

@@ -23,6 +23,7 @@ from pytest_edgeq.tflite.refusals import refusal
 from pytest_edgeq.tflite.registry import BUILT_IN, Runtime, Runtimes, RuntimeSession
 from pytest_edgeq.tflite.source import MappedFile
 from pytest_edgeq.tflite.unsafe import refuse_unsafe
+from pytest_edgeq.unrunnable import UnrunnableError
 
 __all__ = ["BUILT_IN", "KEEPING", "Runner", "Runtime", "RuntimeSession", "Runtimes", "source_of"]
 
@@ -127,13 +128,13 @@ class Runner:
 
     def _refusal(
         self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
-    ) -> RuntimeError:
+    ) -> UnrunnableError:
         said = str(error)
         if isinstance(error, _OwnError):
-            return RuntimeError(f"the {self._runtime} runtime cannot {what} the .tflite file{said}")
+            return UnrunnableError(self._runtime, f"cannot {what} the .tflite file{said}")
         if self._runtime == "compiled":
             said = self._words_of_the_interpreter(inputs) or said
-        return RuntimeError(refusal(what, said, self._graph, self._runtime, self._modules))
+        return refusal(what, said, self._graph, self._runtime, self._modules)
 
     def _words_of_the_interpreter(self, inputs: Mapping[str, npt.NDArray[Any]]) -> str:
         """

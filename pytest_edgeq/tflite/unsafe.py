@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.unrunnable import UnrunnableError
 
 __all__ = ["refuse_unsafe"]
 
@@ -16,13 +17,19 @@ __tracebackhide__ = True
 # QuantizeMultiplierSmallerThanOneExp in tensorflow/lite/kernels/{add,sub}.cc, ai-edge-litert 2.3.0.
 _LEFT_SHIFT = {"int8": 20, "uint8": 20, "int16": 15}
 
+# That product is taken in float32, where it becomes infinite, and the multiplier 0.
+_GREATEST = 2.0**128
+
+# No activation of a network has values of 1e6 and more; a scale of int8 is 1/255 of its range.
+_HUGE = 1e6 / 255
+
 
 def refuse_unsafe(graph: OpGraph, runtime: str, modules: ModulePaths | None) -> None:
     """
     Refuse a file that the kernels would end this process at, or answer with chance.
 
     Raises:
-        RuntimeError: Says which op and why.
+        UnrunnableError: Says which op and why.
     """
     for op in graph.ops:
         cause = _aborts(graph, op) or _reads_past(graph, op) or _not_unpacked(graph, op)
@@ -32,8 +39,8 @@ def refuse_unsafe(graph: OpGraph, runtime: str, modules: ModulePaths | None) -> 
                 for e in OpDtypeMap(graph, modules).ops(op.name)
                 if (e.subgraph, e.index) == (op.subgraph, op.index)
             ]
-            raise RuntimeError(
-                f"the {runtime} runtime cannot load the .tflite file: {entry.where}\ncause: {cause}"
+            raise UnrunnableError(
+                runtime, f"cannot load the .tflite file: {entry.where}\ncause: {cause}"
             )
 
 
@@ -48,11 +55,25 @@ def _aborts(graph: OpGraph, op: Op) -> str:
     greatest = max(float(tensor.scales[0]) for tensor in inputs)
     scale = float(output.scales[0])
     power = _LEFT_SHIFT[output.dtype] - 1
-    if not (scale > 0 and greatest >= 2**power * scale):
+    if scale * 2 ** (power + 1) > _GREATEST:
+        text = (
+            f"its output's scale, {scale:.3g}, times 2^{power + 1} is beyond float32: the kernels "
+            "would abort, and end this process"
+        )
+    elif scale > 0 and greatest >= 2**power * scale:
+        text = (
+            f"an input's scale, {greatest:.3g}, is 2^{power} times the output's, {scale:.3g}, or "
+            "more: the kernels would abort, and end this process"
+        )
+    else:
         return ""
+    if greatest < _HUGE:
+        return (
+            f"{text}. Such an output was zero, or next to it, in every sample of the calibration: "
+            "calibrate with samples that make it speak, or leave the op in float"
+        )
     return (
-        f"an input's scale, {greatest:.3g}, is 2^{power} times the output's, {scale:.3g}, or more: "
-        "the kernels would abort, and end this process. Such a scale comes from a constant with "
+        f"{text}. Such a scale comes from a constant with "
         "infinite or huge values, for instance an attention mask of -inf, which the converter "
         "clamps to the largest float. Let the model mask with a finite value of the scores' own "
         "size (-30, say: softmax makes 1e-13 of it), or leave the op in float"

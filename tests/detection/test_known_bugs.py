@@ -417,10 +417,11 @@ def test_averaged_ranges_make_int16_as_coarse_as_int8(maker: Edgeq, still: Still
     still(averaged[16].total.sqnr_db < whole[8].total.sqnr_db - 3)
     assert averaged[16].total.sqnr_db < averaged[8].total.sqnr_db + 6
 
+    # Every average cuts, so that no layer stands out: those that round are off by 35 to 315 LSB,
+    # where an ideal rounding is off by 0.289.
     layers = maker.localize(quantized, held_out)
-    assert layers.culprit is not None
-    assert "is too narrow" in layers.cause
-    assert "of torch's values lie beyond" in layers.cause
+    assert layers.culprit is None
+    assert min(row.local_rmse_lsb for row in layers.rows if row.local_rmse_lsb) > 10
     _assert_error(
         lambda: assert_within_budget(averaged[16], quantization=Budget(sqnr_db=45)),
         AssertionError,
@@ -576,7 +577,7 @@ def test_a_linear_layer_of_open_batch_is_refused(maker: Edgeq, still: Still) -> 
     _assert_error(
         lambda: quantized(linear, sample),
         RuntimeError,
-        "the converter refuses Linear",
+        "the converter refuses Linear: it takes a size left open for -2^63",
         "float32[-9223372036854775808,4]",
     )
     comparison = maker.compare(quantized(conv, image), [normal(n, 3, 8, 8, seed=n) for n in (1, 3)])
@@ -697,7 +698,7 @@ def test_torch_cond_has_no_lowering(maker: Edgeq, still: Still) -> None:
         lambda: maker.quantize(model, sample, quantizer=None),
         RuntimeError,
         "the converter refuses CondBranch",
-        "cannot lower; the last lines name it",
+        "compute both branches and choose between them: torch.where(condition, one, other)",
         "Lowering not found: cond",
     )
     sound = maker.quantize(_WhereBranch().eval(), sample, quantizer=None)

@@ -41,6 +41,24 @@ def test_two_positional_inputs_go_to_their_places(maker: Edgeq) -> None:
     assert by_name.total.sqnr_db > 20
 
 
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", None])
+def test_a_tensor_given_twice_is_two_inputs(maker: Edgeq, preset: str | None) -> None:
+    """torch.export makes one of them, and the file would never read the second."""
+    one = KeywordInputs.sample_kwargs()["minuend"]
+    calibration = [KeywordInputs.sample_kwargs(1000 + i) for i in range(16)]
+    quantized = maker.quantize(
+        seeded(KeywordInputs),
+        sample_kwargs={"minuend": one, "amount": one},
+        quantizer=preset,
+        calibration=calibration if preset else None,
+    )
+
+    comparison = maker.compare(quantized, [KeywordInputs.sample_kwargs(5)])
+
+    # The difference of the first to itself: 0 dB.
+    assert comparison.total.sqnr_db > 10
+
+
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_static_wi8_ai8", None])
 def test_keyword_inputs_do_not_change_places(maker: Edgeq, preset: str | None) -> None:
     """Minuend − amount of one shape, in an order that is not the alphabetical one."""

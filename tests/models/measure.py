@@ -270,6 +270,12 @@ def measure(model: Any, flow: str, record: Cell | None, maker: Edgeq) -> Measure
     return Measured(cell, listing, failures)
 
 
+def _known(error: Exception) -> str:
+    """The name of what a user catches it by."""
+    kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    return next(kinds)
+
+
 def _refused(error: Exception, name: str) -> Measured:
     text = str(error)
     upstream = error.__cause__
@@ -281,7 +287,7 @@ def _refused(error: Exception, name: str) -> Measured:
     words = max((part.strip(" :") for part in line.split(name)), key=len)
     cell: Cell = {
         "verdict": "error",
-        "raises": type(error).__name__,
+        "raises": _known(error),
         "upstream": None if upstream is None else type(upstream).__name__,
         "says": words[:100].strip(),
         "text": f"{text}\n{told}",

@@ -66,8 +66,8 @@ def test_a_gate_remembers(project: pytest.Pytester) -> None:
     missing.assert_outcomes(failed=1)
     missing.stdout.fnmatch_lines(
         [
-            "E * AssertionError: op-dtype map * is not remembered yet [[]1 of 2 findings on model]",
-            "E *[[]2] * is not remembered yet",
+            "E * AssertionError: op-dtype map *: nothing is remembered yet [[]1 of 2 findings on *",
+            "E *[[]2] *: nothing is remembered yet",
         ]
     )
     missing.stdout.fnmatch_lines([">   *edgeq.check(*", "test_x.py:*: AssertionError"])
@@ -115,7 +115,7 @@ def test_in_a_fixture_it_says_that_nothing_is_remembered(project: pytest.Pyteste
 
     sound = _run(project, call)
     sound.assert_outcomes(passed=2, warnings=1)
-    sound.stdout.fnmatch_lines(["*UserWarning: edgeq.check: nothing was held against a memory: *"])
+    sound.stdout.fnmatch_lines(["*UserWarning: edgeq.check: nothing was held against a memory, *"])
     _run(project, call, value="x - y").assert_outcomes(passed=1, errors=1)
 
 

@@ -63,7 +63,7 @@ def test_errors_are_remembered_held_and_accepted(
     missing.stdout.fnmatch_lines(
         [
             ">   *edgeq.check_errors(comparison)",
-            'E *AssertionError: errors "errors" is not remembered yet',
+            'E *AssertionError: errors "errors": nothing is remembered yet',
             "Error: 1 check has nothing remembered yet; *--edgeq-update=new",
         ]
     )

@@ -33,8 +33,8 @@ def test_the_five_steps(
     missing.assert_outcomes(failed=1)
     missing.stdout.fnmatch_lines(
         [
-            '*AssertionError: op-dtype map "op_dtypes" is not remembered yet',
-            "*store it: pytest test_x.py::test_a --edgeq-update=new",
+            '*AssertionError: op-dtype map "op_dtypes": nothing is remembered yet',
+            "*store it*: pytest test_x.py::test_a --edgeq-update=new",
             "=* edgeq =*",
             "Error: 1 check has nothing remembered yet; read the failures above, then accept what "
             "is meant with --edgeq-update=new",
@@ -118,7 +118,7 @@ def test_a_failure_names_the_test_from_where_pytest_was_started(
     result.stdout.fnmatch_lines(
         [
             "*File: sub/__edgeq__/test_x/TestX.test_a[[]a_b]-*.op_dtypes.json",
-            "*store it: pytest 'test_x.py::TestX::test_a[[]a b]' --edgeq-update=new",
+            "*store it*: pytest 'test_x.py::TestX::test_a[[]a b]' --edgeq-update=new",
         ]
     )
     run("test_x.py::TestX::test_a[a b]", "--edgeq-update=new").assert_outcomes(passed=1)

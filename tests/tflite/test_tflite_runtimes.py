@@ -19,6 +19,7 @@ from pytest_edgeq.reference import module_tree
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.engines import InterpreterEngine
 from pytest_edgeq.tflite.runtimes import BUILT_IN
+from pytest_edgeq.unrunnable import UnrunnableError
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 X = np.array([[1, -2, 3, -4]], np.float32)
@@ -233,6 +234,31 @@ def test_a_softmax_with_another_scale_is_refused_with_the_reason() -> None:
     assert lines[0] == "the builtin runtime cannot load the .tflite file: SOFTMAX (op 0)"
     assert "scale=1/256" in lines[1]
     assert lines[2].startswith("the kernels said: ")
+
+
+def test_a_kernel_that_hands_codes_on_says_which_scales_differ() -> None:
+    """The kernels' own words hold numbers that change from run to run: floats, printed by %d."""
+    edge = EdgeFile(
+        one_op(
+            "REDUCE_MAX",
+            [
+                {"dtype": "int8", "shape": (1, 4), "scales": [0.1]},
+                {"dtype": "int32", "shape": (1,), "data": np.array([1], np.int32)},
+            ],
+            [{"dtype": "int8", "shape": (1,), "scales": [0.2]}],
+            "ReducerOptions",
+        )
+    )
+    texts = []
+    for runtime in ("builtin", "reference"):
+        with pytest.raises(UnrunnableError) as caught:
+            edge.runner(runtime).run({edge.signature.inputs[0].name: np.zeros((1, 4), np.int8)})
+        texts.append(str(caught.value))
+        lines = texts[-1].splitlines()
+        assert lines[0] == f"the {runtime} runtime cannot run the .tflite file: REDUCE_MAX (op 0)"
+        assert lines[1].startswith("cause: this kernel hands codes on as they are")
+        assert "scale of the input 0.1, of the output 0.2" in lines[2]
+    assert texts[0].replace("builtin", "reference") == texts[1]
 
 
 class _Words(nn.Module):

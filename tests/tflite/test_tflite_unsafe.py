@@ -43,6 +43,49 @@ def _file(op: str, dtype: str, ratio: float) -> bytes:
     )
 
 
+@pytest.mark.parametrize(("dtype", "shift"), [("int8", 20), ("int16", 15)])
+def test_scales_beyond_float32_are_refused(tmp_path: Path, dtype: str, shift: int) -> None:
+    """A mask of float32's least value that both sides of an ADD are scaled by."""
+    limit = 2.0 ** (128 - shift)
+    path = tmp_path / "file.tflite"
+    codes, texts = [], []
+    for scale in (limit * 0.999, limit * 1.001):
+        side = {"dtype": dtype, "scales": [scale]}
+        constant = np.ones((1, 4), dtype)
+        small = {"dtype": dtype, "scales": [0.5], "data": constant}
+        content = one_op("ADD", [side, small], [side], "AddOptions", potScaleInt16=False)
+        path.write_bytes(content)
+        done = subprocess.run(
+            [sys.executable, "-c", _ALLOCATE, str(path)], capture_output=True, check=False
+        )
+        codes.append(done.returncode)
+        texts.append(_refusal(content))
+
+    assert codes == [0, -signal.SIGABRT]
+    assert texts[0] == ""
+    assert "beyond float32: the kernels would abort" in texts[1]
+    assert "an attention mask of -inf" in texts[1]
+
+
+def _refusal(content: bytes) -> str:
+    try:
+        EdgeFile(content).runner("builtin")
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_an_output_that_was_zero_in_calibration_is_told_from_a_mask() -> None:
+    """No value is huge: the output's scale is tiny."""
+    side = {"dtype": "int8", "scales": [0.5]}
+    content = one_op("ADD", [side, side], [dict(side, scales=[1e-12])], "AddOptions")
+
+    text = _refusal(content)
+
+    assert "Such an output was zero, or next to it, in every sample of the calibration" in text
+    assert "mask" not in text
+
+
 @pytest.mark.parametrize("op", ["ADD", "SUB"])
 @pytest.mark.parametrize("dtype", ["int8", "int16"])
 def test_kernels_still_abort_at_the_limit(tmp_path: Path, op: str, dtype: str) -> None:

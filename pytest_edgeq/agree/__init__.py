@@ -1,0 +1,22 @@
+"""
+Whether the runtimes that are installed give the same results, up to what kernels may round.
+
+Kernels round differently, and from layer to layer it grows: end to end two sound runtimes may be
+tens of LSB apart. So where outputs differ, each op is run alone on the inputs that the builtin
+kernels gave it, and there a code may be one off, and only where the real value is near to a tie.
+
+- `agreement`: all runtimes on the first samples, and again.
+- `lane`: one runtime beside the one that it is held against.
+- `alone`: the ops standing alone. `pair`: one output of one of them on two runtimes.
+"""
+
+from __future__ import annotations
+
+from pytest_edgeq.agree.agreement import (
+    SAMPLES,
+    Agreement,
+    AgreementResult,
+    installed_runtimes,
+)
+
+__all__ = ["SAMPLES", "Agreement", "AgreementResult", "installed_runtimes"]

@@ -1,0 +1,97 @@
+"""The ops of a file, each alone on what the kernels that keep every tensor gave it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from pytest_edgeq.agree.lane import Lane
+from pytest_edgeq.agree.pair import make_pair
+from pytest_edgeq.tflite.cut import Cut, cut_ops
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.runtimes import Runner
+from pytest_edgeq.unrunnable import UnrunnableError
+
+__all__ = ["Alone"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+Array = npt.NDArray[Any]
+
+
+class Alone:
+    """
+    Runs each op alone on two runtimes; the file that holds them is made when first needed.
+
+    Args:
+        edge: The whole file.
+        base: Kernels that keep every tensor, which the others are held against.
+    """
+
+    def __init__(self, edge: EdgeFile, base: str) -> None:
+        self._edge = edge
+        self._base = base
+        self._cut: Cut | None = None
+        self._apart: EdgeFile | None = None
+
+    def look(self, lane: Lane, inputs: Mapping[str, Array], index: int) -> None:
+        """
+        Hold every op of a runtime against the base.
+
+        Args:
+            lane: The runtime; what was found goes there.
+            inputs: Of the whole file.
+            index: Of the sample, for texts.
+        """
+        if not lane.runs_alone:
+            return
+        kept = self._edge.runner(self._base, keep=True)
+        kept.run(inputs)
+        try:
+            cut, apart = self._made(kept)
+        except ValueError as error:
+            lane.refuses_alone(f"runtimes were not compared op by op: {error}")
+            return
+        if not cut.outputs:
+            return
+        given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
+        try:
+            outputs = apart.runner(lane.name).run(given)
+        except UnrunnableError as error:
+            lane.refuses_alone(
+                f"runtime {lane.name!r} was not compared op by op, as it does not run the file in "
+                f"which ops stand alone: {error}"
+            )
+            return
+        for (op, tensor), actual in zip(cut.outputs, outputs, strict=True):
+            pair = lane.pairs.get((op.index, tensor))
+            if pair is None:
+                own = lane.name in self._edge.runtimes.own
+                pair = make_pair(self._edge.graph, op, tensor, lane.name, self._base, own=own)
+                lane.pairs[op.index, tensor] = pair
+            values = {
+                place: kept.tensor(place)
+                for place in (*op.inputs, *op.outputs)
+                if place >= 0 and pair.is_float
+            }
+            pair.update(index, kept.tensor(tensor), actual, values)
+
+    def close(self, lane: Lane) -> None:
+        """Let go of the session that a runtime of one's own has for the ops."""
+        if self._apart is not None and lane.pairs:
+            self._apart.runner(lane.name).close()
+
+    def _made(self, kept: Runner) -> tuple[Cut, EdgeFile]:
+        if self._cut is None or self._apart is None:
+            self._cut = cut_ops(
+                self._edge.graph,
+                self._edge.signature.subgraph,
+                lambda index: kept.tensor(index).shape,
+            )
+            self._apart = EdgeFile(
+                self._cut.content, threads=self._edge.threads, runtimes=self._edge.runtimes
+            )
+        return self._cut, self._apart

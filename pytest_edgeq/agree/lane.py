@@ -1,0 +1,173 @@
+"""One runtime beside the one that it is held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.agree.pair import GREATEST, Pair
+from pytest_edgeq.tflite.edge import EdgeFile
+
+__all__ = ["FLOAT_UNIT", "Lane"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+Array = npt.NDArray[Any]
+
+_ERROR_RATIO = 4
+"""
+How far two runtimes may be apart, in the builtin kernels' own error against the reference.
+
+|R − B| ≤ |R − f| + |B − f|: a runtime R that is at most three times as far from the reference f as
+the builtin kernels B are.
+"""
+
+_KNOWN_WRONG = frozenset({("reference", "SUM"), ("tensorflow", "BATCH_MATMUL")})
+"""
+Ops that kernels which no device runs compute wrongly, of int8: nothing that a file could mend.
+
+BUILTIN_REF of ai-edge-litert 2.3.0 reads what SUM takes as uint8. TensorFlow 2.21.0 is off by up to
+29 LSB seen where the second operand of a BATCH_MATMUL has a zero point.
+"""
+
+_ALL = 5
+"""Ops that all have to differ before it is no op."""
+
+FLOAT_UNIT = 2.0**-11
+"""Half a unit in the last place of float16, relative: kernels may compute in half precision."""
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One runtime, held against another."""
+
+    name: str
+    first: Sequence[Array] = ()
+    differs: bool = False
+    runs_alone: bool = True
+    pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
+    distances: dict[int, Distance] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def watch(
+        self,
+        edge: EdgeFile,
+        base: Sequence[Array],
+        codes: Sequence[Array],
+        reference: Sequence[Array],
+    ) -> None:
+        """Sum up how far the runtimes are apart, and how far the one is from the reference."""
+        values = (edge.decode(base), edge.decode(codes), reference)
+        for position, each in enumerate(zip(*values, strict=True)):
+            self.distances.setdefault(position, Distance()).update(*each)
+
+    def refuses_alone(self, note: str) -> None:
+        """Take note that its ops cannot be looked at one by one."""
+        self.runs_alone = False
+        self.notes.append(note)
+
+    def troubles(self, base: str, edge: EdgeFile) -> list[str]:
+        """What is wrong with the runtime."""
+        wrong = [pair for pair in self.pairs.values() if pair.problem()]
+        if wrong:
+            known = all((self.name, pair.op.name) in _KNOWN_WRONG for pair in wrong)
+            return [] if known else [self._ops_text(wrong, base, edge)]
+        found = []
+        for position, distance in self.distances.items():
+            border = edge.signature.outputs[position]
+            tensor = border.tensor
+            if tensor.is_quantized and len(tensor.scales) == 1:
+                step = float(tensor.scales[0])
+            elif tensor.is_floating_point:
+                step = FLOAT_UNIT * distance.greatest
+            else:
+                continue  # a class or an index: how far it is off says nothing
+            limit = _ERROR_RATIO * distance.error + step
+            if not distance.apart <= limit:
+                found.append(
+                    f"runtimes {self.name!r} and {base!r}: output {border.name!r}: expected at "
+                    f"most {limit:.3g} between them (rms: {_ERROR_RATIO} times what {base} is off "
+                    f"torch, and one step), got {distance.apart:.3g}\n"
+                    "  why: no op by itself explains it, so it is what the runtime does between "
+                    "the ops: memory that two tensors share, buffers that are not written"
+                )
+        return found
+
+    def _ops_text(self, wrong: Sequence[Pair], base: str, edge: EdgeFile) -> str:
+        where = {
+            entry.index: entry.where
+            for entry in edge.op_dtypes
+            if entry.subgraph == edge.signature.subgraph
+        }
+        told = [f"{where[pair.op.index]}: {pair.problem()}" for pair in wrong]
+        if len(wrong) == len(self.pairs) >= _ALL:
+            return "\n".join(
+                [
+                    f"runtimes {self.name!r} and {base!r}: all {len(wrong)} ops, each run alone, "
+                    f"give something else: {told[0]}",
+                    "  why: it is no kernel, but what stands between the file and the runtime: the "
+                    "order or the dtype of buffers, what is read before it is written",
+                    f"  {self._compare(base)}",
+                ]
+            )
+        first, *others = told
+        lines = [
+            f"runtimes {self.name!r} and {base!r}: {first} [{len(wrong)} of {len(self.pairs)} ops]"
+        ]
+        lines += [f"  {each}" for each in others[:4]]
+        if len(others) > 4:
+            lines.append(f"  … and {len(others) - 4} more")
+        lines += [
+            "  why: each op was run alone on both, on the same inputs, so that nothing before it "
+            "explains this: one of the two computes something else",
+            f"  {self._compare(base)}",
+        ]
+        return "\n".join(lines)
+
+    def _compare(self, base: str) -> str:
+        return (
+            f"which one, torch says: edgeq.compare(model, samples, runtime={self.name!r}) and "
+            f"runtime={base!r}"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Distance:
+    """How far one output is apart on two runtimes, and from the reference on the first."""
+
+    _apart: float = 0.0
+    _error: float = 0.0
+    _n: int = 0
+    greatest: float = 0.0
+
+    def update(self, base: Array, actual: Array, reference: Array) -> None:
+        """Take one sample in."""
+        one, two, real = (
+            np.asarray(each, np.float64).ravel() for each in (base, actual, reference)
+        )
+        if one.size != two.size:
+            self._apart = math.inf
+            return
+        # A mask of -inf is the least float to kernels that clamp.
+        finite = np.isfinite(one) & np.isfinite(real) & (np.abs(one) < GREATEST)
+        self._n += int(np.count_nonzero(finite))
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._apart += float(np.square(two[finite] - one[finite]).sum())
+            self._error += float(np.square(one[finite] - real[finite]).sum())
+        self.greatest = max(self.greatest, float(np.abs(one[finite]).max(initial=0.0)))
+
+    @property
+    def apart(self) -> float:
+        """Root mean square between the runtimes."""
+        return math.sqrt(self._apart / max(self._n, 1))
+
+    @property
+    def error(self) -> float:
+        """Root mean square between the first one and the reference."""
+        return math.sqrt(self._error / max(self._n, 1))

@@ -1,0 +1,61 @@
+"""What two models score on the same samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.numerics.paired import Resampled, RightWrong
+
+__all__ = ["Floats", "Scorer", "Scores"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """
+    What both models reach, and how sure the difference is.
+
+    Attributes:
+        name: Of the metric.
+        float_score: Of the reference.
+        edge_score: Of the file.
+        evidence: The drop, counted so that more is worse, with its bounds.
+        higher_is_better: Else the drop is a rise.
+        worst: Up to five samples that lost most: index, float and edge score; empty where a Metric
+            has no score for a sample.
+        detail: How the bounds were found, for texts.
+    """
+
+    name: str
+    float_score: float
+    edge_score: float
+    evidence: RightWrong | Resampled
+    higher_is_better: bool
+    worst: tuple[tuple[int, float, float], ...]
+    detail: str
+
+
+class Scorer(Protocol):
+    """Takes the outputs of both models, sample by sample."""
+
+    wants_tensors: bool
+    """Whether outputs come as torch tensors, whatever the reference gives."""
+
+    def update(self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]) -> None:
+        """
+        Score one sample.
+
+        Args:
+            index: Of the sample.
+            outputs: Float's and edge's, nested as the reference nests them.
+            label: As it was given.
+            batch: Lengths of the outputs' first dimensions.
+        """
+
+    def result(self) -> Scores:
+        """What all samples say."""

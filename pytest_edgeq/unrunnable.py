@@ -1,0 +1,39 @@
+"""The error of a file that a runtime does not take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["UnrunnableError", "grouped"]
+
+
+class UnrunnableError(RuntimeError):
+    """
+    A runtime cannot load or run a file.
+
+    Attributes:
+        runtime: Its name.
+        told: What the text says of it, behind `the xnnpack runtime `.
+    """
+
+    def __init__(self, runtime: str, told: str) -> None:
+        super().__init__(runtime, told)
+        self.runtime, self.told = runtime, told
+
+    def __str__(self) -> str:
+        """Say it of the one runtime."""
+        return f"the {self.runtime} runtime {self.told}"
+
+
+def grouped(refusals: Iterable[UnrunnableError]) -> list[str]:
+    """Tell refusals, one text for all runtimes that say the same."""
+    names: dict[str, list[str]] = {}
+    for each in refusals:
+        known = names.setdefault(each.told, [])
+        known += [] if each.runtime in known else [each.runtime]
+    return [f"the {_listed(known)} {told}" for told, known in names.items()]
+
+
+def _listed(names: list[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last} runtimes" if first else f"{last} runtime"
