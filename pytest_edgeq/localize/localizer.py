@@ -20,6 +20,7 @@ from pytest_edgeq.localize.fold import (
 from pytest_edgeq.localize.local import Step, make_steps
 from pytest_edgeq.localize.match import Matcher
 from pytest_edgeq.localize.outputs import output_findings
+from pytest_edgeq.localize.precomputed import precomputed_constants
 from pytest_edgeq.localize.reference import ReferenceGraph, export
 from pytest_edgeq.localize.results import Plan, layer_errors
 from pytest_edgeq.localize.rows import LayerErrors
@@ -150,7 +151,11 @@ class Localizer:
             borders[border.tensor.index] = (reference.placeholders[place], fed[place])
 
         def weights(op: Op, given: Iterable[Node]) -> dict[Node, torch.Tensor]:
-            return rounded_constants(graph, op, reference, given)
+            given = set(given)
+            return {
+                **precomputed_constants(graph, op, reference, given, tensors.read),
+                **rounded_constants(graph, op, reference, given),
+            }
 
         matcher = Matcher(
             graph,

@@ -672,15 +672,24 @@ def main(arguments: list[str]) -> int:
                 if chosen.json:
                     told = [dataclasses.asdict(o) for o in outcomes]
                     chosen.json.write_text(json.dumps(told, indent=1, ensure_ascii=False))
-    command = "python -m tests.detection.bench"
-    if chosen.full:
-        command += " --full"
+    command = " ".join(["python -m tests.detection.bench", *_asked(arguments)])
     partial = chosen.net or chosen.flow or chosen.kind or chosen.where
     target = chosen.page or (None if partial else PAGE)
     if target is not None:
         target.write_text(page(outcomes, command), encoding="utf-8")
     print(summary(outcomes))
     return 0
+
+
+def _asked(arguments: list[str]) -> list[str]:
+    """What was asked for, without the files that are written."""
+    asked, given = [], iter(arguments)
+    for argument in given:
+        if argument in ("--json", "--page"):
+            next(given)
+        else:
+            asked.append(argument)
+    return asked
 
 
 def _known(path: Path | None) -> list[Outcome]:

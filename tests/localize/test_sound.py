@@ -119,6 +119,27 @@ class Turned(SmallModel):
         return (normal(1, 5, 8, seed=seed),)
 
 
+class Placed(SmallModel):
+    """Positions that the file resizes at each run, and rounds on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = nn.Parameter(normal(1, 4, 2, 2, seed=3))
+        self.first, self.last = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give an image of the same size."""
+        grid = functional.interpolate(self.grid, size=(6, 6), mode="bilinear")
+        x = self.first(x) + grid.flatten(2).transpose(1, 2).reshape(1, 6, 6, 4).permute(0, 3, 1, 2)
+        image: torch.Tensor = self.last(torch.tanh(x))
+        return image
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 4, 6, 6, seed=seed),)
+
+
 class Scaled(SmallModel):
     """What is normalised by constants, and convolved along one axis."""
 
@@ -223,6 +244,28 @@ def test_what_the_converter_may_do_is_matched_and_not_blamed(
     assert _blamed(errors) == {}
     # Each is held against torch by itself but for a padding, which is its convolution's.
     assert {row.op for row in errors.rows if row.excess_lsb is None} <= {"PAD", "REVERSE_V2"}
+
+
+def test_what_the_file_computes_from_constants_alone(maker: Edgeq, build: Build) -> None:
+    """Is held against torch's constant where it is taken, up to what its steps round."""
+    quantized = build(Placed, STATIC)
+    sound = _localized(maker, quantized, Placed)
+    assert [row.name for row in sound.rows if not row.matched] == []
+    assert _blamed(sound) == {}
+
+    def one_code(file: FlatFile) -> int:
+        (resize,) = _ops(file, "RESIZE_BILINEAR")
+        table = _operand(file, resize)
+        codes = file.constant(table)
+        assert codes is not None
+        codes.flat[0] += np.int8(20 if codes.flat[0] < 0 else -20)
+        file.store(table, codes)
+        return _ops(file, "ADD")[0]
+
+    content = FlatFile(quantized.tflite)
+    add = one_code(content)
+    spoilt = maker.load(content.content(), reference=seeded(Placed))
+    assert add in _blamed(_localized(maker, spoilt, Placed))
 
 
 def _with(
