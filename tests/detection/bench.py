@@ -496,7 +496,7 @@ Sound models × defects × seeds, each through the default gate, `edgeq.check`, 
 of the sound build, and through what people use today. Nothing is tuned to a model.
 
 Measured with {versions}.
-`{command}` writes this page anew.
+`{command}` writes this page anew; which networks and flows it was run for stands in each section.
 
 | word | meaning |
 | --- | --- |
