@@ -61,12 +61,10 @@ def fold_batch_norms(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int
         new = _fused(node, held[0], held[1] if bias is not None else None, tuple(held[-4:]))
         if _stands_alone(layer, held[0], new[0], stored):
             continue
-        taken = []
-        for value, kind in zip(new, ("weight", "bias"), strict=True):
-            attribute = f"{layer.name}_folded_{kind}"
-            module.register_buffer(attribute, value.detach())
-            with module.graph.inserting_before(layer):
-                taken.append(module.graph.get_attr(attribute))
+        taken = [
+            _new_constant(module, layer, f"folded_{kind}", value.detach())
+            for value, kind in zip(new, ("weight", "bias"), strict=True)
+        ]
         layer.args = (layer.args[0], *taken, *layer.args[3:])
         node.replace_all_uses_with(layer)
         module.graph.erase_node(node)
@@ -87,10 +85,8 @@ def turn_products(module: torch.fx.GraphModule) -> None:
         own, own_bias = (_attribute(module, each) for each in (weight, bias))
         if own is None or own_bias is None or own_bias.ndim != 1:
             continue
-        attribute = f"{node.name}_turned_weight"
-        module.register_buffer(attribute, own.t().contiguous())
+        turned = _new_constant(module, node, "turned_weight", own.t().contiguous())
         with module.graph.inserting_before(node):
-            turned = module.graph.get_attr(attribute)
             linear = module.graph.call_function(
                 torch.ops.aten.linear.default, (value, turned, bias)
             )
@@ -190,12 +186,8 @@ def move_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
                 continue
             summed = constant + bias
             if _nearest(summed, stored) < _nearest(constant, stored):
-                attribute = f"{layer.name}_moved_bias"
-                module.register_buffer(attribute, summed)
-                with module.graph.inserting_before(node):
-                    moved = module.graph.get_attr(attribute)
                 layer.args = layer.args[:2]
-                node.args = (value, moved)
+                node.args = (value, _new_constant(module, node, "moved_bias", summed))
                 break
 
 
@@ -378,6 +370,14 @@ def _keeps_last(node: Node) -> bool:
     )
 
 
+def _new_constant(module: torch.fx.GraphModule, user: Node, name: str, value: torch.Tensor) -> Node:
+    """A constant of the graph, in front of the node that it is named after."""
+    attribute = f"{user.name}_{name}"
+    module.register_buffer(attribute, value)
+    with module.graph.inserting_before(user):
+        return module.graph.get_attr(attribute)
+
+
 def _attribute(module: torch.fx.GraphModule, node: Any) -> torch.Tensor | None:
     if not isinstance(node, Node) or node.op != "get_attr":
         return None
@@ -428,10 +428,8 @@ def _replace(module: torch.fx.GraphModule, node: Node, parts: _Parts) -> None:
         with module.graph.inserting_before(node):
             before, source = source, module.graph.node_copy(turn)
         source.args = (before, *turn.args[1:])
-    taken = []
-    for value, kind in ((weight, "weight"), (bias, "bias")):
-        attribute = f"{node.name}_folded_{kind}"
-        module.register_buffer(attribute, value)
-        with module.graph.inserting_before(node):
-            taken.append(module.graph.get_attr(attribute))
-    node.args = (source, *taken)
+    node.args = (
+        source,
+        _new_constant(module, node, "folded_weight", weight),
+        _new_constant(module, node, "folded_bias", bias),
+    )

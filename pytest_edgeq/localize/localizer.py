@@ -20,7 +20,7 @@ from pytest_edgeq.localize.fold import (
 from pytest_edgeq.localize.local import Step, make_steps
 from pytest_edgeq.localize.match import Matcher
 from pytest_edgeq.localize.outputs import output_findings
-from pytest_edgeq.localize.precomputed import precomputed_constants
+from pytest_edgeq.localize.precomputed import computed_from_constants, precomputed_constants
 from pytest_edgeq.localize.reference import ReferenceGraph, export
 from pytest_edgeq.localize.results import Plan, layer_errors
 from pytest_edgeq.localize.rows import LayerErrors
@@ -150,10 +150,13 @@ class Localizer:
             place = names.index(border.name) if known else position
             borders[border.tensor.index] = (reference.placeholders[place], fed[place])
 
+        ops = graph.subgraphs[signature.subgraph].ops
+        computed = computed_from_constants(graph, ops)
+
         def weights(op: Op, given: Iterable[Node]) -> dict[Node, torch.Tensor]:
             given = set(given)
             return {
-                **precomputed_constants(graph, op, reference, given, tensors.read),
+                **precomputed_constants(graph, op, reference, given, tensors.read, computed),
                 **rounded_constants(graph, op, reference, given),
             }
 

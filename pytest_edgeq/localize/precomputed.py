@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import torch
 
@@ -11,9 +11,19 @@ from pytest_edgeq.localize.views import best_view
 from pytest_edgeq.localize.weights import constants_behind
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
 
-__all__ = ["precomputed_constants"]
+__all__ = ["computed_from_constants", "precomputed_constants"]
 
 Node = torch.fx.Node
+
+
+def computed_from_constants(graph: OpGraph, ops: Sequence[Op]) -> set[int]:
+    """The tensors that ops make of constants alone, of one subgraph, in order."""
+    found: set[int] = set()
+    for op in ops:
+        inputs = [index for index in op.inputs if index >= 0]
+        if inputs and all(i in found or graph.tensor(op, i).is_constant for i in inputs):
+            found.update(op.outputs)
+    return found
 
 
 def precomputed_constants(
@@ -22,6 +32,7 @@ def precomputed_constants(
     reference: ReferenceGraph,
     given: Iterable[Node],
     read: Callable[[int], torch.Tensor],
+    computed: Container[int],
 ) -> dict[Node, torch.Tensor]:
     """
     Constants of the reference as the file computes them for an op, where it does.
@@ -35,13 +46,10 @@ def precomputed_constants(
         reference: The torch graph.
         given: The nodes whose values the op takes.
         read: Gives a tensor of the file, dequantized.
+        computed: What the file computes from constants alone.
     """
     subgraph = graph.subgraphs[op.subgraph]
-    rounding = {
-        index: _rounding(subgraph, index)
-        for index in op.inputs
-        if index >= 0 and not subgraph.tensors[index].is_constant
-    }
+    rounding = {index: _rounding(subgraph, index) for index in op.inputs if index in computed}
     found: dict[Node, torch.Tensor] = {}
     for index in (each for each, most in rounding.items() if most):
         file = read(index)
@@ -59,13 +67,11 @@ def precomputed_constants(
 
 
 def _rounding(subgraph: Subgraph, index: int) -> float:
-    """By how much what is computed from constants is rounded on its way; 0 of what is not."""
+    """By how much what is computed from constants is rounded on its way."""
     total, stack, seen = 0.0, [index], {index}
     while stack:
         each = stack.pop()
         tensor, maker = subgraph.tensors[each], subgraph.producer.get(each)
-        if maker is None and not tensor.is_constant:
-            return 0.0
         if tensor.is_quantized and len(tensor.scales):
             total += float(tensor.scales.max()) / 2
         for above in () if maker is None else maker.inputs:

@@ -21,6 +21,7 @@ from pytest_edgeq.localize.foreign import clamp_findings, foreign_findings, pad_
 from pytest_edgeq.localize.kinds import IDENTITIES
 from pytest_edgeq.localize.local import Measured, Step
 from pytest_edgeq.localize.match import Match
+from pytest_edgeq.localize.precomputed import computed_from_constants
 from pytest_edgeq.localize.reference import Program, ReferenceGraph
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.stored import read_constant
@@ -146,15 +147,10 @@ def _carriers(graph: OpGraph, ops: Sequence[Op]) -> dict[int, int]:
     for op in ops:
         for index in op.inputs:
             users.setdefault(index, op.index)
-    constant: set[int] = set()
+    constant = computed_from_constants(graph, ops)
     for op in ops:
-        inputs = [index for index in op.inputs if index >= 0]
-        if inputs and all(
-            index in constant or graph.tensor(op, index).is_constant for index in inputs
-        ):
-            constant.update(op.outputs)
-            if op.outputs[0] in users:
-                taker[op.index] = users[op.outputs[0]]
+        if op.outputs and op.outputs[0] in constant and op.outputs[0] in users:
+            taker[op.index] = users[op.outputs[0]]
     return {index: _last(taker, index) for index in taker}
 
 
