@@ -9,8 +9,8 @@ from pytest_edgeq.numerics.bootstrap import LEVEL, RESAMPLES, SEED, remembered
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.results import UPPER_BOUNDED, OutputErrors, StageErrors
+from pytest_edgeq.snapshots.paired import FLOAT_NOISE_DB, SUMS, at_least, floor_db
 from pytest_edgeq.snapshots.paired import LEVEL as PAIRED_LEVEL
-from pytest_edgeq.snapshots.paired import SUMS, at_least, floor_db
 
 __all__ = ["budget_to_suggest", "errors_to_remember"]
 
@@ -35,7 +35,10 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
             "of": "a rebuild on the same samples",
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED, "level": LEVEL},
             "paired": {"by": "sample", "level": PAIRED_LEVEL},
-            "floor_db": {each: floor_db(comparison.flow, each) for each in comparison.stages},
+            "floor_db": {
+                each: floor_db(comparison.flow, each, -math.inf) for each in comparison.stages
+            },
+            "float_noise_db": FLOAT_NOISE_DB,
         },
         **comparison.build,
         "errors": [
@@ -46,7 +49,15 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
 
 def _rows(comparison: Comparison, stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
     """Every metric with the margin that a rebuild explains: one for a memory and for a budget."""
-    return [at_least(row, floor_db(comparison.flow, row["stage"])) for row in remembered(stages)]
+    return [
+        at_least(
+            row,
+            floor_db(
+                comparison.flow, row["stage"], stages[row["stage"]].outputs[row["output"]].sqnr_db
+            ),
+        )
+        for row in remembered(stages)
+    ]
 
 
 def _with_samples(row: dict[str, Any], stages: dict[str, StageErrors]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pytest_edgeq.snapshots.build import build_problem, describe_build
-from pytest_edgeq.snapshots.paired import HIGHER_IS_BETTER, narrowed, on_other_kernels
+from pytest_edgeq.snapshots.paired import HIGHER_IS_BETTER, floor_db, narrowed, on_other_kernels
 
 __all__ = [
     "NOT_COMPARED",
@@ -148,9 +148,15 @@ def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Ro
     after = {_key(row): row for row in new["errors"]}
     rows = {_key(row): row for row in old["errors"]}
     return {
-        key: narrowed(row, after[key], old["flow"]) if key in after else row
+        key: narrowed(row, after[key], _floor(old["flow"], rows, key)) if key in after else row
         for key, row in rows.items()
     }
+
+
+def _floor(flow: str, rows: Mapping[_RowKey, _Row], key: _RowKey) -> float:
+    stage, output, _ = key
+    known = rows.get((stage, output, "sqnr_db"))
+    return floor_db(flow, stage, -math.inf if known is None else _value(known["value"]))
 
 
 def _told(

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 __all__ = [
     "FEWEST_SAMPLES",
+    "FLOAT_NOISE_DB",
     "FLOOR_DB",
     "FLOOR_DB_AVERAGED",
     "FLOOR_DB_KERNELS",
@@ -76,6 +77,14 @@ tensorflow/lite/kernels/internal/reference/portable_tensor_utils.cc) and XNNPACK
 that the step is twice as wide. Measured: 3.1 dB.
 """
 
+FLOAT_NOISE_DB: Final = 100.0
+"""
+SQNR above which an error is what float32 rounds, and may be anything up to here.
+
+Its 24 bits are 144 dB; sums of some hundred terms leave what was seen, 122 dB and more. Another
+processor, another number of threads or another version adds in another order.
+"""
+
 _Sums = Sequence[float]
 _DECIBELS: Final[dict[str, Callable[[float, float], float]]] = {
     "sqnr_db": lambda value, decibels: value - decibels,
@@ -94,11 +103,19 @@ HIGHER_IS_BETTER: Final = frozenset(
 _PER_NEPER: Final = {"sqnr_db": 10 / math.log(10), "mean_abs_error": 20 / math.log(10)}
 
 
-def floor_db(flow: str, stage: str) -> float:
-    """Tell what a rebuild may lose at all samples alike, in dB."""
+def floor_db(flow: str, stage: str, sqnr_db: float) -> float:
+    """
+    Tell what a rebuild may lose at all samples alike, in dB.
+
+    Args:
+        flow: That made the file.
+        stage: Of it.
+        sqnr_db: What was remembered of the output in this stage.
+    """
+    noise = sqnr_db - FLOAT_NOISE_DB if math.isfinite(sqnr_db) else 0.0
     if flow == "recipe":
-        return FLOOR_DB_AVERAGED
-    return FLOOR_DB_LOWERING if stage == "lowering" else FLOOR_DB
+        return max(FLOOR_DB_AVERAGED, noise)
+    return max(FLOOR_DB_LOWERING if stage == "lowering" else FLOOR_DB, noise)
 
 
 def at_least(row: Mapping[str, Any], floor: float) -> dict[str, Any]:
@@ -115,7 +132,7 @@ def at_least(row: Mapping[str, Any], floor: float) -> dict[str, Any]:
     }
 
 
-def narrowed(row: Mapping[str, Any], now: Mapping[str, Any], flow: str) -> Mapping[str, Any]:
+def narrowed(row: Mapping[str, Any], now: Mapping[str, Any], floor: float) -> Mapping[str, Any]:
     """
     Give a remembered row with the limits that its samples leave it beside those of now.
 
@@ -124,10 +141,9 @@ def narrowed(row: Mapping[str, Any], now: Mapping[str, Any], flow: str) -> Mappi
     Args:
         row: Of one metric, as remembered.
         now: The same as measured.
-        flow: That made the file; the one of recipes calibrates by moving averages.
+        floor: As `floor_db` gives it.
     """
     metric, value = row["metric"], row["value"]
-    floor = floor_db(flow, row["stage"])
     margin = margin_db(metric, row.get("samples", ()), now.get("samples", ()), floor)
     if margin is None or isinstance(value, str):
         return row

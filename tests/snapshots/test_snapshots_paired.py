@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from pytest_edgeq.numerics.results import OutputErrors, SampleErrors
-from pytest_edgeq.snapshots.errors import describe_change, loose, problem, tightened
+from pytest_edgeq.snapshots.errors import REGRESSED, describe_change, loose, problem, tightened
 from pytest_edgeq.snapshots.paired import (
     FEWEST_SAMPLES,
     FLOOR_DB,
     SUMS,
     at_least,
+    floor_db,
     margin_db,
     narrowed,
 )
@@ -60,6 +61,19 @@ def test_two_decibels_are_told_by_the_samples_and_not_without() -> None:
         assert text.startswith("errors regressed: total, output 'y': sqnr_db: expected at least ")
         alone = [remembered(each, samples=False) for each in (sums(0), worse)]
         assert describe_change(alone[0], alone[1]) == ""
+
+
+@pytest.mark.parametrize(("moved_db", "told"), [(9.0, ""), (-9.0, ""), (25.0, REGRESSED)])
+def test_noise_of_float32_is_neither_worse_nor_better(moved_db: float, told: str) -> None:
+    """At 113 dB a little more or less is another order of sums; at 88 dB it is not."""
+    quiet = [1e-9 * each for each in sums(0)]
+    before = remembered(quiet)
+    (row,) = before["errors"]
+    assert row["value"] == pytest.approx(113.1, abs=0.1)
+    before["errors"] = [at_least(row, floor_db("pt2e", "total", row["value"]))]
+    after = remembered([each * 10 ** (moved_db / 10) for each in quiet])
+    assert describe_change(before, after)[: len(REGRESSED)] == told
+    assert loose(before, after) == []
 
 
 @pytest.mark.parametrize("n", [8, 32, 256])
@@ -119,7 +133,7 @@ def test_samples_that_cannot_tell_leave_the_limits(before: Sums, now: Sums) -> N
     assert margin_db("sqnr_db", before, now, FLOOR_DB) is None
     limits = {"value": 40.0, "worst": 35.0, "best": 45.0}
     row = {"stage": "total", "metric": "sqnr_db", **limits, "samples": before}
-    assert narrowed(row, {**row, "samples": now}, "pt2e") == row
+    assert narrowed(row, {**row, "samples": now}, FLOOR_DB) == row
 
 
 @pytest.mark.parametrize(
@@ -137,10 +151,20 @@ def test_the_floor_is_of_the_flow_and_in_the_sense_of_the_metric(
     far = {"sqnr_db": (1.0, 99.0), "mean_abs_error": (99.0, 1.0)}[metric]
     limits = {"value": 40.0, "worst": far[0], "best": far[1]}
     row = {"stage": "total", "metric": metric, **limits, "samples": [1.0] * 8}
-    found = narrowed(row, row, flow)
+    floor = floor_db(flow, "total", 40.0)
+    found = narrowed(row, row, floor)
     assert (found["worst"], found["best"]) == pytest.approx((worst, best))
     near = {**row, "worst": 40.0, "best": 40.0}
-    assert narrowed(near, near, flow) == near
+    assert narrowed(near, near, floor) == near
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "floor"),
+    [(40.0, 1.5), (100.0, 1.5), (101.0, 1.5), (130.0, 30.0), (math.inf, 1.5), (-math.inf, 1.5)],
+)
+def test_what_float32_rounds_may_be_anything_up_to_100_db(sqnr_db: float, floor: float) -> None:
+    """Above it an error says how sums were ordered, and nothing of the model."""
+    assert floor_db("pt2e", "conversion", sqnr_db) == floor
 
 
 @pytest.mark.parametrize(
