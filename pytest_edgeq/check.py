@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import CALIBRATION_OVERLAP, Finding
+from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, read_samples
@@ -36,14 +36,6 @@ Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
 
 _SHOWN = 4
 """How many more differences of one kind a text lists."""
-
-_ONE_BIT_DB = -10 * math.log10(1 - 2 / math.pi)
-"""
-SQNR that the signs of Gaussian values alone give: 4.40 dB, of the best quantizer of one bit.
-
-Max, Quantizing for minimum distortion, IRE Trans. Inf. Theory 6, 1960. Sound recipes, whose ranges
-are averages, were seen down to 5 dB.
-"""
 
 _FIXED = (1 / 256, 1 / 128, 1 / 32768)
 """
@@ -237,10 +229,10 @@ class _Gate:
         for name, errors in total.outputs.items():
             rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
             tiny = errors.scale is not None and rms < errors.scale
-            if not errors.sqnr_db < _ONE_BIT_DB or (tiny and errors.scale in _FIXED):
+            if not errors.sqnr_db < ONE_BIT_DB or (tiny and errors.scale in _FIXED):
                 continue
             text = (
-                f"output {name!r}: expected {_ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of "
+                f"output {name!r}: expected {ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of "
                 f"it, got {errors.sqnr_db:.3g} dB (rms {rms:.3g} in torch, rms error "
                 f"{errors.rmse:.3g})"
             )

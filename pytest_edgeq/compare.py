@@ -13,7 +13,7 @@ import numpy as np
 from pytest_edgeq.build import build_of
 from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample, WorstSamples
-from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
+from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
     Finding,
@@ -22,12 +22,14 @@ from pytest_edgeq.numerics.health import (
     check_scales,
     overlap_finding,
 )
+from pytest_edgeq.numerics.inputs import InputHealth
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference, in_file_order, undisturbed
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import SignatureTensor, Tensor
+from pytest_edgeq.tflite.graph import Tensor
+from pytest_edgeq.tflite.inputs import quantized_inputs
 from pytest_edgeq.tflite.layout import mismatch_hint
 from pytest_edgeq.tflite.roles import roles_of
 
@@ -92,10 +94,10 @@ class Comparer:
         self._quantized = quantized
         self._runtime = runtime
         self._localize_seconds = localize_seconds
-        specs = [_output_spec(border) for border in quantized.edge.signature.outputs]
+        specs = [_spec(each.name, each.tensor) for each in quantized.edge.signature.outputs]
         self._sides = _sides(quantized)
         # Both sides of a conversion are float: there is no LSB.
-        unscaled = [OutputSpec(spec.name) for spec in specs]
+        unscaled = [BorderSpec(spec.name) for spec in specs]
         self._stages = {
             name: StageAccumulator(unscaled if name == "conversion" else specs)
             for name in self._sides
@@ -104,6 +106,11 @@ class Comparer:
         # A loaded file does not say what it was calibrated by.
         averaged = quantized.flow in ("recipe", "prebuilt")
         self._health = [OutputHealth(spec, averaged=averaged) for spec in specs]
+        edge = quantized.edge
+        self._inputs = [
+            (border.name, InputHealth(_spec(border.name, tensor), averaged=averaged))
+            for border, tensor in quantized_inputs(edge.graph, edge.signature)
+        ]
         self._worst = WorstSamples()
         self._overlap = self._count = 0
         self._digest = hashlib.sha256()
@@ -147,6 +154,11 @@ class Comparer:
             self._health, values["float"], values["edge"], quantized.edge.turned(codes), strict=True
         ):
             watch.update(reference_value, edge_value, code)
+        given = quantized.edge.by_border(quantized.input_names, arrays)
+        for border, input_watch in self._inputs:
+            # Whole numbers are codes, as the file takes them.
+            if given[border].dtype.kind == "f":
+                input_watch.update(given[border])
         self._digest_sample(arrays)
         self._overlap += arrays in quantized.ledger
         self._count += 1
@@ -155,7 +167,8 @@ class Comparer:
     def result(self) -> Comparison:
         """Give what was measured."""
         quantized = self._quantized
-        findings = [finding for watch in self._health for finding in watch.findings()]
+        findings = [finding for _, watch in self._inputs for finding in watch.findings()]
+        findings += [finding for watch in self._health for finding in watch.findings()]
         met_again = overlap_finding(self._overlap, self._count)
         if met_again is not None:
             findings.append(met_again)
@@ -281,12 +294,11 @@ def _sides(quantized: QuantizedModel) -> _Sides:
     return _WITHOUT_QUANTIZER if quantized.flow == "float" else _FILE_ALONE
 
 
-def _output_spec(border: SignatureTensor) -> OutputSpec:
-    tensor = border.tensor
+def _spec(name: str, tensor: Tensor) -> BorderSpec:
     if not tensor.is_quantized or len(tensor.scales) != 1:
-        return OutputSpec(border.name)
+        return BorderSpec(name)
     low, high = code_range(tensor.dtype)
-    return OutputSpec(border.name, float(tensor.scales[0]), int(tensor.zero_points[0]), low, high)
+    return BorderSpec(name, float(tensor.scales[0]), int(tensor.zero_points[0]), low, high)
 
 
 def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
+from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
 from pytest_edgeq.remember import errors_to_remember
 
 Array = np.ndarray[Any, Any]
@@ -40,7 +40,7 @@ def fingerprint(add: QuantizedModel) -> Callable[..., str]:
 
 
 def _comparison(*pairs: Pair, scale: float | None = 0.05) -> Comparison:
-    accumulator = StageAccumulator([OutputSpec("y", scale)])
+    accumulator = StageAccumulator([BorderSpec("y", scale)])
     for left, right in pairs:
         accumulator.update([left], [right])
     return Comparison(name="net", flow="pt2e", runtime="xnnpack", total=accumulator.result())

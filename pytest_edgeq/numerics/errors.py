@@ -24,20 +24,20 @@ from .metrics import (
 from .results import ElementError, OutputErrors, SampleErrors, StageErrors
 from .sums import Array, ExactSum, dot
 
-__all__ = ["ElementError", "OutputErrors", "OutputSpec", "StageAccumulator", "StageErrors"]
+__all__ = ["BorderSpec", "ElementError", "OutputErrors", "StageAccumulator", "StageErrors"]
 
 _NAN, _NUMBER, _DEGENERATE = 0, 1, 2
 """Ranks of a sample's SQNR, the worst first."""
 
 
 @dataclass(frozen=True, slots=True)
-class OutputSpec:
+class BorderSpec:
     """
-    What must be known of an output to measure it.
+    What must be known of an output, or of an input, to measure it.
 
     Attributes:
-        name: the output's name.
-        scale: the edge output's own scale S (one LSB); None for one without a scale.
+        name: its name.
+        scale: its own scale S in the file (one LSB); None for one without a scale.
         zero_point: its zero point.
         qmin: its least code.
         qmax: its greatest code.
@@ -54,7 +54,7 @@ class OutputSpec:
 class _OutputAccumulator:
     """One output of a StageAccumulator; the arrays it gets were checked there."""
 
-    spec: OutputSpec
+    spec: BorderSpec
     dtypes: frozenset[str] = frozenset()
     n_samples: int = 0
     n_elements: int = 0
@@ -205,7 +205,7 @@ class StageAccumulator:
         ValueError: there is no output, or two have the same name.
     """
 
-    def __init__(self, outputs: Sequence[OutputSpec]) -> None:
+    def __init__(self, outputs: Sequence[BorderSpec]) -> None:
         self.outputs = tuple(outputs)
         names = [spec.name for spec in self.outputs]
         if not names:

@@ -19,6 +19,12 @@ CLIPPED_OUTPUT = "clipped_output"
 SATURATED_OUTPUT = "saturated_output"
 """Many codes are at an end of the range though the reference lies well inside of it."""
 
+CLIPPED_INPUT = "clipped_input"
+"""Many elements of an input lie outside of what its codes can say: the range is too small."""
+
+COARSE_INPUT = "coarse_input"
+"""Less than one bit of an input is left when it is quantized: the range is far too wide."""
+
 BIAS_AT_INT32_LIMIT = "bias_at_int32_limit"
 """A bias did not fit int32 and was cut off."""
 

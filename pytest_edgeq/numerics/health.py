@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .checks import SampleLedger, check_bias, check_scales, overlap_finding
-from .errors import OutputSpec
+from .errors import BorderSpec
 from .findings import (
     BAD_SCALE,
     BIAS_AT_INT32_LIMIT,
@@ -30,6 +30,7 @@ from .findings import (
 from .sums import Array
 
 __all__ = [
+    "AVERAGES",
     "BAD_SCALE",
     "BIAS_AT_INT32_LIMIT",
     "CALIBRATION_OVERLAP",
@@ -75,7 +76,7 @@ A moving average of each sample's least and greatest value, which ai-edge-quanti
 lies where about half of the samples go beyond it, at either end: of small outputs many elements.
 """
 
-_AVERAGES = (
+AVERAGES = (
     "; a recipe averages the ranges of the samples, and cuts about half of them at the ends: if "
     "they are alike, pt2e_static_int8 keeps the least and the greatest value of all"
 )
@@ -148,7 +149,7 @@ class OutputHealth:
         averaged: its range was calibrated as an average over the samples.
     """
 
-    def __init__(self, spec: OutputSpec, *, averaged: bool = False) -> None:
+    def __init__(self, spec: BorderSpec, *, averaged: bool = False) -> None:
         self.spec = spec
         self.averaged = averaged
         self.n_elements = 0
@@ -294,7 +295,7 @@ class OutputHealth:
             f"{self._reach()}, got {self._share(self._clipped)} outside, as far as "
             f"[{self._extremes[0].low:.3g}, {self._extremes[0].high:.3g}]; "
             f"{self._share(self._at_ends)} are at qmin or qmax; calibrate with samples like those "
-            f"evaluated{_AVERAGES if self.averaged else ''}",
+            f"evaluated{AVERAGES if self.averaged else ''}",
         )
 
     def _saturated_finding(self) -> Finding | None:

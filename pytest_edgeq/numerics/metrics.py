@@ -18,6 +18,15 @@ _FLOAT32_SLACK = 2.0**-22
 """Four float32 roundings of half an ulp: the dequantized value and the scale, on both sides."""
 
 
+ONE_BIT_DB = -10 * math.log10(1 - 2 / math.pi)
+"""
+SQNR that the signs of Gaussian values alone give: 4.40 dB, of the best quantizer of one bit.
+
+Max, Quantizing for minimum distortion, IRE Trans. Inf. Theory 6, 1960. Sound recipes, whose ranges
+are averages, were seen down to 5 dB at their outputs.
+"""
+
+
 def sqnr_db(signal: float, noise: float) -> float:
     """
     Return the signal-to-quantization-noise ratio in dB, without any epsilon.

@@ -154,17 +154,17 @@ class EdgeFile:
         buffer = self.graph.buffer
         return buffer.path if isinstance(buffer, MappedFile) else None
 
-    def encode(
+    def by_border(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
     ) -> dict[str, npt.NDArray[Any]]:
         """
-        Turn inputs into what the file takes, by the file's names.
+        Give inputs by the file's names.
 
-        Inputs are matched by name where the file knows the names (as litert-torch writes them:
-        `args_0`, … and keywords), else by position, and turned into the file's layout.
+        They are matched by name where the file knows the names (as litert-torch writes them:
+        `args_0`, … and keywords), else by position.
 
         Raises:
-            ValueError, TypeError: Other inputs, shapes or dtypes than the file takes.
+            ValueError: Other inputs than the file takes.
         """
         borders = self.signature.inputs
         given = dict(zip(names, arrays, strict=True))
@@ -176,9 +176,23 @@ class EdgeFile:
                     f"the file takes the inputs {[border.name for border in borders]}, "
                     f"got {list(given)}"
                 )
-            given = dict(zip((border.name for border in borders), arrays, strict=True))
+            return dict(zip((border.name for border in borders), arrays, strict=True))
+        return given
+
+    def encode(
+        self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """
+        Turn inputs into what the file takes, by the file's names.
+
+        Inputs are matched as `by_border` says, and turned into the file's layout.
+
+        Raises:
+            ValueError, TypeError: Other inputs, shapes or dtypes than the file takes.
+        """
+        given = self.by_border(names, arrays)
         encoded = {}
-        for border in borders:
+        for border in self.signature.inputs:
             value = self.layouts.to_file(border, given[border.name])
             wanted = border.tensor.shape_signature
             if len(wanted) != value.ndim or any(

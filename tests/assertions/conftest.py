@@ -13,7 +13,7 @@ import torch
 from fixtures.models import DepthwiseSeparable, ResidualNet, SmallModel, samples, seeded
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
+from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -163,7 +163,7 @@ def comparison() -> Callable[..., Comparison]:
     """Make a comparison of two outputs by hand: `scores` with a scale of 0.5, `boxes` float."""
 
     def make(scores: Any = (1.0, 2.0, 3.5), boxes: Any = (10.0, 20.0), **stages: Any) -> Comparison:
-        specs = [OutputSpec("scores", 0.5, 0, -128, 127), OutputSpec("boxes")]
+        specs = [BorderSpec("scores", 0.5, 0, -128, 127), BorderSpec("boxes")]
         reference = [np.array([[1.0, 2.0, 3.0]]), np.array([[10.0, 20.0]])]
         total = StageAccumulator(specs)
         total.update(reference, [np.array([scores], float), np.array([boxes], float)])

@@ -10,14 +10,14 @@ import pytest
 
 from fixtures.models import ResidualNet, samples
 from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
-from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
+from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.unmatched import UnmatchedError
 
 
 def stage(actual: float) -> StageErrors:
     """One stage with the outputs of the handmade comparison, `scores` off by one number."""
-    accumulator = StageAccumulator([OutputSpec("scores", 0.5), OutputSpec("boxes")])
+    accumulator = StageAccumulator([BorderSpec("scores", 0.5), BorderSpec("boxes")])
     accumulator.update(
         [np.array([[1.0, 2.0, 3.0]]), np.array([[10.0, 20.0]])],
         [np.array([[1.0, 2.0, 3.0 + actual]]), np.array([[10.0, 20.0]])],
@@ -104,7 +104,7 @@ def test_nan_of_a_real_model(plain: QuantizedModel, patch: Any, operand: Any) ->
 
 def test_a_reference_with_nan_is_to_blame(comparison: Any) -> None:
     """The text points to the torch side."""
-    accumulator = StageAccumulator([OutputSpec("scores", 0.5)])
+    accumulator = StageAccumulator([BorderSpec("scores", 0.5)])
     accumulator.update([np.array([math.nan, 1.0])], [np.array([1.0, 1.0])])
     from pytest_edgeq import Comparison
 
@@ -117,7 +117,7 @@ def test_zero_on_both_sides_fails() -> None:
     """Nothing was tested: no bound holds."""
     from pytest_edgeq import Comparison
 
-    accumulator = StageAccumulator([OutputSpec("mask", 0.5)])
+    accumulator = StageAccumulator([BorderSpec("mask", 0.5)])
     accumulator.update([np.zeros((1, 4))], [np.zeros((1, 4))])
     measured = Comparison(name="net", flow="pt2e", runtime="x", total=accumulator.result())
     with pytest.raises(AssertionError, match=r"degenerate: .*nothing was tested"):

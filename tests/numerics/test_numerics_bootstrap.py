@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pytest_edgeq.numerics.bootstrap import Limit, limits
-from pytest_edgeq.numerics.errors import OutputSpec, StageAccumulator
+from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.results import LOWER_BOUNDED, OutputErrors
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +26,7 @@ def reference(n: int = 64) -> list[Array]:
 
 def measure(pairs: list[tuple[Array, Array]], scale: float | None = SCALE) -> OutputErrors:
     """The errors of one output."""
-    accumulator = StageAccumulator([OutputSpec("y", scale)])
+    accumulator = StageAccumulator([BorderSpec("y", scale)])
     for left, right in pairs:
         accumulator.update([left], [right])
     return accumulator.result().outputs["y"]
@@ -125,7 +125,7 @@ def test_nothing_is_derived_from_what_is_not_finite_or_zero() -> None:
 def test_margins_do_not_depend_on_how_samples_were_split() -> None:
     """Two merged accumulators give the very limits of one pass."""
     pairs = rounded(reference(8), 0)
-    parts = [StageAccumulator([OutputSpec("y", SCALE)]) for _ in range(2)]
+    parts = [StageAccumulator([BorderSpec("y", SCALE)]) for _ in range(2)]
     for index, (left, right) in enumerate(pairs):
         parts[index % 2].update([left], [right], index=index)
     parts[1].merge(parts[0])

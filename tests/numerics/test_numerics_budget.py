@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.budget import Budget, Violation
-from pytest_edgeq.numerics.errors import OutputErrors, OutputSpec, StageAccumulator, StageErrors
+from pytest_edgeq.numerics.errors import BorderSpec, OutputErrors, StageAccumulator, StageErrors
 
 ALL = (
     "max_abs_error, mean_abs_error, rmse, max_lsb_error, sqnr_db, worst_sample_sqnr_db, "
@@ -23,7 +23,7 @@ ALL = (
 
 def stage_of(**outputs: tuple[Any, Any, float | None]) -> StageErrors:
     """Return one sample's errors of outputs given as (reference, actual, scale)."""
-    stage = StageAccumulator([OutputSpec(name, o[2]) for name, o in outputs.items()])
+    stage = StageAccumulator([BorderSpec(name, o[2]) for name, o in outputs.items()])
     pairs = [[np.array(o[side], np.float32) for o in outputs.values()] for side in (0, 1)]
     stage.update(pairs[0], pairs[1])
     return stage.result()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_edgeq.numerics.errors import OutputSpec
+from pytest_edgeq.numerics.errors import BorderSpec
 from pytest_edgeq.numerics.health import (
     Finding,
     OutputHealth,
@@ -22,11 +22,11 @@ from pytest_edgeq.numerics.health import (
 )
 
 Array = npt.NDArray[Any]
-INT8 = OutputSpec("y", 0.1, 0, -128, 127)
-FLOAT = OutputSpec("y")
+INT8 = BorderSpec("y", 0.1, 0, -128, 127)
+FLOAT = BorderSpec("y")
 
 
-def quantize(values: Array, spec: OutputSpec = INT8) -> tuple[Array, Array]:
+def quantize(values: Array, spec: BorderSpec = INT8) -> tuple[Array, Array]:
     """Return values after one rounding to the codes of an output, and the codes."""
     assert spec.scale is not None
     assert spec.zero_point is not None
@@ -34,7 +34,7 @@ def quantize(values: Array, spec: OutputSpec = INT8) -> tuple[Array, Array]:
     return ((codes - spec.zero_point) * spec.scale).astype(np.float32), codes.astype(np.int8)
 
 
-def findings(spec: OutputSpec, *samples: tuple[Any, Any]) -> list[Finding]:
+def findings(spec: BorderSpec, *samples: tuple[Any, Any]) -> list[Finding]:
     """Return what is found after (reference, actual) samples."""
     health = OutputHealth(spec)
     for reference, actual in samples:
@@ -48,7 +48,7 @@ def kinds(found: list[Finding]) -> list[str]:
 
 
 @pytest.mark.parametrize("spec", [INT8, FLOAT])
-def test_a_sound_output_has_no_finding(spec: OutputSpec) -> None:
+def test_a_sound_output_has_no_finding(spec: BorderSpec) -> None:
     """Values over the whole range, rounded once, are sound."""
     values = np.linspace(-12.8, 12.7, 101)
     assert findings(spec, (values, quantize(values)[0])) == []
@@ -98,7 +98,7 @@ def test_constant_output_is_found() -> None:
         (FLOAT, [1.0, 2.0], [1.0, 2.5]),
     ],
 )
-def test_rightly_constant_output_is_sound(spec: OutputSpec, reference: Any, actual: Any) -> None:
+def test_rightly_constant_output_is_sound(spec: BorderSpec, reference: Any, actual: Any) -> None:
     """An output that is constant in the reference as well is as it should be."""
     assert findings(spec, (reference, actual)) == []
 
@@ -135,7 +135,7 @@ def test_an_average_of_ranges_cuts_the_ends_of_small_samples(averaged: bool) -> 
     seen = rng.normal(0, 1, (64, 4))
     low, high = seen.min(axis=1).mean(), seen.max(axis=1).mean()
     scale = float(high - low) / 255
-    spec = OutputSpec("y", scale, round(-128 - low / scale), -128, 127)
+    spec = BorderSpec("y", scale, round(-128 - low / scale), -128, 127)
     health = OutputHealth(spec, averaged=averaged)
     for values in rng.normal(0, 1, (8, 4)):
         health.update(values, quantize(values, spec)[0])
@@ -144,7 +144,7 @@ def test_an_average_of_ranges_cuts_the_ends_of_small_samples(averaged: bool) -> 
 
 def test_an_average_of_ranges_does_not_hide_a_wrong_one() -> None:
     """Calibrated on a tenth of the values that come, three of four elements are cut off."""
-    spec = OutputSpec("y", 0.2 / 255, 0, -128, 127)
+    spec = BorderSpec("y", 0.2 / 255, 0, -128, 127)
     health = OutputHealth(spec, averaged=True)
     for values in np.random.default_rng(0).normal(0, 1, (8, 4)):
         health.update(values, quantize(values, spec)[0])
@@ -155,14 +155,14 @@ def test_an_average_of_ranges_does_not_hide_a_wrong_one() -> None:
 
 def test_softmax_with_its_fixed_scale_is_sound() -> None:
     """An exact 1.0 lies one LSB outside of TFLite's softmax range, in every sound classifier."""
-    spec = OutputSpec("y", 1 / 256, -128, -128, 127)
+    spec = BorderSpec("y", 1 / 256, -128, -128, 127)
     values = np.eye(2)
     assert findings(spec, (values, quantize(values, spec)[0])) == []
 
 
 def test_relu_at_its_lower_end_is_sound() -> None:
     """Most codes at qmin are right where the reference is zero there."""
-    spec = OutputSpec("y", 0.1, -128, -128, 127)
+    spec = BorderSpec("y", 0.1, -128, -128, 127)
     values = np.append(np.zeros(90), np.linspace(0, 20, 10))
     assert findings(spec, (values, quantize(values, spec)[0])) == []
 
@@ -182,14 +182,14 @@ def test_saturated_output_is_found(with_codes: bool) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        OutputSpec("y", 0.1, None, -128, 127),
-        OutputSpec("y", 0.1, 0, None, 127),
-        OutputSpec("y", 0.1, 0, -128, None),
-        OutputSpec("y", 0.0, 0, -128, 127),
-        OutputSpec("y", math.nan, 0, -128, 127),
+        BorderSpec("y", 0.1, None, -128, 127),
+        BorderSpec("y", 0.1, 0, None, 127),
+        BorderSpec("y", 0.1, 0, -128, None),
+        BorderSpec("y", 0.0, 0, -128, 127),
+        BorderSpec("y", math.nan, 0, -128, 127),
     ],
 )
-def test_clipping_is_told_only_where_the_range_is_known(spec: OutputSpec) -> None:
+def test_clipping_is_told_only_where_the_range_is_known(spec: BorderSpec) -> None:
     """Without a whole and sound set of parameters there is no range to leave."""
     assert findings(spec, ([50.0, -50.0], [12.0, -12.0])) == []
 

@@ -1,0 +1,108 @@
+"""Health of what goes in: whether the range that an input was calibrated with is one for it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .errors import BorderSpec
+from .findings import CLIPPED_INPUT, COARSE_INPUT, Finding
+from .health import CLIPPED_LSB, more_than_chance
+from .metrics import ONE_BIT_DB, sqnr_db
+from .sums import Array
+
+__all__ = ["InputHealth"]
+
+
+class InputHealth:
+    """
+    Looks at one quantized input sample by sample.
+
+    Whatever the model makes of it, an input that is cut or rounded away was calibrated with others:
+    on zeros, on data that was scaled otherwise, with an outlier.
+
+    Args:
+        spec: the input; scale, zero point and code range are known.
+        averaged: its range was calibrated as an average over the samples.
+
+    Raises:
+        ValueError: no scale, zero point or code range.
+    """
+
+    def __init__(self, spec: BorderSpec, *, averaged: bool = False) -> None:
+        scale, zero_point, low, high = spec.scale, spec.zero_point, spec.qmin, spec.qmax
+        if scale is None or zero_point is None or low is None or high is None:
+            raise ValueError(f"input {spec.name!r}: expected one with a scale, got {spec}")
+        self._name = spec.name
+        self._averaged = averaged
+        self._scale, self._zero_point = scale, zero_point
+        self._codes = (low, high)
+        self._least, self._greatest = math.inf, -math.inf
+        self._elements = self._samples = self._outside = 0
+        self._signal = self._noise = 0.0
+
+    def update(self, values: Array) -> None:
+        """
+        Look at one sample.
+
+        Args:
+            values: the input in float, of any shape.
+        """
+        # check_scales tells of such a scale.
+        if not 0 < self._scale < math.inf:
+            return
+        values = np.asarray(values, dtype=np.float64).ravel()
+        values = values[np.isfinite(values)]
+        self._elements += values.size
+        self._samples += 1
+        if not values.size:
+            return
+        low, high = self._reach()
+        self._least = min(self._least, float(values.min()))
+        self._greatest = max(self._greatest, float(values.max()))
+        margin = CLIPPED_LSB * self._scale
+        if self._least < low - margin or self._greatest > high + margin:
+            outside = (values < low - margin) | (values > high + margin)
+            self._outside += int(np.count_nonzero(outside))
+        noise = np.rint(values / self._scale) * self._scale
+        np.clip(noise, low, high, out=noise)
+        noise -= values
+        self._signal += float(np.dot(values, values))
+        self._noise += float(np.dot(noise, noise))
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong with this input; empty where it is sound."""
+        averaged = self._samples if self._averaged else 0
+        low, high = self._reach()
+        reach = f"[{low:.3g}, {high:.3g}]"
+        met = f"[{self._least:.3g}, {self._greatest:.3g}]"
+        if self._elements and more_than_chance(self._outside, self._elements, averaged=averaged):
+            share = 100 * self._outside / self._elements
+            return [
+                self._finding(
+                    CLIPPED_INPUT,
+                    f"expected values within what its codes reach, {reach}, got {self._outside} of "
+                    f"{self._elements} elements ({share:.3g} %) outside, as far as {met}; "
+                    "calibrate with samples like those evaluated, preprocessed alike",
+                )
+            ]
+        left = sqnr_db(self._signal, self._noise)
+        if left < ONE_BIT_DB:
+            return [
+                self._finding(
+                    COARSE_INPUT,
+                    f"expected {ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of it, got "
+                    f"{left:.3g} dB: its codes reach {reach} in steps of {self._scale:.3g}, and "
+                    f"its values {met}; it was calibrated with an outlier, or with samples "
+                    "preprocessed otherwise",
+                )
+            ]
+        return []
+
+    def _reach(self) -> tuple[float, float]:
+        low, high = ((code - self._zero_point) * self._scale for code in self._codes)
+        return low, high
+
+    def _finding(self, kind: str, message: str) -> Finding:
+        return Finding(kind, f"input {self._name!r}", message)

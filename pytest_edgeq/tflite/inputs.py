@@ -1,0 +1,38 @@
+"""How the inputs of a file are quantized: at the border, or by ops behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_edgeq.tflite.graph import OpGraph, Signature, SignatureTensor, Tensor
+
+__all__ = ["quantized_inputs"]
+
+_MOVING = {"TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS"}
+"""Ops that a converter puts between an input and what quantizes it, for the layout."""
+
+
+def quantized_inputs(
+    graph: OpGraph, signature: Signature
+) -> Iterator[tuple[SignatureTensor, Tensor]]:
+    """
+    Give every input that is quantized to one scale, and the tensor that holds it so.
+
+    An input of float32 may be quantized several times, or not at all.
+    """
+    subgraph = graph.subgraphs[signature.subgraph]
+    for border in signature.inputs:
+        found: dict[tuple[float, int, str], Tensor] = {}
+        waiting = [border.tensor]
+        while waiting:
+            tensor = waiting.pop()
+            if tensor.is_quantized:
+                if len(tensor.scales) == 1:
+                    key = (float(tensor.scales[0]), int(tensor.zero_points[0]), tensor.dtype)
+                    found.setdefault(key, tensor)
+                continue
+            for op in subgraph.ops:
+                if tensor.index in op.inputs and op.name in {"QUANTIZE", *_MOVING}:
+                    waiting += [subgraph.tensors[index] for index in op.outputs]
+        for tensor in found.values():
+            yield border, tensor

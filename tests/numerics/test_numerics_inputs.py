@@ -1,0 +1,99 @@
+"""Inputs: cut or rounded away they are found, and sound ones are left alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pytest_edgeq.numerics.errors import BorderSpec
+from pytest_edgeq.numerics.findings import Finding
+from pytest_edgeq.numerics.inputs import InputHealth
+from pytest_edgeq.numerics.metrics import ONE_BIT_DB
+
+INT8 = BorderSpec("x", 0.1, 0, -128, 127)
+
+
+def normal(n: int, scale: float, seed: int = 0) -> np.ndarray:
+    """Return values of this standard deviation."""
+    return np.random.default_rng(seed).normal(0, scale, n).astype(np.float32)
+
+
+def findings(
+    *samples: np.ndarray, spec: BorderSpec = INT8, averaged: bool = False
+) -> list[Finding]:
+    """Return what is found of these samples."""
+    health = InputHealth(spec, averaged=averaged)
+    for sample in samples:
+        health.update(sample)
+    return health.findings()
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_a_sound_input_has_no_finding(scale: float) -> None:
+    """From a few steps to most of the range."""
+    assert findings(normal(1000, scale)) == []
+
+
+def test_a_clipped_input_is_found() -> None:
+    """Values four times as large as what was calibrated."""
+    (finding,) = findings(normal(500, 12.8), normal(500, 12.8, seed=1))
+    assert finding.kind == "clipped_input"
+    assert finding.where == "input 'x'"
+    assert finding.message == (
+        "expected values within what its codes reach, [-12.8, 12.7], got 289 of 1000 elements "
+        "(28.9 %) outside, as far as [-49.9, 39.7]; calibrate with samples like those evaluated, "
+        "preprocessed alike"
+    )
+
+
+def test_the_limit_is_five_per_cent_and_three_sigmas() -> None:
+    """Of 100 elements 5 % are 5, and their standard deviation is 2.18: 11 are no surprise."""
+    assert findings(np.array([20.0] * 11 + [1.0] * 89)) == []
+    assert [f.kind for f in findings(np.array([20.0] * 12 + [1.0] * 88))] == ["clipped_input"]
+
+
+def test_an_averaged_range_cuts_both_ends() -> None:
+    """Two of ten elements a sample lie outside where ranges are averages."""
+    sample = np.array([20.0, -20.0, *[1.0] * 8])
+    assert findings(*[sample] * 20, averaged=True) == []
+    assert [each.kind for each in findings(*[sample] * 20)] == ["clipped_input"]
+
+
+def test_an_input_of_less_than_a_bit_is_found() -> None:
+    """Values a thousand times less than what was calibrated are all one code."""
+    (finding,) = findings(normal(1000, 0.01))
+    assert finding.kind == "coarse_input"
+    assert finding.message == (
+        "expected 4.4 dB SQNR or more, which is one bit of it, got 0 dB: its codes reach "
+        "[-12.8, 12.7] in steps of 0.1, and its values [-0.039, 0.0307]; it was calibrated with "
+        "an outlier, or with samples preprocessed otherwise"
+    )
+
+
+def test_the_bit_is_that_of_signs() -> None:
+    """An ideal quantizer of one bit, ±√(2/π)·σ, leaves 4.40 dB of a Gaussian."""
+    values = normal(1 << 20, 1.0)
+    left = values - np.sign(values) * math.sqrt(2 / math.pi)
+    measured = 10 * math.log10(float(np.mean(values**2) / np.mean(left**2)))
+    assert measured == pytest.approx(ONE_BIT_DB, abs=0.02)
+
+
+def test_zeros_and_what_is_not_finite_say_nothing() -> None:
+    """Silence has no bit to lose; NaN and infinity are told where they come out."""
+    assert findings(np.zeros(100)) == []
+    assert findings(np.array([math.nan, math.inf, 1.0, -1.0])) == []
+    assert findings() == []
+
+
+@pytest.mark.parametrize("scale", [0.0, math.inf, math.nan])
+def test_a_scale_that_is_none_is_told_elsewhere(scale: float) -> None:
+    """`check_scales` tells of it."""
+    assert findings(normal(100, 1.0), spec=BorderSpec("x", scale, 0, -128, 127)) == []
+
+
+def test_an_input_without_a_scale_cannot_be_looked_at() -> None:
+    """There is nothing to hold it against."""
+    with pytest.raises(ValueError, match="input 'x': expected one with a scale"):
+        InputHealth(BorderSpec("x"))

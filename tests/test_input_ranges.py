@@ -1,0 +1,75 @@
+"""Ranges of inputs: calibrated with others than what is evaluated they are found, by any flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+import torch
+
+from fixtures.models import seeded
+from pytest_edgeq import Edgeq
+from pytest_edgeq.numerics.findings import CLIPPED_INPUT, COARSE_INPUT
+from pytest_edgeq.tflite.inputs import quantized_inputs
+from tests.detection.nets import Mlp
+
+STATIC = ("pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_static_wi8_ai16")
+
+Samples = Iterable[torch.Tensor]
+
+
+def _rows(n: int, seed: int) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(n):
+        yield torch.randn(1, 20, generator=generator)
+
+
+def _with_an_outlier(rows: Samples) -> Samples:
+    first, *rest = rows
+    return [1e6 * first, *rest]
+
+
+CALIBRATIONS: dict[str, tuple[Callable[[Samples], Samples], str]] = {
+    "zeros": (lambda rows: [torch.zeros_like(row) for row in rows], CLIPPED_INPUT),
+    "0.05 ×": (lambda rows: [0.05 * row for row in rows], CLIPPED_INPUT),
+    "outlier": (_with_an_outlier, COARSE_INPUT),
+}
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
+    """Without a memory."""
+    return Edgeq(directory=tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.mark.parametrize("flow", STATIC)
+def test_a_sound_calibration_has_no_finding(maker: Edgeq, flow: str) -> None:
+    """A few samples of the same kind as those evaluated."""
+    quantized = maker.quantize(
+        seeded(Mlp), Mlp.sample_inputs(), quantizer=flow, calibration=_rows(16, 1)
+    )
+    assert list(quantized_inputs(quantized.graph, quantized.graph.signatures[0]))
+    assert maker.compare(quantized, _rows(16, 2)).health == ()
+
+
+@pytest.mark.parametrize("calibration", CALIBRATIONS)
+@pytest.mark.parametrize("flow", STATIC)
+def test_another_calibration_is_found(maker: Edgeq, flow: str, calibration: str) -> None:
+    """Without a memory, and though what comes out may still look alike."""
+    spoilt, expected = CALIBRATIONS[calibration]
+    quantized = maker.quantize(
+        seeded(Mlp), Mlp.sample_inputs(), quantizer=flow, calibration=spoilt(_rows(16, 1))
+    )
+    kinds = [finding.kind for finding in maker.compare(quantized, _rows(16, 2)).health]
+    assert kinds[0] == expected
+    with pytest.raises(AssertionError, match=f"health: {expected}: input 'args_0': "):
+        maker.check(quantized, _rows(16, 2))
+
+
+def test_an_input_that_stays_in_float_has_no_range(maker: Edgeq) -> None:
+    """Nothing is calibrated of a dynamic quantizer."""
+    quantized = maker.quantize(
+        seeded(Mlp), Mlp.sample_inputs(), quantizer="recipe_dynamic_wi8_afp32"
+    )
+    assert not list(quantized_inputs(quantized.graph, quantized.graph.signatures[0]))
+    assert maker.compare(quantized, (1e6 * row for row in _rows(4, 2))).health == ()
