@@ -1,16 +1,20 @@
-"""The conv-bn patterns of the converter's quantizer, which its QAT configs look for."""
+"""The conv-bn patterns that the converter's quantizer and torchao look for in trained graphs."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pytest_edgeq.litert.annotations import is_constant
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
 
-__all__ = ["pattern_modules"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["pattern_modules", "patterns_of_trained"]
 
 
 @contextlib.contextmanager
@@ -36,4 +40,25 @@ def pattern_modules() -> Iterator[None]:
         return trace(module, *args, **kwargs)
 
     with replaced(pt2e_quantizer_utils, _get_aten_graph_module_for_pattern=trace_as_module):
+        yield
+
+
+@contextlib.contextmanager
+def patterns_of_trained(prepared: torch.fx.GraphModule) -> Iterator[None]:
+    """
+    Let torchao look for its patterns of trained conv-bn pairs only where there may be one.
+
+    Wherever a batch norm is left, trained or not, its `convert_pt2e` exports 96 patterns one by
+    one, which takes a minute (torchao 0.18.0). All of them scale the weight by the root of the
+    variance, which depends on constants alone: a graph without such a root has none of them.
+    """
+    import torch
+
+    roots = (node for node in prepared.graph.nodes if node.target is torch.ops.aten.sqrt.default)
+    if any(map(is_constant, roots)):
+        yield
+        return
+    with quiet():
+        qat_utils = pt2e_module("qat_utils")
+    with replaced(qat_utils, _fold_conv_bn_qat_helper=lambda graph, *_, **__: graph):
         yield

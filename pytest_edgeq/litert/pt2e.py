@@ -9,7 +9,7 @@ from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import configs_as_set
 from pytest_edgeq.litert.exported import drop_dropouts, number_paddings, part_shared_weights
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
-from pytest_edgeq.litert.patterns import pattern_modules
+from pytest_edgeq.litert.patterns import pattern_modules, patterns_of_trained
 from pytest_edgeq.litert.simulated import fold_constants, keep_floats_apart
 
 if TYPE_CHECKING:
@@ -185,7 +185,8 @@ def finish_pt2e(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
     with quiet():
         convert_pt2e = pt2e_module("quantize_pt2e").convert_pt2e
 
-        converted: torch.fx.GraphModule = convert_pt2e(prepared, fold_quantize=False)
+        with patterns_of_trained(prepared):
+            converted: torch.fx.GraphModule = convert_pt2e(prepared, fold_quantize=False)
     # An exported graph cannot be switched by .eval(); its flag alone makes the converter warn that
     # it "is converted in training mode" (litert-torch 0.10.0, harmless).
     converted.training = False

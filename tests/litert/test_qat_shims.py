@@ -193,3 +193,63 @@ def test_patterns_of_absent_convolutions_are_still_traced(monkeypatch: pytest.Mo
             qat_utils._fuse_conv_bn_qat(_exported())
 
     assert (theirs, len(traced) - theirs) == (12, 3)
+
+
+class _NormFirst(nn.Module):
+    """A batch norm that no convolution stands in front of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(2)
+        self.conv = nn.Conv2d(2, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise and convolve."""
+        y: Tensor = torch.relu(self.conv(self.norm(x)))
+        return y
+
+
+class _TracedError(Exception):
+    """A pattern was exported."""
+
+
+def _refuse_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchao.quantization.pt2e import qat_utils
+
+    def refuse(*_args: Any, **_kwargs: Any) -> Any:
+        raise _TracedError
+
+    monkeypatch.setattr(qat_utils, "_get_aten_graph_module_for_pattern", refuse)
+
+
+def _norm_first() -> Any:
+    prepared = litert.prepare_pt2e(
+        _exported(seeded(_NormFirst)), litert.pt2e_preset("pt2e_static_int8")
+    )
+    prepared(_images())
+    return prepared
+
+
+def test_patterns_of_training_are_still_exported_for_every_batch_norm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """96 of them, a minute long, for a graph that was never trained."""
+    prepared = _norm_first()
+    _refuse_patterns(monkeypatch)
+    with litert.quiet():
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+    with pytest.raises(_TracedError):
+        convert_pt2e(prepared, fold_quantize=False)
+
+
+def test_patterns_of_training_are_looked_for_where_there_may_be_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not in a graph that was calibrated; in one that was trained they are."""
+    prepared = _norm_first()
+    trained = litert.prepare_qat(_exported(), _quantizer())
+    _refuse_patterns(monkeypatch)
+    finished = litert.finish_pt2e(prepared)
+    assert torch.ops.aten.batch_norm.default in {node.target for node in finished.graph.nodes}
+    with pytest.raises(_TracedError):
+        litert.finish_pt2e(trained)
