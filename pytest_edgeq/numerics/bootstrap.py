@@ -234,7 +234,7 @@ def _cosine(draws: _Draws, value: float) -> tuple[float, float]:
     least = unit * _COUNT + _FLOAT_SHARE**2
     growth = math.exp(
         draws.spread(
-            lambda sums: np.maximum(1 - sums[:, 0] / np.sqrt(sums[:, 1] * sums[:, 2]), 0.0) + least,
+            lambda sums: np.maximum(1 - _cosines(sums), 0.0) + least,
             draws.product,
             draws.signal + 1e-300,
             draws.power + 1e-300,
@@ -268,3 +268,9 @@ _DERIVATIONS: Final[dict[str, Callable[[_Draws, float], tuple[float, float]]]] =
     "top1_agreement": _top1,
 }
 assert set(_DERIVATIONS) == {*UPPER_BOUNDED, *LOWER_BOUNDED}
+
+
+def _cosines(sums: Array) -> Array:
+    """Of Σfq, Σf² and Σq². Root by root: of two that are next to nothing the product is none."""
+    cosines: Array = sums[:, 0] / (np.sqrt(sums[:, 1]) * np.sqrt(sums[:, 2]))
+    return cosines

@@ -23,7 +23,7 @@ CLIPPED_INPUT = "clipped_input"
 """Many elements of an input lie outside of what its codes can say: the range is too small."""
 
 COARSE_INPUT = "coarse_input"
-"""Less than one bit of an input is left when it is quantized: the range is far too wide."""
+"""An input takes a few of its codes only: the range that it was calibrated with is too wide."""
 
 BIAS_AT_INT32_LIMIT = "bias_at_int32_limit"
 """A bias did not fit int32 and was cut off."""

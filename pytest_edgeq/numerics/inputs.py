@@ -9,10 +9,20 @@ import numpy as np
 from .errors import BorderSpec
 from .findings import CLIPPED_INPUT, COARSE_INPUT, Finding
 from .health import CLIPPED_LSB, more_than_chance
-from .metrics import ONE_BIT_DB, sqnr_db
 from .sums import Array
 
 __all__ = ["InputHealth"]
+
+_FEWEST_CODES = 8
+"""
+Codes, 0 among them, that an input must span: 3 bits of whatever it has.
+
+Pixels that were normalised for the model alone, and not for the calibration, span 6 of 256; those
+of sound networks 167 and more, on 4 samples already.
+"""
+
+_ENOUGH = 32
+"""Elements that it takes: fewer say nothing of a range."""
 
 
 class InputHealth:
@@ -40,7 +50,6 @@ class InputHealth:
         self._codes = (low, high)
         self._least, self._greatest = math.inf, -math.inf
         self._elements = self._samples = self._outside = 0
-        self._signal = self._noise = 0.0
 
     def update(self, values: Array) -> None:
         """
@@ -65,19 +74,16 @@ class InputHealth:
         if self._least < low - margin or self._greatest > high + margin:
             outside = (values < low - margin) | (values > high + margin)
             self._outside += int(np.count_nonzero(outside))
-        noise = np.rint(values / self._scale) * self._scale
-        np.clip(noise, low, high, out=noise)
-        noise -= values
-        self._signal += float(np.dot(values, values))
-        self._noise += float(np.dot(noise, noise))
 
     def findings(self) -> list[Finding]:
         """Return what is wrong with this input; empty where it is sound."""
-        averaged = self._samples if self._averaged else 0
+        if not self._elements:
+            return []
         low, high = self._reach()
         reach = f"[{low:.3g}, {high:.3g}]"
         met = f"[{self._least:.3g}, {self._greatest:.3g}]"
-        if self._elements and more_than_chance(self._outside, self._elements, averaged=averaged):
+        averaged = self._samples if self._averaged else 0
+        if more_than_chance(self._outside, self._elements, averaged=averaged):
             share = 100 * self._outside / self._elements
             return [
                 self._finding(
@@ -87,14 +93,16 @@ class InputHealth:
                     "calibrate with samples like those evaluated, preprocessed alike",
                 )
             ]
-        left = sqnr_db(self._signal, self._noise)
-        if left < ONE_BIT_DB:
+        codes = (max(self._greatest, 0.0) - min(self._least, 0.0)) / self._scale + 1
+        # Zeros have nothing to lose.
+        if self._elements >= _ENOUGH and 1 < codes < _FEWEST_CODES:
+            all_codes = self._codes[1] - self._codes[0] + 1
             return [
                 self._finding(
                     COARSE_INPUT,
-                    f"expected {ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of it, got "
-                    f"{left:.3g} dB: its codes reach {reach} in steps of {self._scale:.3g}, and "
-                    f"its values {met}; it was calibrated with an outlier, or with samples "
+                    f"expected values over {_FEWEST_CODES} codes or more, got {codes:.2g} of "
+                    f"{all_codes}: they lie in {met}, and the codes reach {reach} in steps of "
+                    f"{self._scale:.3g}; it was calibrated with an outlier, or with samples "
                     "preprocessed otherwise",
                 )
             ]

@@ -130,3 +130,10 @@ def test_margins_do_not_depend_on_how_samples_were_split() -> None:
         parts[index % 2].update([left], [right], index=index)
     parts[1].merge(parts[0])
     assert limits(parts[1].result().outputs["y"]) == limits(measure(pairs))
+
+
+def test_samples_that_are_zero_on_a_side_have_no_quotient_of_zeros() -> None:
+    """As where a range is so wide that every code is zero: a warning would be an error here."""
+    silent = [(np.zeros((1, 10)), np.zeros((1, 10)))] * 3
+    gone = [(value, np.zeros_like(value)) for value in reference(1)]
+    assert limits(measure([*silent, *gone]))["cosine_similarity"].worst <= 0
