@@ -8,11 +8,17 @@ or the narrower ones that both builds' samples give, one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_edgeq.snapshots.build import build_problem, describe_build
-from pytest_edgeq.snapshots.paired import HIGHER_IS_BETTER, floor_db, narrowed, on_other_kernels
+from pytest_edgeq.snapshots.paired import (
+    FLOAT_NOISE_DB,
+    HIGHER_IS_BETTER,
+    floor_db,
+    narrowed,
+    on_other_kernels,
+)
 
 __all__ = [
     "NOT_COMPARED",
@@ -31,7 +37,7 @@ _TEXTS: Final = ("flow", "runtime", "fingerprint")
 _NUMBERS: Final = ("value", "worst", "best")
 _KEY: Final = ("stage", "output", "metric")
 _STAGES: Final = ("lowering", "quantization", "conversion", "total")
-"""The stage that explains the others first."""
+"""Of stages that lost as much, the one that explains the others first."""
 _METRICS: Final = (
     "sqnr_db",
     "rmse",
@@ -106,11 +112,12 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         )
     after = {_key(row): row for row in new["errors"]}
     before = _limits(old, new)
+    rank = _rank(before, after)
     worse = sorted(
-        (key for key in before if key in after and _is_worse(before[key], after[key])), key=_rank
+        (key for key in before if key in after and _is_worse(before[key], after[key])), key=rank
     )
-    gone = sorted((key for key in before if key not in after), key=_rank)
-    came = sorted((key for key in after if key not in before), key=_rank)
+    gone = sorted((key for key in before if key not in after), key=rank)
+    came = sorted((key for key in after if key not in before), key=rank)
     built = describe_build(old, new)
     if not (worse or gone or came or built):
         return ""
@@ -200,9 +207,24 @@ def _margin(row: _Row) -> str:
     return f"{worst - value:+.3g}"
 
 
-def _rank(key: _RowKey) -> tuple[int, int, str]:
-    stage = _STAGES.index(key[0]) if key[0] in _STAGES else len(_STAGES)
-    return stage, _METRICS.index(key[2]), key[1]
+def _rank(
+    before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row]
+) -> Callable[[_RowKey], tuple[float, int, int, str]]:
+    """The stage that lost most first: what is off in one is often somewhat off in others, too."""
+    lost: dict[str, float] = {}
+    for key in before:
+        stage, _, metric = key
+        if metric == "sqnr_db" and key in after and stage != "total":
+            # Above it, infinite too, there is nothing to lose.
+            was, now = (min(_value(rows[key]["value"]), FLOAT_NOISE_DB) for rows in (before, after))
+            lost[stage] = max(lost.get(stage, 0.0), was - now)
+
+    def rank(key: _RowKey) -> tuple[float, int, int, str]:
+        stage, output, metric = key
+        place = _STAGES.index(stage) if stage in _STAGES else len(_STAGES)
+        return -lost.get(stage, 0.0), place, _METRICS.index(metric), output
+
+    return rank
 
 
 def _is_worse(was: _Row, now: _Row) -> bool:

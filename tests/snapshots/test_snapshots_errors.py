@@ -230,6 +230,27 @@ def test_parameters_that_are_no_longer_shared_are_told(check: Check, data: Data)
     )
 
 
+@pytest.mark.parametrize(
+    ("lowering", "quantization", "first"),
+    [(24.9, 1.3, "quantization"), (10.0, 40.0, "lowering"), (25.0, 25.0, "lowering")],
+)
+def test_the_stage_that_lost_most_is_told_first(
+    check: Check, data: Data, lowering: float, quantization: float, first: str
+) -> None:
+    """A range that is far too wide is a loss by quantization, though kernels round more, too."""
+    before = {"lowering": 43.0, "quantization": 43.0, "total": 40.0}
+    after = {"lowering": lowering, "quantization": quantization, "total": 1.0}
+
+    def rows(values: dict[str, float]) -> Data:
+        return {
+            **data,
+            "errors": [row("sqnr_db", v, v - 1, v + 1, stage) for stage, v in values.items()],
+        }
+
+    check(rows(before), "new")
+    assert failure(check, rows(after)).startswith(f"errors regressed: {first}, output 'logits': ")
+
+
 def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
     """A stage that is gone, and one that is new."""
     check(data, "new")
