@@ -10,8 +10,8 @@ from typing import Any
 
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
-from pytest_edgeq.localize.findings import origin_findings
 from pytest_edgeq.localize.localizer import Localizer
+from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import CALIBRATION_OVERLAP, Finding
@@ -21,7 +21,7 @@ from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.snapshots.compare import describe_change
 from pytest_edgeq.snapshots.errors import REGRESSED
-from pytest_edgeq.snapshots.session import is_change
+from pytest_edgeq.snapshots.session import is_change, is_missing
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.same import border_differences, op_differences
 from pytest_edgeq.unrunnable import UnrunnableError, grouped
@@ -160,6 +160,9 @@ class _Gate:
         """All that is wrong, the most telling first; what is told twice is told once."""
         ordered = sorted(self.findings, key=lambda each: each.rank)
         texts = list(dict.fromkeys(each.text for each in ordered))
+        if not all(map(is_missing, texts)):
+            # What is to be accepted must be sound first: its numbers are none to read now.
+            texts = [_put_off(each) if is_missing(each) else each for each in texts]
         first, *lines = texts[0].splitlines()
         if len(texts) > 1:
             first += f" [1 of {len(texts)} findings on {self.quantized.name}]"
@@ -351,6 +354,10 @@ class _Gate:
         lines = _shortened([first, *(f"  {each}" for each in found[1:])])
         lines.append(_SHIP)
         self._add(_ORIGIN, "\n".join(lines))
+
+
+def _put_off(missing: str) -> str:
+    return f"{missing.partition(chr(10))[0]}; accept it once the other findings are mended"
 
 
 def _names(rows: Sequence[LayerError]) -> str:

@@ -46,8 +46,12 @@ _TWICE = (
 
 def is_change(text: str) -> bool:
     """Whether a failed check has told of a change, not that there was nothing to compare with."""
-    first = text.partition("\n")[0]
-    return not (first.endswith(_NOT_YET) or first.startswith(NOT_COMPARED))
+    return not (is_missing(text) or text.startswith(NOT_COMPARED))
+
+
+def is_missing(text: str) -> bool:
+    """Whether a failed check has told that nothing is remembered."""
+    return text.partition("\n")[0].endswith(_NOT_YET)
 
 
 class SnapshotSession:
