@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pytest_edgeq.agree.pair import GREATEST, Pair
 from pytest_edgeq.tflite.edge import EdgeFile
 
-__all__ = ["FLOAT_UNIT", "Lane"]
+__all__ = ["FLOAT_UNIT", "Lane", "equal"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -43,12 +43,19 @@ FLOAT_UNIT = 2.0**-11
 """Half a unit in the last place of float16, relative: kernels may compute in half precision."""
 
 
+def equal(one: Array, two: Array) -> bool:
+    """Whether two results are the same, NaN at the same places."""
+    return np.array_equal(one, two, equal_nan=np.issubdtype(one.dtype, np.floating))
+
+
 @dataclass(slots=True, eq=False)
 class Lane:
     """One runtime, held against another."""
 
     name: str
     first: Sequence[Array] = ()
+    last: Sequence[Array] = ()
+    stale: int | None = None
     differs: bool = False
     runs_alone: bool = True
     pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
@@ -66,6 +73,19 @@ class Lane:
         values = (edge.decode(base), edge.decode(codes), reference)
         for position, each in enumerate(zip(*values, strict=True)):
             self.distances.setdefault(position, Distance()).update(*each)
+
+    def follow(self, index: int, codes: Sequence[Array], *, repeats: bool) -> None:
+        """
+        Take note of the first sample that gives, bit by bit, what the one before gave.
+
+        Args:
+            index: Of the sample.
+            codes: What it gives here.
+            repeats: Whether it does on the kernels that this is held against.
+        """
+        if self.stale is None and self.last and not repeats and all(map(equal, self.last, codes)):
+            self.stale = index
+        self.last = [code.copy() for code in codes]
 
     def refuses_alone(self, note: str) -> None:
         """Take note that its ops cannot be looked at one by one."""
@@ -94,10 +114,20 @@ class Lane:
                     f"runtimes {self.name!r} and {base!r}: output {border.name!r}: expected at "
                     f"most {limit:.3g} between them (rms: {_ERROR_RATIO} times what {base} is off "
                     f"torch, and one step), got {distance.apart:.3g}\n"
-                    "  why: no op by itself explains it, so it is what the runtime does between "
-                    "the ops: memory that two tensors share, buffers that are not written"
+                    f"  why: {self._why_between()}"
                 )
         return found
+
+    def _why_between(self) -> str:
+        if self.stale is not None:
+            return (
+                f"for sample {self.stale} it gave again, bit by bit, what it gave for sample "
+                f"{self.stale - 1}: outputs that are not read anew, inputs that are not written"
+            )
+        return (
+            "no op by itself explains it, so it is what the runtime does between the ops: memory "
+            "that two tensors share, buffers that are not written"
+        )
 
     def _ops_text(self, wrong: Sequence[Pair], base: str, edge: EdgeFile) -> str:
         where = {

@@ -396,6 +396,7 @@ def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | Non
     }
     largest = sorted(constants.values(), key=lambda pair: (-pair[0], pair[1].index))
     in_float = sum(n for n, tensor in largest if tensor.is_floating_point)
+    stored = sum(n for n, _ in largest)
     raise AssertionError(
         "\n".join(wrong)
         + "\n"
@@ -403,8 +404,9 @@ def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | Non
             [(f"{n:,}", t.dtype, "×".join(map(str, t.shape)), t.name[-60:]) for n, t in largest],
             ("bytes", "dtype", "shape", "constant"),
         )
-        + f"\nwhy: {in_float:,} bytes of constants are in float, which takes four times the bytes "
-        f"of int8.\nto accept: max_bytes={size}"
+        + f"\nwhy: constants take {stored:,} bytes, {in_float:,} of them in float, which is four "
+        f"times what int8 takes; the other {size - stored:,} are ops, names and parameters, as many "
+        f"for weights of any size\nto accept: max_bytes={size}"
     )
 
 
