@@ -99,7 +99,6 @@ class _Judgement:
     stage: str
     output: str | None
     budget: Budget
-    outputs: tuple[str, ...]
     needed: Budget | None
     violations: list[Violation]
 
@@ -112,9 +111,7 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
             f"budget would judge nothing; it has {', '.join(comparison.stages)}"
         )
     if isinstance(wanted, Budget):
-        return [
-            _Judgement(stage, None, wanted, tuple(errors.outputs), *_hold(wanted, errors, stage))
-        ]
+        return [_Judgement(stage, None, wanted, *_hold(wanted, errors, stage))]
     if not isinstance(wanted, Mapping):
         raise TypeError(f"{stage}: expected a Budget or a dict of Budgets, got {wanted!r}")
     if not any(value is not None for value in wanted.values()):
@@ -127,7 +124,7 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
         if not isinstance(value, Budget):
             raise TypeError(f"{stage}, output {name!r}: expected a Budget, got {value!r}")
         held = _hold(value, errors.outputs[name], stage)
-        judged.append(_Judgement(stage, name, value, (name,), *held))
+        judged.append(_Judgement(stage, name, value, *held))
     return judged
 
 
@@ -153,9 +150,8 @@ def _hold(budget: Budget, errors: Any, stage: str) -> tuple[Budget | None, list[
 def _budget_text(
     comparison: Comparison, judged: list[_Judgement], violations: list[Violation]
 ) -> str:
-    looked_at = {f"{j.stage}, output {name!r}" for j in judged for name in j.outputs}
-    wrong = {violation.where for violation in violations}
-    lines = [f"{violations[0]} [{len(wrong)} of {len(looked_at | wrong)} outputs]"]
+    others = len(violations) - 1
+    lines = [f"{violations[0]}{f' (and {others} more)' if others else ''}"]
     lines += [f"  {violation}" for violation in violations[1:6]]
     if len(violations) > 6:
         lines.append(f"  … and {len(violations) - 6} more")

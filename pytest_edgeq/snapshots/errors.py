@@ -177,7 +177,7 @@ def _told(
     if worse:
         key = worse[0]
         sense = "at least" if key[2] in HIGHER_IS_BETTER else "at most"
-        more = f" (1 of {len(worse)} metrics)" if len(worse) > 1 else ""
+        more = f" (and {len(worse) - 1} more)" if len(worse) > 1 else ""
         lines.append(
             f"{REGRESSED}: {_place(key)}: expected {sense} {_text(before[key]['worst'])} "
             f"(remembered {_text(before[key]['value'])}), got {_text(after[key]['value'])}{more}"
