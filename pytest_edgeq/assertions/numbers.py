@@ -401,8 +401,8 @@ def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | Non
             ("bytes", "dtype", "shape", "constant"),
         )
         + f"\nwhy: constants take {stored:,} bytes, {in_float:,} of them in float, which is four "
-        f"times what int8 takes; the other {size - stored:,} are ops, names and parameters, as many "
-        f"for weights of any size\nto accept: max_bytes={size}"
+        f"times what int8 takes; the other {size - stored:,} are ops, names and parameters, as "
+        f"many for weights of any size\nto accept: max_bytes={size}"
     )
 
 
