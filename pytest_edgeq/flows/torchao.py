@@ -104,10 +104,12 @@ def _second_pipeline(
         raise ValueError(
             f"{request.name}: the converter folds {', '.join(missing)} with its neighbours into "
             "values that the codes do not give, or computes with it in another op than "
-            "FULLY_CONNECTED and EMBEDDING_LOOKUP. Fold a batch norm before quantizing "
-            "(torch.nn.utils.fusion.fuse_linear_bn_eval), leave the layer in float by an "
-            "FqnToConfig, or install tf-nightly-cpu in place of tensorflow-cpu: with it the "
-            "converter's second pipeline keeps the layer apart"
+            "FULLY_CONNECTED and EMBEDDING_LOOKUP. Fold a norm's weight into the layer before "
+            "quantizing (of a batch norm: torch.nn.utils.fusion.fuse_linear_bn_eval; of a "
+            "LayerNorm in front: linear.bias += linear.weight @ norm.bias, linear.weight *= "
+            "norm.weight, then bias 0 and weight 1), leave the layer in float by an FqnToConfig, "
+            "take a recipe (recipe_dynamic_wi8_afp32), or install tf-nightly-cpu in place of "
+            "tensorflow-cpu: with it the converter's second pipeline keeps the layer apart"
         )
     traced = {
         entry.key: entry.traced(model)

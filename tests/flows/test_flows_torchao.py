@@ -501,6 +501,40 @@ def test_a_batch_norm_folded_before(maker: Edgeq, case: str, sign: int) -> None:
     assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme=scheme, weight=weight, count=2)
 
 
+class _Normed(nn.Module):
+    """As a transformer's feed forward: a LayerNorm whose weight the converter folds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.linear = nn.Linear(64, 8)
+        nn.init.normal_(self.norm.weight, 1.0, 0.3)
+        nn.init.normal_(self.norm.bias, 0.0, 0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise and map."""
+        y: torch.Tensor = self.linear(self.norm(x))
+        return y
+
+
+def test_a_layer_norm_folded_before(maker: Edgeq) -> None:
+    """The way out that the refusal names, by its very words."""
+    model, sample = seeded(_Normed), normal(3, 64, seed=0)
+    config = PROMISES["weight-only int8"][0]
+    if not litert.second_pipeline():
+        with pytest.raises(ValueError, match=r"linear\.weight \*= norm\.weight"):
+            maker.quantize(model, sample, quantizer=config)
+    linear, norm, before = model.linear, model.norm, model(sample)
+    with torch.no_grad():
+        linear.bias.add_(torch.mv(linear.weight, norm.bias))
+        linear.weight *= norm.weight
+        norm.bias.zero_()
+        norm.weight.fill_(1)
+    torch.testing.assert_close(model(sample), before)
+    quantized = maker.quantize(model, sample, quantizer=config)
+    assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme="weight_only", weight="int8", count=1)
+
+
 @pytest.mark.parametrize(
     "config",
     [
