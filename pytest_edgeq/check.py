@@ -14,7 +14,12 @@ from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import CALIBRATION_OVERLAP, Finding
+from pytest_edgeq.numerics.findings import (
+    CALIBRATION_OVERLAP,
+    CLIPPED_INPUT,
+    COARSE_INPUT,
+    Finding,
+)
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import QuantizedModel
@@ -54,7 +59,10 @@ _OTHER_MODEL = 3
 """Layers with weights that all have to be others before the whole reference is another model."""
 
 # The order in which findings are told: the ones that explain the others first.
-_ORIGIN, _FIT, _LAYERS, _RUNS, _RUNTIMES, _DATA, _HEALTH, _MEMORY = range(8)
+_ORIGIN, _FIT, _INPUTS, _LAYERS, _RUNS, _RUNTIMES, _DATA, _HEALTH, _MEMORY = range(9)
+
+_RANKS = {CALIBRATION_OVERLAP: _DATA, CLIPPED_INPUT: _INPUTS, COARSE_INPUT: _INPUTS}
+"""Of findings on health; inputs that were calibrated with others spoil all that comes behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +229,7 @@ class _Gate:
             count = f" ({len(others) + 1} of them)" if others else ""
             lines = [f"health: {kind}{count}: {first.where}: {first.message}"]
             self._add(
-                _DATA if kind == CALIBRATION_OVERLAP else _HEALTH,
+                _RANKS.get(kind, _HEALTH),
                 "\n".join(
                     _shortened(lines + [f"  {each.where}: {each.message}" for each in others])
                 ),
