@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from fixtures import digits
-from fixtures.models import normal
+from fixtures.models import integers, normal
 from pytest_edgeq import Edgeq, QuantizedModel, litert
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.samples import read_samples
@@ -56,8 +56,28 @@ def _mobilenet_v2() -> nn.Module:
     return Wrapped(MobileNetV2ForImageClassification(MobileNetV2Config()), "logits")
 
 
+def _vit_tiny() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(hidden_size=192, num_attention_heads=3, intermediate_size=768)
+    return Wrapped(ViTForImageClassification(config), "logits")
+
+
+def _minilm() -> nn.Module:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+    )
+    return Wrapped(BertModel(config), "last_hidden_state")
+
+
 def _image(size: int) -> Give:
     return lambda seed: normal(1, 3, size, size, seed=seed)
+
+
+def _ids(seed: int) -> torch.Tensor:
+    return integers(1, 128, below=30522, seed=seed)
 
 
 def _digit(seed: int) -> torch.Tensor:
@@ -68,8 +88,11 @@ def _digit(seed: int) -> torch.Tensor:
 NETS: dict[str, tuple[Make, Give]] = {
     "digits": (digits.trained, _digit),
     **{f"{name} at 32": MODELS[name][:2] for name in ("resnet", "mobilenet_v2", "vit")},
+    "bert with 16 tokens": MODELS["bert"][:2],
     "mobilenet_v2 at 224": (_mobilenet_v2, _image(224)),
     "resnet18 at 128": (_resnet18, _image(128)),
+    "vit_tiny at 224": (_vit_tiny, _image(224)),
+    "minilm with 128 tokens": (_minilm, _ids),
 }
 
 
