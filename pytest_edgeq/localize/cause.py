@@ -25,7 +25,7 @@ from pytest_edgeq.localize.rows import (
     LayerError,
     LayerErrors,
 )
-from pytest_edgeq.numerics.health import more_than_chance
+from pytest_edgeq.numerics.health import AVERAGES, more_than_chance
 
 __all__ = ["blame", "cause_of"]
 
@@ -49,8 +49,16 @@ _FEW_LEVELS = 1 / 8
 _UNEVEN = 16.0
 """Ratio of the channels' largest weights at which one scale leaves the least 4 bits fewer."""
 
+_LEAST_SCALE = 2.0**-12
+"""What torchao's observers give all that has less (its quantizers' `eps`)."""
+
+_TOO_SMALL = "PT2E gives no scale below 2⁻¹²: leave what is so small in float, or scale it up"
+
 _ENOUGH = 32
 """Elements that span 31/33 of what their like spans, on average: fewer say nothing of a range."""
+
+_MOST = 0.5
+"""Share of torch's values beyond a range that so few tell of, too, if it is more than chance."""
 
 _OWN_RANGE = {"ADD", "SUB", "MUL", "DIV", "BATCH_MATMUL", "QUANTIZE"}
 """
@@ -83,7 +91,7 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
     """
     if len(rows) != len(evidence):
         raise ValueError(f"{len(rows)} rows, and evidence for {len(evidence)}")
-    losses = _losses(rows, evidence)
+    losses = _losses(rows, evidence) | _cut_off(rows, evidence)
     mistaken = {} if losses else _mistaken(rows, evidence)
     judged = tuple(
         replace(row, verdict=_verdict(row, given, i in losses or i in mistaken))
@@ -141,8 +149,24 @@ def _beyond_rounding(row: LayerError, evidence: Evidence) -> bool:
     # Not `> 0`, which NaN would pass.
     if row.excess_lsb is not None:
         return not row.excess_lsb <= 0
+    if _adds_up_to_more(row, evidence):
+        return True
     most = _most(evidence)
     return most is not None and row.local_lsb_error is not None and not row.local_lsb_error <= most
+
+
+def _adds_up_to_more(row: LayerError, evidence: Evidence) -> bool:
+    """
+    Whether ops that round one after the other are further off than their roundings add up to.
+
+    What a range within cuts off is in few values, and may be far off, and what the last one cuts
+    off is no error of codes: they must be so at most and on average.
+    """
+    most, rms, together = row.local_lsb_error, row.local_rmse_lsb, evidence.together
+    if together is None or most is None or rms is None:
+        return False
+    # The code of the rounded reference is half a step further.
+    return not most <= together + 0.5 and not rms <= together
 
 
 _GROUP_SHARE = 1 / 8
@@ -181,7 +205,11 @@ def _culprit(
 
 
 def _far_beyond(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> list[int]:
-    """Rows beyond rounding, but for those that are by less than a hundredth of another."""
+    """
+    Rows beyond rounding, but for those that are by less than a hundredth of another.
+
+    Of another that is measured alike: codes in LSB, floats in what float32 rounds.
+    """
     beyond = {
         i: _excess(row, given)
         for i, (row, given) in enumerate(zip(rows, evidence, strict=True))
@@ -189,13 +217,16 @@ def _far_beyond(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> lis
     }
     # NaN is beyond every bound.
     size = {i: math.inf if math.isnan(x) else x for i, x in beyond.items()}
-    return [i for i in size if size[i] >= max(size.values()) / 100]
+    coded = {i: rows[i].local_lsb_error is not None for i in size}
+    most = {kind: max(size[i] for i in size if coded[i] is kind) for kind in set(coded.values())}
+    return [i for i in size if size[i] >= most[coded[i]] / 100]
 
 
 def _excess(row: LayerError, evidence: Evidence) -> float:
     if row.excess_lsb is not None:
         return row.excess_lsb
-    return (row.local_lsb_error or 0.0) - (_most(evidence) or 0.0)
+    most = evidence.together if _adds_up_to_more(row, evidence) else _most(evidence)
+    return (row.local_lsb_error or 0.0) - (most or 0.0)
 
 
 def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
@@ -204,7 +235,11 @@ def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[
 
     This is how a layer is told among too few of its kind.
     """
-    scaled = [i for i, given in enumerate(evidence) if given.scale and rows[i].matched]
+    scaled = [
+        i
+        for i, given in enumerate(evidence)
+        if given.scale and rows[i].matched and not given.untaken
+    ]
     found = {
         i: text
         for i in scaled
@@ -229,7 +264,8 @@ def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[in
     known = [
         i
         for i, row in enumerate(rows)
-        if row.matched and row.local_sqnr_db is not None and not _only_rounds(row, evidence[i])
+        if row.matched and row.local_sqnr_db is not None
+        if not (_only_rounds(row, evidence[i]) or evidence[i].untaken)
     ]
     found = {}
     for i in known:
@@ -244,9 +280,28 @@ def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[in
     return found
 
 
+def _cut_off(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
+    """Which rows have a range that cuts off what they give, whatever others of their kind lose."""
+    given = list(zip(rows, evidence, strict=True))
+    return {
+        i: f"{_sqnr(row):.1f} dB locally"
+        for i, (row, each) in enumerate(given)
+        if row.matched and not each.untaken and _is_cut_off(row, each)
+    }
+
+
+def _is_cut_off(row: LayerError, evidence: Evidence) -> bool:
+    """Whether half of an op's values or more lie beyond its range, and not one bit is left."""
+    sqnr = row.local_sqnr_db
+    if evidence.reach is None or sqnr is None or not sum(evidence.beyond) >= _MOST:
+        return False
+    return not sqnr >= _ONE_BIT_DB
+
+
 def _only_rounds(row: LayerError, evidence: Evidence) -> bool:
-    """Whether an op has nothing to lose: a float one that is as far off as float32 rounds."""
-    in_float = evidence.scheme == "float" and row.excess_lsb is not None
+    """Whether an op has nothing to lose: one to float that is as far off as float32 rounds."""
+    to_float = evidence.scheme == "float" or row.op == "DEQUANTIZE"
+    in_float = to_float and row.excess_lsb is not None
     return in_float and not _beyond_rounding(row, evidence)
 
 
@@ -327,7 +382,16 @@ def _lossy(row: LayerError, evidence: Evidence) -> str | None:
     """What makes an op lose by its parameters."""
     known = _dtype_changed(evidence) or _mistake(row, evidence)
     channel = _one_channel(evidence)
-    return known or (f"{channel}: it is dead, or overflows" if channel else None)
+    if known or channel is None:
+        return known
+    beyond = sum(evidence.beyond)
+    # Half of one channel's values: fewer may be of any.
+    if evidence.reach is None or beyond * len(evidence.channel_noise) < 0.5:
+        return channel
+    return (
+        f"{channel}: it overflows, {_percent(beyond)} of torch's values lie beyond the range "
+        f"{_range(evidence)}"
+    )
 
 
 def _mistake(row: LayerError, evidence: Evidence) -> str | None:
@@ -417,14 +481,16 @@ def _calibrated_on_nothing(evidence: Evidence) -> str | None:
 
 def _clipped(row: LayerError, evidence: Evidence) -> str | None:
     beyond, elements = sum(evidence.beyond), evidence.elements
-    if evidence.reach is None or elements < _ENOUGH:
+    if evidence.reach is None or (elements < _ENOUGH and not beyond >= _MOST):
         return None
-    if not more_than_chance(round(beyond * elements), elements, averaged=evidence.averaged):
+    chance = not more_than_chance(round(beyond * elements), elements, averaged=evidence.averaged)
+    if chance and not _is_cut_off(row, evidence):
         return None
     at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
     return (
         f"its range {_range(evidence)} is too narrow: {_percent(beyond)} of torch's values lie "
         f"beyond{at_ends}; calibrate with samples like those evaluated"
+        f"{AVERAGES if evidence.averaged else ''}"
     )
 
 
@@ -433,14 +499,21 @@ def _too_wide(row: LayerError, evidence: Evidence) -> str | None:
         return None
     if "weight" not in row.dtypes and row.op not in _OWN_RANGE:
         return None
+    if evidence.reference == (0.0, 0.0) and row.cumulative_sqnr_db == math.inf:
+        # A ReLU that gives nothing for these samples says nothing of its range.
+        return None
     low, high = evidence.codes
     levels, all_levels = high - low + 1, evidence.code_range[1] - evidence.code_range[0] + 1
-    if not levels < all_levels * _FEW_LEVELS:
+    zero = evidence.zero_point
+    # A range has 0 in it, however far from it all values lie.
+    spanned = levels if zero is None else max(high, zero) - min(low, zero) + 1
+    if not spanned < all_levels * _FEW_LEVELS:
         return None
     met = f", and the values reach {_between(evidence.met)}" if evidence.met else ""
+    why = evidence.widened or "calibrated with an outlier, or with other preprocessing"
     return (
         f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are "
-        f"used{met}; calibrated with an outlier, or with other preprocessing"
+        f"used{met}; {_TOO_SMALL if evidence.scale == _LEAST_SCALE else why}"
     )
 
 
@@ -511,7 +584,11 @@ def _left_in_float(
 
 def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> str | None:
     """What ails half of the outputs or more."""
-    scaled = [(row, given) for row, given in zip(rows, evidence, strict=True) if given.scale]
+    scaled = [
+        (row, given)
+        for row, given in zip(rows, evidence, strict=True)
+        if given.scale and not given.untaken
+    ]
     for test, text in _EVERYWHERE:
         count = sum(test(row, given) is not None for row, given in scaled)
         if count and 2 * count >= len(scaled):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,13 +24,15 @@ _COMPOSED = {
         "hardswish",
         "hardsigmoid",
         *("elu", "selu", "celu", "softplus", "linalg_vector_norm"),
-        *("expm1", "log1p", "glu", "threshold"),
+        *("expm1", "log1p", "glu", "threshold", "erf"),
         "prelu",
-        "lstm",
-        "gru",
+        *("lstm", "gru", "rnn_tanh", "rnn_relu"),
+        *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+        *("softmax", "log_softmax", "einsum"),
         "scaled_dot_product_attention",
         "addmm",
         "mish",
+        *("var", "std", "var_mean", "std_mean", "stack", "avg_pool2d", "clamp", "clip", "hardtanh"),
     ),
 }
 
@@ -56,12 +59,19 @@ def decompose(
     known: dict[torch.fx.Node, Any] = {}
     added: dict[str, torch.Tensor] = {}
     for node in module.graph.nodes:
+        if isinstance(number := examples.known.get(node), (int, float)):
+            # A size, say, that the graph holds for any: what is made of it alone is a constant.
+            known[node] = number
+            continue
         if base_name(node) == "_assert_tensor_metadata":
             # One more user of a value, of which no op is left.
             continue
         if node.target is operator.getitem and isinstance(known[node.args[0]], (tuple, list)):
             # Of what was taken apart: the one result alone, which needs none of the others.
             known[node] = known[node.args[0]][node.args[1]]
+            continue
+        if base_name(node) in _FILLED:
+            known[node] = _filled(graph, node, examples.known[node])
             continue
         if base_name(node) in _AS_ANOTHER:
             known[node] = _shaped_as(graph, node, examples.known, known)
@@ -78,10 +88,10 @@ def decompose(
             known[node] = _inline(graph, node, parts, known, added)
     _hoist_scales(graph)
     _merge_equals(graph)
-    taken = torch.fx.GraphModule(module, graph)
-    for name, value in added.items():
-        taken.register_buffer(name, value)
-    return taken
+    _share_means(graph)
+    held = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
+    own = {name: operator.attrgetter(name)(module) for name in held - set(added)}
+    return torch.fx.GraphModule({**own, **added}, graph)
 
 
 # Nodes that take of their second tensor its shape or dtype alone.
@@ -91,6 +101,24 @@ _AS_ANOTHER: dict[str, Any] = {
     "expand_as": torch.ops.aten.expand.default,
     "type_as": torch.ops.aten.to.dtype,
 }
+
+
+# Nodes that take of their tensor its shape or dtype alone, with what they fill theirs with.
+_FILLED = {
+    **dict.fromkeys(("zeros_like", "new_zeros"), 0),
+    **dict.fromkeys(("ones_like", "new_ones"), 1),
+}
+
+
+def _filled(graph: torch.fx.Graph, node: torch.fx.Node, example: torch.Tensor) -> torch.fx.Node:
+    """A constant, which does not change with what has the shape."""
+    value = _FILLED[base_name(node)]
+    constant = graph.call_function(
+        torch.ops.aten.full.default, (list(example.shape), value), {"dtype": example.dtype}
+    )
+    constant.meta.update(node.meta)
+    constant.meta["val"] = example
+    return constant
 
 
 def _shaped_as(
@@ -131,6 +159,30 @@ def _hoist_scales(graph: torch.fx.Graph) -> None:
         below.replace_input_with(above, scaled)
         node.replace_all_uses_with(before)
         graph.erase_node(node)
+
+
+def _share_means(graph: torch.fx.Graph) -> None:
+    """Let a mean be that over the same axes which keeps these: the file has one of them."""
+    means: dict[tuple[torch.fx.Node, str], list[torch.fx.Node]] = {}
+    for node in graph.nodes:
+        if base_name(node) == "mean" and len(node.args) > 1 and not node.kwargs:
+            means.setdefault((node.args[0], repr(node.args[1])), []).append(node)
+    for nodes in means.values():
+        keeping = [node for node in nodes if node.args[2:] == (True,)]
+        bare = [node for node in nodes if node not in keeping]
+        if not keeping or not bare:
+            continue
+        with graph.inserting_before(nodes[0]):
+            whole = graph.node_copy(keeping[0])
+        for node in nodes:
+            same = whole
+            if node in bare:
+                shape = list(node.meta["val"].shape)
+                with graph.inserting_before(node):
+                    same = graph.call_function(torch.ops.aten.reshape.default, (whole, shape))
+                same.meta.update(node.meta)
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
 
 
 def _merge_equals(graph: torch.fx.Graph) -> None:
@@ -201,6 +253,9 @@ def _parts(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    for i, leaf in enumerate(leaves):
+        number = known.get(leaf) if isinstance(leaf, torch.fx.Node) else None
+        leaves[i] = number if isinstance(number, (int, float)) else leaf
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
     examples: list[Any] = [known.get(leaves[i]) for i in places]
     if not all(isinstance(each, torch.Tensor) for each in examples):
@@ -422,6 +477,130 @@ def _threshold(value: torch.Tensor, threshold: float, other: float) -> torch.Ten
     return torch.where(value <= threshold, other, value)
 
 
+def _erf(value: torch.Tensor) -> torch.Tensor:
+    """As the converter has it: Eigen's quotient of polynomials, with constants in float32."""
+    value = value.clamp_max(4.0).clamp_min(-4.0)
+    square = value * value
+    found = value * _polynomial(square, _ERF_ABOVE) / _polynomial(square, _ERF_BELOW)
+    return found.clamp(-1.0, 1.0)
+
+
+def _var_and_mean(
+    value: torch.Tensor,
+    dim: Any = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the converter has it, which shares the mean and the differences with others of them."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    dims = list(range(value.ndim)) if dim is None or dim == [] else dim
+    mean = value.mean(dims, keepdim=True)
+    apart = value - mean
+    square = apart * apart
+    less = correction if correction is not None else int(unbiased)
+    if less:
+        count = math.prod(value.shape[each] for each in dims)
+        found = square.sum(dims, keepdim=keepdim) * (1 / max(count - less, 0))
+    else:
+        found = square.mean(dims, keepdim=keepdim)
+    return found, mean if keepdim else mean.squeeze(dims)
+
+
+def _std_and_mean(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    variance, mean = _var_and_mean(*args, **kwargs)
+    return torch.sqrt(variance), mean
+
+
+def _softmax(value: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """As the converter has it over any axis but the last one, for which there is an op."""
+    if dim % value.ndim == value.ndim - 1 or dtype not in (None, value.dtype):
+        return torch.softmax(value, dim, dtype)
+    size = torch.exp(value - value.amax(dim, keepdim=True))
+    return size / size.sum(dim, keepdim=True)
+
+
+def _log_softmax(value: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """As `_softmax`."""
+    if dim % value.ndim == value.ndim - 1 or dtype not in (None, value.dtype):
+        return torch.log_softmax(value, dim, dtype)
+    apart = value - value.amax(dim, keepdim=True)
+    return apart - torch.log(torch.exp(apart).sum(dim, keepdim=True))
+
+
+def _clamp(value: torch.Tensor, low: Any = None, high: Any = None) -> torch.Tensor:
+    """As the converter has it, which makes one op of some pairs of bounds: what holds both."""
+    if any(isinstance(each, torch.Tensor) for each in (low, high)):
+        value = value if low is None else torch.maximum(value, torch.as_tensor(low))
+        return value if high is None else torch.minimum(value, torch.as_tensor(high))
+    value = value if low is None else value.clamp_min(low)
+    return value if high is None else value.clamp_max(high)
+
+
+def _stack(values: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """As the converter has it: side by side, and laid out anew."""
+    last = values[0].ndim
+    dim = dim % (last + 1)
+    if dim == last:
+        return torch.cat([each.unsqueeze(dim) for each in values], dim)
+    shape = values[0].shape
+    return torch.cat(list(values), dim).view(*shape[:dim], len(values), *shape[dim:])
+
+
+def _avg_pool(
+    value: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> torch.Tensor:
+    """As the converter has it where windows end beyond the padding: these count what is inside."""
+    kernel, padding = (list(each) * (2 // len(each)) for each in (kernel, padding))
+    stride = list(stride) * (2 // len(stride)) if stride else kernel
+    sizes = [size + 2 * pad for size, pad in zip(value.shape[-2:], padding, strict=True)]
+    starts = [
+        [i for i in range(0, size - k + s, s) if i < size - pad]
+        for size, k, s, pad in zip(sizes, kernel, stride, padding, strict=True)
+    ]
+    # How many places of a window are inside, by axis.
+    inside = [
+        torch.tensor([min(i + k, size) - i for i in each], dtype=torch.float64)
+        for each, size, k in zip(starts, sizes, kernel, strict=True)
+    ]
+    pool: Callable[..., torch.Tensor] = torch.ops.aten.avg_pool2d.default
+    beyond = [each[-1] + k - size for each, size, k in zip(starts, sizes, kernel, strict=True)]
+    if not (ceil_mode and count_include_pad and divisor is None and max(beyond) > 0):
+        return pool(value, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+    ends = [(pad, pad + max(more, 0)) for pad, more in zip(padding, beyond, strict=True)]
+    value = torch.constant_pad_nd(value, [*ends[1], *ends[0]])
+    shares = math.prod(kernel) / (inside[0][:, None] * inside[1])
+    return pool(value, kernel, stride) * torch.tensor([[shares.tolist()]])
+
+
+_ERF_ABOVE = (
+    *(-2.726142367404094e-10, 2.7706814620387377e-08, -2.101023937939317e-06),
+    *(-5.692506238119677e-05, -0.0007349906372837722, -0.0029545999132096767),
+    -0.01609603315591812,
+)
+_ERF_BELOW = (
+    *(-1.4566071513399947e-05, -0.00021337404905352741, -0.001682827016338706),
+    *(-0.007373329252004623, -0.014264739118516445),
+)
+
+
+def _polynomial(value: torch.Tensor, factors: Sequence[float]) -> torch.Tensor:
+    # As tensors: some are so small that the file's own rounding of them counts.
+    first, *others = (torch.tensor(factor) for factor in factors)
+    found = value * first
+    for factor in others[:-1]:
+        found = (found + factor) * value
+    return found + others[-1]
+
+
 def _times(value: torch.Tensor, factor: float) -> torch.Tensor:
     """A product of which no op is left where it changes nothing."""
     return value if factor == 1 else value * factor
@@ -437,6 +616,18 @@ _OURS: dict[str, Callable[..., Any]] = {
     "mish": _mish,
     "glu": _glu,
     "threshold": _threshold,
+    "erf": _erf,
+    "var": lambda *args, **kwargs: _var_and_mean(*args, **kwargs)[0],
+    "std": lambda *args, **kwargs: _std_and_mean(*args, **kwargs)[0],
+    "var_mean": _var_and_mean,
+    "std_mean": _std_and_mean,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "stack": _stack,
+    "clamp": _clamp,
+    "clip": _clamp,
+    "hardtanh": lambda value, low=-1.0, high=1.0: _clamp(value, low, high),
+    "avg_pool2d": _avg_pool,
     "expm1": lambda value: torch.exp(value) - 1,
     "log1p": lambda value: torch.log(value + 1),
     "prelu": _prelu,
@@ -455,7 +646,8 @@ def _inline(
 ) -> Any:
     """Put a node's own graph in its place; gives what stands for its result."""
     leaves, _ = pytree.tree_flatten((node.args, node.kwargs))
-    taken = iter([known[leaf] for leaf in leaves if isinstance(leaf, torch.fx.Node)])
+    given = [known[leaf] for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+    taken = iter([each for each in given if isinstance(each, torch.fx.Node)])
     inner: dict[torch.fx.Node, Any] = {}
     for part in parts.graph.nodes:
         if part.op == "placeholder":

@@ -426,9 +426,16 @@ def _at_large(claim: Claim) -> str:
     shape = "g" if not claim.quantized else ".1f"
     signal = np.sqrt(np.mean((claim.target * claim.unit) ** 2))
     noise = np.sqrt(np.mean(((claim.actual - claim.target) * claim.unit) ** 2))
-    share = f"; rms {100 * noise / signal:.2g} % of the weight" if signal else ""
+    share = f"; off by {_times(noise / signal)} (rms)" if signal else ""
     return (
         f"{_count(claim)}, in {channels} of {wrong.shape[claim.channel_axis]} {name}s, most at "
         f"{[int(i) for i in place]}: {claim.actual[place]:g} where the reference gives "
         f"{claim.target[place]:{shape}}{share}"
     )
+
+
+def _times(share: float) -> str:
+    """In per cent as far as these are easily read."""
+    if share >= 10:
+        return f"{share:.0f} × their size"
+    return f"{100 * share:.0f} %" if share >= 1 else f"{100 * share:.2g} %"

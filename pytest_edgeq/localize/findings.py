@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,10 +18,11 @@ from pytest_edgeq.localize.biases import (
     unexpected_qparams,
     written_scale,
 )
-from pytest_edgeq.localize.constants import check_weight
-from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name, is_heavy
+from pytest_edgeq.localize.constants import FOLDED, check_weight
+from pytest_edgeq.localize.kinds import HEAVY, IDENTITIES, VIEWS, base_name, is_heavy
 from pytest_edgeq.localize.layouts import to_file_layout
 from pytest_edgeq.localize.match import Match
+from pytest_edgeq.localize.moves import MOVING
 from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
 from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.localize.weights import (
@@ -30,14 +33,18 @@ from pytest_edgeq.localize.weights import (
     product_weights,
 )
 from pytest_edgeq.tflite.boundary import code_range
-from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.localize.local import Step
 
-__all__ = ["constant_findings", "moved_findings", "origin_findings", "parameter_findings"]
+__all__ = [
+    "constant_findings",
+    "is_shared",
+    "moved_findings",
+    "parameter_findings",
+]
 
 Node = torch.fx.Node
 Array = np.ndarray[Any, Any]
@@ -68,18 +75,19 @@ def constant_findings(
     # Those of all layers, so that one in another's place is told.
     nodes = {taken.node for _, taken, _ in pairs} | set(product_weights(reference))
     floats = {
-        node.name: _array(reference.constant(node, quantized=False))
+        node: _array(reference.constant(node, quantized=False))
         for node in sorted(nodes, key=reference.order)
     }
     for op, taken, step in pairs:
         on_weight = _weight_findings(
             graph, op, taken, reference, floats, narrowed=op.index in narrowed
         )
+        if on_weight and _lies_in_another_order(graph, op, taken, step, reference):
+            on_weight = ()
         on_bias = _bias_findings(graph, op, taken, step, reference)
         scales = None if on_weight else written_scale(graph, op)
-        if scales is None or abs(scales[0] / scales[1] - 1) <= SAME_SCALE:
-            source = None
-        else:
+        source = None
+        if scales is not None and not _is_written_for(graph, op, step, reference, *scales):
             read = _misread(graph, op, taken, scales[1], matches)
             source = (op.index, read) if read else _changed_input(graph, op, *scales)
         if source is not None:
@@ -88,6 +96,46 @@ def constant_findings(
         elif on_weight or on_bias:
             found[op.index] = (*found.get(op.index, ()), *on_weight, *on_bias)
     return found
+
+
+def is_shared(graph: OpGraph, op: Op, reference: ReferenceGraph | None = None) -> bool:
+    """
+    Whether what an op takes is taken by one, too, that hands its scale on.
+
+    The converter (litert-torch 0.10.0) gives it the scale of a pool or a resize behind, and leaves
+    the bias of a convolution beside as it was written, for the scale that it was observed to have.
+    Where the reference has that scale, what hands it on need not be right.
+    """
+    subgraph = graph.subgraphs[op.subgraph]
+    index, above = op.inputs[INPUT_AT[op.name]], {op.index}
+    own = qparams(subgraph.tensors[index])
+    while True:
+        others = (each for each in subgraph.ops if index in each.inputs)
+        keeping = [o for o in others if o.name in _KEEPS_SCALE and o.index not in above]
+        if any(qparams(subgraph.tensors[each.outputs[0]]) == own for each in keeping):
+            return True
+        if keeping and reference is not None:
+            given = filter(None, map(reference.quantization, reference.nodes))
+            if any(_has(subgraph.tensors[index], each) for each in given):
+                return True
+        maker = subgraph.producer.get(index)
+        if maker is None or maker.name not in IDENTITIES or not _hands_on(graph, maker):
+            return False
+        index = maker.inputs[0]
+        above.add(maker.index)
+
+
+def _is_written_for(
+    graph: OpGraph, op: Op, step: Step, reference: ReferenceGraph, scale: float, written: float
+) -> bool:
+    """Whether a bias was written for the scale that an op's input has, or what is off is little."""
+    if abs(scale / written - 1) <= SAME_SCALE:
+        return True
+    measured, limits = step.measured, step.limits
+    if limits is None or not measured.elements or not is_shared(graph, op, reference):
+        return False
+    rms = math.sqrt(measured.noise / measured.elements)
+    return _costs_no_bit(rms, (limits.scale, limits.zero_point))
 
 
 def _misread(
@@ -217,7 +265,7 @@ def _weight_findings(
     op: Op,
     taken: Taken,
     reference: ReferenceGraph,
-    floats: Mapping[str, Array],
+    floats: Mapping[Node, Array],
     *,
     narrowed: bool,
 ) -> tuple[str, ...]:
@@ -225,8 +273,8 @@ def _weight_findings(
     assert stored is not None, "chosen by it"
     constant = read_constant(graph, op, stored)
     kind = base_name(taken.user)
-    own = floats[taken.node.name]
-    others = {name: each for name, each in floats.items() if name != taken.node.name}
+    own = floats[taken.node]
+    others = {_called(node): each for node, each in floats.items() if node is not taken.node}
     if reference.is_rounded(taken.node):
         expected = expected_codes(op, constant, taken, reference)
         if expected is None:
@@ -240,6 +288,42 @@ def _weight_findings(
     if factor is None:
         return ()
     return check_weight(op.name, constant, own * factor, others=others, torch_op=kind)
+
+
+def _called(weight: Node) -> str:
+    """The layer whose parameter a weight is; its own name where it is made of more."""
+    above = weight
+    while above.op == "call_function" and len(above.all_input_nodes) > 0:
+        if not (is_quantize(above) or is_dequantize(above)):
+            return weight.name
+        above = above.all_input_nodes[0]
+    return str(above.target).removesuffix(".weight") if above.op == "get_attr" else weight.name
+
+
+def _lies_in_another_order(
+    graph: OpGraph, op: Op, taken: Taken, step: Step, reference: ReferenceGraph
+) -> bool:
+    """
+    Whether a matrix has its input channels in another order, as has what it is multiplied by.
+
+    Of a product over several axes at once the converter flattens them in an order of its own. That
+    both sides have it is told by the result, which is that of the reference's matrix.
+    """
+    stored = _weight(graph, op)
+    if op.name != "FULLY_CONNECTED" or stored is None or not step.measured.excess_lsb <= 0:
+        return False
+    constant = read_constant(graph, op, stored)
+    own = _array(reference.constant(taken.node, quantized=False))
+    kind = base_name(taken.user)
+    steps = 1.0 if constant.scales is None else constant.scales
+    rounding = (
+        FOLDED * np.abs(constant.floats) + (0.5 if constant.scales is not None else 0) * steps
+    )
+    for laid_out in to_file_layout(op.name, own, constant.values.shape, torch_op=kind):
+        apart = np.abs(np.sort(constant.floats, -1) - np.sort(laid_out, -1))
+        if (apart <= rounding * (1 + FOLDED)).all():
+            return True
+    return False
 
 
 def _bias_findings(
@@ -271,7 +355,8 @@ def _bias_findings(
     scale = float(taken_in.scales[0]) if taken_in.is_quantized else None
     scales = weight.tensor.scales if taken_in.is_quantized else None
     both = written_scale(graph, op)
-    if both is not None and abs(both[0] / both[1] - 1) <= SAME_SCALE:
+    alike = both is not None and abs(both[0] / both[1] - 1) <= SAME_SCALE
+    if both is not None and (alike or is_shared(graph, op, reference)):
         scale = both[1]
     folded = isinstance(node, Node) and "folded" in str(node.target)
     return check_bias(op.name, stored, own, input_scale=scale, weight_scales=scales, folded=folded)
@@ -292,6 +377,7 @@ def parameter_findings(
     subgraph: int,
     *,
     vague: Container[int] = (),
+    rms: Mapping[int, float] = MappingProxyType({}),
 ) -> dict[int, tuple[str, ...]]:
     """
     Hold the scales and zero points of activations against the simulated graph's.
@@ -305,6 +391,7 @@ def parameter_findings(
         reference: The simulated graph.
         subgraph: Index of the subgraph.
         vague: Tensors whose values hardly tell a node.
+        rms: By tensor how far off it is by its own op, as measured.
 
     Returns:
         Findings by tensor index.
@@ -327,20 +414,26 @@ def parameter_findings(
 
     def carried(index: int) -> bool:
         """
-        Whether all that takes a tensor keeps its scale, up to one that the reference has there.
+        Whether what takes a tensor keeps its scale, up to one that the reference has there.
 
         The converter carries the scale of a concatenation through a resize up to what makes it.
         """
-        makes = [op.outputs[0] for op in users.get(index, ()) if op.name in _KEEPS_SCALE]
-        if not makes or len(makes) < len(users[index]):
-            return False
+        keep = [op for op in users.get(index, ()) if op.name in _KEEPS_SCALE]
         own = qparams(tensors[index])
-        return all(qparams(tensors[i]) == own and (wanted(i) or carried(i)) for i in makes)
+        # Of what is joined or compared each has the scale of one.
+        beside = {i for op in keep for i in op.inputs if i >= 0 and i != index}
+        if any(qparams(tensors[i]) == own and wanted(i) for i in beside):
+            return True
+        makes = [op.outputs[0] for op in keep]
+        return any(qparams(tensors[i]) == own and (wanted(i) or carried(i)) for i in makes)
 
     quantizations = map(reference.quantization, reference.nodes)
     every = {each for each in quantizations if each is not None}
     found: dict[int, tuple[str, ...]] = {}
     for index, match in matches.items():
+        text = _unexpected_channels(tensors[index], match, reference)
+        if text:
+            found[index] = (text,)
         # Of several quantize nodes in a row the converter keeps one.
         expected = {
             reading.node: parameters
@@ -349,7 +442,12 @@ def parameter_findings(
         }
         tensor = tensors[index]
         actual = qparams(tensor)
-        if not expected or actual is None or match.same is not None:
+        if actual is None or match.same is not None:
+            continue
+        if not expected:
+            text = _too_narrow(tensor, match, reference, rms.get(index))
+            if text:
+                found[index] = (text,)
             continue
         alike = {other for node in expected for other in standing[node]}
         if any(_has(tensors[other], each) for other in alike for each in expected.values()):
@@ -359,64 +457,22 @@ def parameter_findings(
             # Values that hardly tell a node were taken for another one's.
             continue
         wanted_here = list(expected.values())[-1]
-        if _is_wider(tensor, actual, wanted_here) and carried(index):
+        harmless = _is_wider(tensor, actual, wanted_here) or _costs_no_bit(
+            rms.get(index), wanted_here
+        )
+        if (harmless and carried(index)) or _only_keeps(match.op, tensors):
             continue
         text = unexpected_qparams("its output", actual, wanted_here)
         found[index] = (text,) if text else ()
     return found
 
 
-def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ...]]:
-    """
-    Hold activations' parameters and constants against those of the file that the flow made.
-
-    Scales come from the calibration, so where no simulated graph has them, that file stands for it.
-
-    Returns:
-        Findings by the index of the op; none where the ops are others.
-    """
-    ours, theirs = (each.graph.subgraphs[each.signature.subgraph] for each in (edge, origin))
-    if [op.name for op in ours.ops] != [op.name for op in theirs.ops]:
-        return {}
-    found: dict[int, tuple[str, ...]] = {}
-    for op, other in zip(ours.ops, theirs.ops, strict=True):
-        told = []
-        # A damaged file may give an op fewer outputs or operands: `same` tells of that.
-        for mine, its in zip(op.outputs, other.outputs, strict=False):
-            actual, wanted = qparams(ours.tensors[mine]), qparams(theirs.tensors[its])
-            if actual is None or wanted is None:
-                continue
-            text = unexpected_qparams("its output", actual, wanted)
-            told += [text] if text else []
-        told += _changed_constants(edge.graph, op, origin.graph, other)
-        if told:
-            found[op.index] = tuple(told)
-    return found
-
-
-def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> list[str]:
-    told = []
-    # The first that both have: of another number of operands `same` tells.
-    for place, (mine, its) in enumerate(zip(op.inputs, other.inputs, strict=False)):
-        if mine < 0 or its < 0:
-            continue
-        tensor, wanted = graph.tensor(op, mine), origin.tensor(other, its)
-        if not tensor.is_constant or not wanted.is_constant or tensor.is_external:
-            continue
-        held, given = graph.constant(tensor), origin.constant(wanted)
-        if not np.array_equal(held, given):
-            count = int((held != given).sum()) if held.shape == given.shape else len(held)
-            told.append(
-                f"its constant operand {place} is not the one that the flow wrote: {count} of "
-                f"{len(held)} bytes differ"
-            )
-    return told
-
-
 # Ops whose kernels want one scale of all that they take and give.
 _KEEPS_SCALE = {
     *_HANDS_ON,
     *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "CONCATENATION", "PACK", "GATHER"),
+    *("MIRROR_PAD", "REVERSE_V2", "BROADCAST_TO", "TILE", "SELECT", "SELECT_V2", "UNPACK"),
+    *("SPLIT_V", "SPACE_TO_DEPTH", "DEPTH_TO_SPACE", "MAXIMUM", "MINIMUM", "REDUCE_MAX"),
 }
 
 
@@ -428,6 +484,79 @@ def _is_wider(tensor: Tensor, actual: tuple[float, int], wanted: tuple[float, in
     return (low - zero_point) * scale <= (low - point) * narrow + slack and (
         high - point
     ) * narrow - slack <= (high - zero_point) * scale
+
+
+def _costs_no_bit(rms: float | None, wanted: tuple[float, int]) -> bool:
+    """
+    Whether values are nearer than twice as far as the reference's own scale rounds them.
+
+    What is carried up from behind may be somewhat narrower, as that of an image whose pixels are
+    averaged: what it cuts off counts by how far off it is.
+    """
+    return rms is not None and rms <= 2 * wanted[0] / math.sqrt(12)
+
+
+def _unexpected_channels(tensor: Tensor, match: Match, reference: ReferenceGraph) -> str | None:
+    """Hold the scales of a weight that the file computes at each run against the reference's."""
+    if match.op is None or match.op.name != "QUANTIZE" or len(tensor.scales) < 2:
+        return None
+    for node in (reading.node for reading in match.readings):
+        given = node.args[1] if base_name(node) == "quantize_per_channel" else None
+        if not isinstance(given, Node) or reference.varies(given):
+            continue
+        wanted = _array(reference.constant(given, quantized=True)).astype(np.float32)
+        if wanted.shape == tensor.scales.shape and (wanted != tensor.scales).any():
+            worst = int(np.abs(np.log(tensor.scales / wanted)).argmax())
+            return (
+                f"its output has scale {tensor.scales[worst]:.6g} in channel {worst}, which is "
+                f"{tensor.scales[worst] / wanted[worst]:.4g} × the reference's {wanted[worst]:.6g}"
+            )
+    return None
+
+
+def _too_narrow(
+    tensor: Tensor, match: Match, reference: ReferenceGraph, rms: float | None
+) -> str | None:
+    """
+    Tell of values that the reference leaves in float, cut to the range of a part of them.
+
+    It quantizes the parts behind (of weights, each by itself), and the converter gives the whole
+    the scale of one. Where that of another is wider, what is cut off is lost to it.
+    """
+    parts: dict[tuple[float, int], Node] = {}
+    queue = [reading.node for reading in match.readings]
+    for node in queue:
+        for user in node.users:
+            given = reference.quantization(user)
+            if given is not None:
+                parts.setdefault(given, node)
+            elif base_name(user) in MOVING and user not in queue:
+                queue.append(user)
+    own, actual = [node for given, node in parts.items() if _has(tensor, given)], qparams(tensor)
+    if not own or actual is None or match.op is None or match.op.name in IDENTITIES:
+        return None
+    widest = max(parts)
+    if _is_wider(tensor, actual, widest) or rms is None or _costs_no_bit(rms, widest):
+        return None
+    low, high = code_range(tensor.dtype)
+    (floor, ceiling), (least, greatest) = (
+        ((low - point) * scale, (high - point) * scale) for scale, point in (actual, widest)
+    )
+    text = (
+        f"its range [{floor:.3g}, {ceiling:.3g}] is too narrow: it has the scale of "
+        f"{own[0].name}, which torch takes from it, and gives {parts[widest].name} "
+        f"[{least:.3g}, {greatest:.3g}]"
+    )
+    return text.replace("-", "−")
+
+
+def _only_keeps(op: Op | None, tensors: Sequence[Tensor]) -> bool:
+    """Whether an op has to give the scale that it takes, and does: what made that one is told."""
+    if op is None or op.name not in _KEEPS_SCALE:
+        return False
+    taken = [tensors[i] for i in op.inputs if i >= 0 and not tensors[i].is_constant]
+    given = {qparams(tensors[i]) for i in op.outputs}
+    return bool(taken) and given == {qparams(each) for each in taken} and len(given) == 1
 
 
 def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,13 @@ __all__ = [
     "fold_batch_norms",
     "fold_in_front",
     "is_subtracted",
+    "join_biases",
     "move_biases",
     "turn_products",
 ]
 
 Node = torch.fx.Node
+_Stored = list[tuple[np.ndarray, "np.ndarray | None"]]
 _Parts = tuple[Node, torch.Tensor, torch.Tensor, tuple[Node, ...], bool]
 
 _PASSES_ON = ("dropout", "contiguous", "clone", "alias", "detach")
@@ -191,6 +193,79 @@ def move_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
                 break
 
 
+def join_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
+    """
+    Let x·W + c be linear(x, Wᵀ, c) wherever the file has it so: c is a number or one a feature.
+
+    Args:
+        module: A graph whose parameters are attributes; changed in place.
+        graph: The file.
+        subgraph: Index of the subgraph.
+    """
+    stored, added = list(_stored(graph, subgraph)), [*_added(graph, subgraph)]
+    for node in list(module.graph.nodes):
+        if base_name(node) != "add" or len(node.args) != 2 or node.kwargs:
+            continue
+        for product, other in (node.args, node.args[::-1]):
+            weight = _product_weight(module, product)
+            bias = None if weight is None else _as_bias(module, other, weight.shape[0])
+            if weight is None or bias is None or _shape(product) != _shape(node):
+                continue
+            apart = _apart(weight, torch.zeros_like(bias), stored)
+            beside = min(_nearest(bias, added), _nearest(bias[:1], added)) < _ALIKE
+            if _apart(weight, bias, stored) < apart or (apart < _ALIKE and not beside):
+                _join(module, node, product, weight, bias)
+                break
+    module.graph.eliminate_dead_code()
+
+
+def _product_weight(module: torch.fx.GraphModule, node: Any) -> torch.Tensor | None:
+    """The matrix, as a linear layer has it, of a product that no other node takes."""
+    if not isinstance(node, Node) or len(node.users) > 1 or len(node.args) != 2:
+        return None
+    if base_name(node) not in ("linear", "matmul", "mm"):
+        return None
+    own: torch.Tensor | None = _laid_out_constant(module, node.args[1])
+    if own is None or own.ndim != 2:
+        return None
+    return own if base_name(node) == "linear" else own.t().contiguous()
+
+
+def _as_bias(module: torch.fx.GraphModule, other: Any, size: int) -> torch.Tensor | None:
+    """What is added, one a feature; None of what is not one number or one a feature."""
+    if isinstance(other, (int, float)):
+        return torch.full((size,), float(other))
+    own = _laid_out_constant(module, other)
+    if own is None or own.numel() not in (1, size) or (own.ndim and own.shape[-1] != own.numel()):
+        return None
+    bias: torch.Tensor = own.reshape(-1).expand(size).clone()
+    return bias
+
+
+def _shape(node: Any) -> tuple[int, ...] | None:
+    example = node.meta.get("val") if isinstance(node, Node) else None
+    return tuple(example.shape) if isinstance(example, torch.Tensor) else None
+
+
+def _join(
+    module: torch.fx.GraphModule,
+    node: Node,
+    product: Any,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+) -> None:
+    constants = [
+        _new_constant(module, node, f"joined_{kind}", value)
+        for kind, value in (("weight", weight), ("bias", bias))
+    ]
+    linear: Any = torch.ops.aten.linear.default
+    with module.graph.inserting_before(node):
+        joined = module.graph.call_function(linear, (product.args[0], *constants))
+    joined.meta.update(product.meta)
+    node.replace_all_uses_with(joined)
+    module.graph.erase_node(node)
+
+
 def _linear_above(node: Any) -> Node | None:
     """The linear layer whose features a value has along its last axis, laid out anew at most."""
     while isinstance(node, Node) and node.op == "call_function":
@@ -273,9 +348,9 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
         subgraph: Index of the subgraph.
     """
     stored = list(_stored(graph, subgraph))
-    for node in list(module.graph.nodes):
-        if base_name(node) != "linear" or len(node.args) < 2:
-            continue
+    layers = [n for n in module.graph.nodes if base_name(n) == "linear" and len(n.args) > 1]
+    uses = {node: [each for each in layers if each.args[1] is node.args[1]] for node in layers}
+    for node in layers:
         own = _laid_out_constant(module, node.args[1])
         bias = node.args[2] if len(node.args) > 2 else None
         own_bias = None if bias is None else _laid_out_constant(module, bias)
@@ -288,13 +363,34 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
         if len(forms) == 1:
             continue
         behind = _scales_behind(node)
-        nearest = min(
-            forms,
-            key=lambda form: min(_apart(form[1] * s, form[2] * s, stored) for s in behind),
-        )
+        place = uses[node].index(node), len(uses[node])
+        nearest = _nearest_form(forms, behind, _of_this_use(forms, behind, stored, *place))
         if nearest is not forms[0]:
             _replace(module, node, nearest)
     module.graph.eliminate_dead_code()
+
+
+def _nearest_form(forms: Sequence[_Parts], behind: Sequence[float], stored: _Stored) -> _Parts:
+    return min(
+        forms,
+        key=lambda form: min(_apart(form[1] * s, form[2] * s, stored) for s in behind),
+    )
+
+
+def _of_this_use(
+    forms: Sequence[_Parts], behind: Sequence[float], stored: _Stored, which: int, uses: int
+) -> _Stored:
+    """
+    Of a layer that is used several times, the file's for one of these, which are in order.
+
+    One use may stand behind a norm and another not: all are near one of the forms.
+    """
+    near = [
+        each
+        for each in stored
+        if min(_apart(f[1] * s, f[2] * s, [each]) for f in forms for s in behind) < _ALIKE
+    ]
+    return near[which : which + 1] if uses > 1 and len(near) == uses else stored
 
 
 def _scales_behind(node: Node) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,7 +36,7 @@ _COMES_FROM: dict[str, set[str]] = {
     "RELU_N1_TO_1": {*CLAMPS},
     "RELU_0_TO_1": {*CLAMPS},
     "ELU": {"elu", "elu_", "exp", "ge", "where"},
-    "GELU": {"gelu", "mul", "mul_", "div", "div_", "pow", "erf"},
+    "GELU": {"gelu", "mul", "mul_", "div", "div_", "pow"},
     # x·relu6(x + 3)/6, as which the reference has it.
     "HARD_SWISH": {"hardswish", "hardswish_", "add", "add_"},
     "LEAKY_RELU": {"leaky_relu", "leaky_relu_", "mul", "mul_", "gt", "ge", "where", "maximum"},
@@ -52,7 +52,7 @@ _COMES_FROM: dict[str, set[str]] = {
     "SUM": {"sum", "norm", "linalg_vector_norm", "softmax", "_softmax", *_MEANS},
     "REDUCE_MAX": {"amax", "max", "softmax", "_softmax", *_MOST},
     "REDUCE_MIN": {"amin", "min"},
-    "SOFTMAX": {"softmax", "_softmax"},
+    "SOFTMAX": {"softmax", "_softmax", "amax"},
     "MAX_POOL_2D": _MOST,
     "AVERAGE_POOL_2D": _MEANS,
     "RESIZE_BILINEAR": {"upsample_bilinear2d"},
@@ -62,7 +62,14 @@ _COMES_FROM: dict[str, set[str]] = {
 # Ops of two activations or more.
 _PAIRS = {
     *("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE"),
-    *("CONCATENATION", "PACK"),
+    *("CONCATENATION", "PACK", "SELECT", "SELECT_V2"),
+}
+
+# Functions that leave no arithmetic in the file, with constants either.
+_BARE = {
+    *("exp", "log", "sigmoid", "tanh", "sin", "cos", "sqrt", "rsqrt", "abs", "relu", "where"),
+    *("ge", "gt", "le", "lt", "eq", "ne", "minimum", "maximum", "amax", "amin", "cat", "stack"),
+    *(set(HEAVY) - {"scaled_dot_product_attention"}),
 }
 
 # What lays out anew or takes a part: what stands behind it may come first in the file.
@@ -71,6 +78,10 @@ _PASSED = {
     *("slice", "select", "getitem", "narrow", "split", "split_with_sizes", "chunk"),
     *("pad", "constant_pad_nd", "unbind"),
 }
+
+# Ops that choose one of two values, and what they choose by.
+_CHOOSES = ("SELECT", "SELECT_V2")
+_CHOOSING = {"where", "ge", "gt", "le", "lt", "eq", "ne"}
 
 # Functions of which it is known what they become. Of others an op may be a part.
 _KNOWN = {
@@ -104,6 +115,7 @@ def foreign_findings(
         Findings by the index of the op.
     """
     whole = graph.subgraphs[subgraph]
+    covered = {index for match in matches.values() for index in match.ops}
     found: dict[int, tuple[str, ...]] = {}
     for op in whole.ops:
         taken = [i for i in op.inputs if i >= 0 and stored_constant(whole, i) is None]
@@ -114,19 +126,25 @@ def foreign_findings(
             continue
         if any(i in vague or _is_guessed(matches[i]) for i in taken):
             continue
-        users = [set(_users(matches[i])) for i in taken]
-        if not all(
-            base_name(each) in _KNOWN or each.op == "output" for each in set().union(*users)
-        ):
+        if _is_share_of_one(whole, op):
             continue
+        users = [set(_users(matches[i])) for i in taken]
+        known = _KNOWN | _CHOOSING if op.name in _CHOOSES or len(taken) < 2 else _KNOWN
+        if not all(base_name(n) in known or n.op == "output" for n in set().union(*users)):
+            continue
+        blamed, text = op, None
         if heavy:
             text = _product(graph, op, users, reference)
         elif op.name in _COMES_FROM:
             text = _function(whole, op, users[0])
-        else:
-            text = _pair(op, taken, users) if len(taken) > 1 else None
+        elif len(taken) > 1:
+            text = _pair(op, taken, users, _through(op, covered, reference))
+            blamed = _hander(whole, op, _odd(taken, users)) if text else op
+        elif op.index not in covered and all(base_name(each) in _BARE for each in users[0]):
+            text = _NOTHING + _done(users[0])
         if text is not None:
-            found[op.index] = (text,)
+            where = "" if blamed is op else f"behind it, at {op.name} #{op.index}, "
+            found[blamed.index] = (f"{where}{text}",)
     return found
 
 
@@ -188,6 +206,34 @@ def clamp_findings(steps: Iterable[Step]) -> dict[int, tuple[str, ...]]:
 _CLAMPING = {*CLAMPS, "maximum", "minimum", "where", "hardswish", "hardswish_", "elu", "elu_"}
 
 
+def _is_share_of_one(whole: Subgraph, op: Op) -> bool:
+    """Whether an op divides an exponential by itself: the softmax of one value, taken apart."""
+    maker = whole.producer.get(op.inputs[0])
+    return op.name == "DIV" and len({*op.inputs}) == 1 and maker is not None and maker.name == "EXP"
+
+
+def _odd(taken: Sequence[int], users: list[set[Node]]) -> list[int]:
+    """Those of an op's operands that torch does not take together with the others."""
+    if len(taken) < 3:
+        return list(taken)
+    others = (users[:i] + users[i + 1 :] for i in range(len(users)))
+    odd = [i for i, rest in zip(taken, others, strict=True) if set.intersection(*rest)]
+    return odd or list(taken)
+
+
+def _hander(whole: Subgraph, op: Op, odd: Sequence[int]) -> Op:
+    """
+    The op that hands an op the wrong operand: itself, or the one QUANTIZE in front of it alone.
+
+    Had the op been wired to another's QUANTIZE, that one would have two readers.
+    """
+    makers = [whole.producer[i] for i in odd if i in whole.producer]
+    handing = [each for each in makers if each.name in ("QUANTIZE", "DEQUANTIZE")]
+    if len(handing) != 1 or sum(handing[0].outputs[0] in each.inputs for each in whole.ops) > 1:
+        return op
+    return handing[0]
+
+
 def _is_guessed(match: Match) -> bool:
     """Whether a node was told by kind alone; one that clamps was told by what stands before it."""
     return match.forced and not any(base_name(each.node) in CLAMPS for each in match.readings)
@@ -215,6 +261,9 @@ def _users(match: Match) -> Iterator[Node]:
                 yield user
 
 
+_NOTHING = "no torch call gives what it gives: torch goes on from its input with "
+
+
 def _function(whole: Subgraph, op: Op, users: Iterable[Node]) -> str | None:
     """Of an op that does what one function does."""
     fitting = [each for each in users if base_name(each) in _COMES_FROM[op.name]]
@@ -224,7 +273,7 @@ def _function(whole: Subgraph, op: Op, users: Iterable[Node]) -> str | None:
         fitting = [each for each in fitting if base_name(each) not in _ARITHMETIC or 3 in each.args]
     if fitting:
         return None
-    return f"no torch call gives what it gives: torch goes on from its input with {_done(users)}"
+    return _NOTHING + _done(users)
 
 
 def _product(
@@ -256,12 +305,14 @@ def _is_divided(whole: Subgraph, op: Op) -> bool:
     return False
 
 
-def _pair(op: Op, taken: Sequence[int], users: Sequence[set[Node]]) -> str | None:
+def _pair(
+    op: Op, taken: Sequence[int], users: Sequence[set[Node]], through: Callable[[Node], bool]
+) -> str | None:
     """Of an op that takes several activations: torch must take them together somewhere."""
     for i, index in enumerate(taken):
         if index in taken[:i] and not any(map(_takes_twice, users[i])):
             return f"it takes one value twice, and torch goes on from it with {_done(users[i])}"
-    reached = [{*_through_arithmetic(each)} for each in users]
+    reached = [{*_through_arithmetic(each, through)} for each in users]
     if set.intersection(*reached):
         return None
     told = "; ".join(dict.fromkeys(map(_done, users)))
@@ -278,7 +329,33 @@ def _takes_twice(node: Node) -> bool:
     return False
 
 
-def _through_arithmetic(users: Iterable[Node]) -> Iterator[Node]:
+def _through(op: Op, covered: Container[int], reference: ReferenceGraph) -> Callable[[Node], bool]:
+    """
+    What tells which sums and products what an op takes may have gone through in torch.
+
+    An op that stands for nothing, not with others either, adds up what is added, or multiplies what
+    is multiplied, in another order at most; a constant may be a factor of a constant elsewhere.
+    """
+    kinds = _IN_ORDER.get(op.name) if op.index not in covered else None
+
+    def passes(node: Node) -> bool:
+        if op.name in _CHOOSES:
+            return False
+        if kinds is None or base_name(node) in kinds:
+            return True
+        return sum(map(reference.varies, node.all_input_nodes)) < 2
+
+    return passes
+
+
+_SUMS = ("add", "add_", "sub", "sub_", "rsub", "neg")
+_PRODUCTS = ("mul", "mul_", "div", "div_", "neg")
+_IN_ORDER = {"ADD": _SUMS, "SUB": _SUMS, "MUL": _PRODUCTS, "DIV": _PRODUCTS}
+
+
+def _through_arithmetic(
+    users: Iterable[Node], through: Callable[[Node], bool] = lambda _: True
+) -> Iterator[Node]:
     """Nodes, and those behind that are sums and products: sums may be added up in another order."""
     queue = list(users)
     seen = set(queue)
@@ -286,6 +363,8 @@ def _through_arithmetic(users: Iterable[Node]) -> Iterator[Node]:
         node = queue.pop()
         yield node
         if base_name(node) not in _ARITHMETIC and base_name(node) not in _PASSED:
+            continue
+        if not through(node):
             continue
         for user in node.users:
             if user not in seen:

@@ -62,6 +62,8 @@ TWINS = {
     "ELU": ("elu", "elu_"),
     "RELU": ("relu", "relu_"),
     "RELU6": ("relu6", "hardtanh", "hardtanh_", "clamp"),
+    "GATHER": ("index_select", "embedding", "index", "gather"),
+    "GATHER_ND": ("index_select", "index", "gather"),
 }
 
 # Ops that might be taken for one another, and functions that might be meant.
@@ -127,8 +129,9 @@ _LAST = {
         *("avg_pool1d", "avg_pool2d", "adaptive_avg_pool2d"),
         *("max_pool1d", "max_pool2d", "max_pool2d_with_indices", "adaptive_max_pool2d", "getitem"),
     },
-    "SOFTMAX": {"softmax", "_softmax"},
-    "LOG_SOFTMAX": {"log_softmax", "_log_softmax"},
+    # Over another axis than the last one it is a quotient, or a difference.
+    "SOFTMAX": {"softmax", "_softmax", "div"},
+    "LOG_SOFTMAX": {"log_softmax", "_log_softmax", "sub"},
     "LOGISTIC": {"sigmoid", "sigmoid_", "hardsigmoid"},
     "TANH": {"tanh", "tanh_"},
     "GELU": {"gelu"},
@@ -142,6 +145,7 @@ _LAST = {
     "PADV2": {"pad", "constant_pad_nd"},
     "MIRROR_PAD": {"pad", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d"},
     "GATHER": {"embedding", "index_select", "gather", "index", "select"},
+    "GATHER_ND": {"index_select", "gather", "index", "embedding"},
     "EMBEDDING_LOOKUP": {"embedding"},
     "RESIZE_BILINEAR": {"upsample_bilinear2d", "upsample_nearest2d"},
     "RESIZE_NEAREST_NEIGHBOR": {"upsample_bilinear2d", "upsample_nearest2d"},

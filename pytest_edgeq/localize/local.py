@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,19 +12,21 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq.localize.biases import SAME_SCALE, written_scale
+from pytest_edgeq.localize.findings import is_shared
 from pytest_edgeq.localize.kernels import (
     HybridInput,
     float_bound,
     hybrid_position,
     rounding_bound,
 )
+from pytest_edgeq.localize.kinds import base_name
 from pytest_edgeq.localize.match import Match, Reading, code_limits, typed
-from pytest_edgeq.localize.reference import Call, ReferenceGraph, laid_out
+from pytest_edgeq.localize.reference import Call, ReferenceGraph, laid_out, straightened
 from pytest_edgeq.localize.stored import read_constant
-from pytest_edgeq.localize.sums import Beside, Codes, Sums, in_channels_last
+from pytest_edgeq.localize.sums import Beside, Codes, Sums, ends_of, in_channels_last
 from pytest_edgeq.localize.tensors import Met, Tensors, plainly_strided
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
-from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.roles import StoredTensor, roles_of
 
 __all__ = ["Measured", "Step", "make_steps"]
 
@@ -57,7 +59,7 @@ class Measured:
         largest: The greatest.
         least: The least code met.
         greatest: The greatest code met.
-        nonfinite: How many of the file's values are not finite.
+        nonfinite: How many of the file's values are not finite, and not so in torch.
         channel_noise: `noise` by channel, the node's second axis.
     """
 
@@ -118,8 +120,10 @@ class Step:
         taken: By source, those of its nodes that are taken.
         weights: Quantized parameters, where the reference has none.
         handed_on: Of an op that only holds its source in another way, how that one is read.
+        spacing: Half of the greatest scale of a tensor with one a channel, which is read as floats.
         done: The tensors that no step behind this one asks for.
-        calls: What is run, with its constants: as quantized or not, in float64 or not.
+        calls: What is run, with its constants, and the node that has the value at last: as
+            quantized or not, in float64 or not.
     """
 
     match: Match
@@ -134,8 +138,9 @@ class Step:
     taken: tuple[tuple[int, tuple[Reading, ...]], ...]
     weights: Mapping[Node, torch.Tensor]
     handed_on: Reading | None
+    spacing: float = 0.0
     done: tuple[int, ...] = ()
-    calls: dict[tuple[bool, bool], list[Call]] = field(default_factory=dict)
+    calls: dict[tuple[bool, bool], tuple[list[Call], Node]] = field(default_factory=dict)
     measured: Measured = field(default_factory=Measured)
 
     def measure(
@@ -159,7 +164,7 @@ class Step:
             return None
         quantized = self._run(reference, tensors, quantized=True)
         floats = quantized
-        if self.differs or self.hybrid is not None:
+        if self.differs or self.hybrid is not None or self.spacing:
             floats = self._run(reference, tensors, quantized=False)
         made = tensors.at(index, self.reading, last=in_channels_last(floats))
         return Beside(made, floats, quantized, whole, self.limits, self.measured.local_lsb)
@@ -183,17 +188,25 @@ class Step:
         index = self.match.tensor
         met = tensors.met[index]
         if beside is None or sums is None:
-            met.sums = self._handed_sums(tensors)
-            self._add(met, tensors.at(index, self.reading).numel())
+            source = tensors.met[self.sources[0].tensor]
+            met.sums, met.ends = self._handed_sums(source), source.ends
+            if self.limits is None:
+                tensors.keep_peak(index, met.sums.own_peak)
+            self._add(met, math.prod(self.reading.view.shape))
             beyond = -1.0 if self.limits is None else -0.5 - self._bound
             self.measured.excess_lsb = max(self.measured.excess_lsb, beyond)
             return
         met.sums = sums
         made = beside.made
         if not math.isfinite(sums.noise):
-            self.measured.nonfinite += int(made.numel() - torch.isfinite(made).sum())
+            # What masks is infinite in torch, too.
+            told = torch.isfinite(made) | (made == beside.quantized)
+            self.measured.nonfinite += int(made.numel() - told.sum())
+        if self.limits is not None and made.numel():
+            met.ends = ends_of(tensors.read(index, codes=True).numpy(), self.limits)
         self._add(met, made.numel())
         if self.limits is None:
+            tensors.keep_peak(index, sums.own_peak)
             self._judge_floats(sums, made, beside.quantized, reference, tensors)
         else:
             self._judge_codes(sums, reference, tensors)
@@ -212,11 +225,12 @@ class Step:
         if met is None or met.whole is not whole or met.view != self.handed_on.view:
             return False
         index = self.match.tensor
-        theirs = self.handed_on.view.read(tensors.read(source.tensor, codes=True))
-        ours = self.reading.view.read(tensors.read(index, codes=True))
-        if in_channels_last(theirs) and ours.ndim == 4:
+        theirs = tensors.codes_at(source.tensor, self.handed_on.view)
+        ours = tensors.codes_at(index, self.reading.view)
+        if ours.ndim == 4 and (in_channels_last(theirs) or in_channels_last(ours)):
             # To turn codes and to hold them in order takes half as long as out of order.
-            ours = ours.contiguous(memory_format=torch.channels_last)
+            theirs = tensors.codes_at(source.tensor, self.handed_on.view, last=True)
+            ours = tensors.codes_at(index, self.reading.view, last=True)
         if not (ours.numpy() == theirs.numpy()).all():
             return False
         if self.limits is None and not np.isfinite(ours.numpy()).all():
@@ -224,18 +238,22 @@ class Step:
         tensors.place(index, self.reading.node, tensors.at(source.tensor, self.handed_on))
         return True
 
-    def _handed_sums(self, tensors: Tensors) -> Sums:
-        source = tensors.met[self.sources[0].tensor]
-        value = tensors.at(self.match.tensor, self.reading)
-        return replace(
-            source.sums,
-            noise=0.0,
-            channels=np.zeros(value.shape[1]) if value.ndim > 1 else None,
-            signal=source.sums.own_signal,
-            least=source.sums.lowest,
-            greatest=source.sums.highest,
-            below=0,
-            above=0,
+    def _handed_sums(self, source: Met) -> Sums:
+        shape = self.reading.view.shape
+        least, greatest = math.inf, -math.inf
+        if source.ends is not None and self.limits is not None:
+            least, greatest = map(self.limits.value, source.ends[:2])
+        sums = source.sums
+        return Sums(
+            channels=np.zeros(shape[1]) if len(shape) > 1 else None,
+            signal=sums.own_signal,
+            least=least,
+            greatest=greatest,
+            own_signal=sums.own_signal,
+            apart_noise=sums.apart_noise,
+            apart_signal=sums.apart_signal,
+            apart=sums.apart,
+            own_peak=sums.own_peak,
         )
 
     @property
@@ -251,30 +269,47 @@ class Step:
         double: bool = False,
     ) -> torch.Tensor:
         values: dict[Node, Any] = {}
+        hybrid = self.hybrid if quantized else None
         for index, readings in self.taken:
             seen = None
-            if double or (self.hybrid is not None and quantized):
+            if double or hybrid is not None:
                 seen = tensors.read(index, double=double)
-                if self.hybrid is not None and quantized and seen.is_floating_point():
-                    seen = torch.from_numpy(self.hybrid.input.seen(seen.numpy()))
+                if hybrid is not None and seen.is_floating_point():
+                    rounded, halves = hybrid.input.look(seen.numpy())
+                    seen = torch.from_numpy(rounded)
+                    tensors.met[self.match.tensor].halves[index] = halves
             for reading in readings:
                 if seen is None:
                     value = tensors.at(index, reading)
                 else:
                     value = plainly_strided(reading.view.read(seen))
                 values[reading.node] = typed(reading.node, value, double=double)
-        if (quantized, double) not in self.calls:
-            given = {*values, *self.nodes}
-            self.calls[quantized, double] = [
-                reference.call(
-                    node, given, quantized=quantized, double=double, weights=self.weights
-                )
-                for node in self.nodes
-            ]
-        for call in self.calls[quantized, double]:
+        calls, node = self._calls(reference, quantized=quantized, double=double)
+        for call in calls:
             values[call.node] = call.run(values)
-        result: torch.Tensor = values[self.reading.node]
+        result: torch.Tensor = values[node]
+        if quantized and self.spacing:
+            result = result.clamp(*tensors.ends(self.match.tensor, self.reading))
         return result
+
+    def _calls(
+        self, reference: ReferenceGraph, *, quantized: bool, double: bool
+    ) -> tuple[list[Call], Node]:
+        """What is run, looked up once, and the node that has the value at last."""
+        key = (quantized, double)
+        if key not in self.calls:
+            given = {reading.node for _, readings in self.taken for reading in readings}
+            given.update(self.nodes)
+            # What is kept here others read, who are no inference.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                calls, held = straightened(
+                    reference.call(
+                        node, given, quantized=quantized, double=double, weights=self.weights
+                    )
+                    for node in self.nodes
+                )
+            self.calls[key] = calls, held.get(self.reading.node, self.reading.node)
+        return self.calls[key]
 
     def _add(self, met: Met, elements: int) -> None:
         measured, sums = self.measured, met.sums
@@ -288,22 +323,18 @@ class Step:
             if known is not None and known.shape == sums.channels.shape:
                 sums.channels += known
             measured.channel_noise = sums.channels
-        if self.limits is None or not elements:
+        ends = met.ends
+        if self.limits is None or ends is None:
             return
-        scale, zero_point = self.limits.scale, self.limits.zero_point
-        apart = sums.apart / scale
-        measured.cumulative_lsb = max(measured.cumulative_lsb, apart)
+        measured.cumulative_lsb = max(measured.cumulative_lsb, sums.apart / self.limits.scale)
         measured.smallest = min(measured.smallest, sums.least)
         measured.largest = max(measured.largest, sums.greatest)
         measured.beyond_low += sums.below
         measured.beyond_high += sums.above
-        lowest, highest = sums.lowest / scale, sums.highest / scale
-        # A scale may be so wrong that float32 does not hold what codes stand for.
-        if math.isfinite(lowest) and math.isfinite(highest):
-            measured.least = min(measured.least, round(lowest) + zero_point)
-            measured.greatest = max(measured.greatest, round(highest) + zero_point)
-        measured.low += sums.low
-        measured.high += sums.high
+        measured.least = min(measured.least, ends.least)
+        measured.greatest = max(measured.greatest, ends.greatest)
+        measured.low += ends.low
+        measured.high += ends.high
 
     def _judge_codes(self, sums: Sums, reference: ReferenceGraph, tensors: Tensors) -> None:
         assert self.limits is not None, "floats are judged otherwise"
@@ -335,7 +366,7 @@ class Step:
         taken = [tensors.peak(source.tensor) for source in self.sources]
         size = max([sums.peak, *taken]) if quantized.numel() else 0.0
         # torch rounds as much as the kernel does.
-        allowed, worst = 2 * self.bound * size, sums.off
+        allowed, worst = 2 * self.bound * size + self.spacing, sums.off
         if not (made.is_floating_point() or made.dtype == torch.bool):
             # Whole numbers may be larger than those that float32 holds.
             worst = _greatest(made - quantized)
@@ -358,8 +389,12 @@ class Step:
     def _tied(self, tensors: Tensors) -> float:
         """What inputs halfway between two codes of the kernel may change in a result."""
         assert self.hybrid is not None, "others quantize no input"
-        taken = (tensors.read(source.tensor).numpy() for source in self.sources)
-        return sum(map(self.hybrid.input.ties, taken)) * self.hybrid.greatest_weight
+        halves = tensors.met[self.match.tensor].halves
+        ties = (
+            self.hybrid.input.ties(tensors.read(index).numpy(), each)
+            for index, each in halves.items()
+        )
+        return sum(ties) * self.hybrid.greatest_weight
 
 
 def make_steps(
@@ -385,6 +420,8 @@ def make_steps(
         nodes = reference.between(reading.node, given)
         made_by = [subgraph.ops[index] for index in match.ops]
         bound = _bound(graph, made_by, op, match.tensor, limits is not None)
+        if bound is not None and limits is not None and len(made_by) == 1:
+            bound += _number_slack(graph, op, nodes)
         rounds = (each for each in made_by if hybrid_position(graph, each) is not None)
         hybrid = next((_hybrid(graph, each) for each in rounds), None)
         weights: dict[Node, torch.Tensor] = {}
@@ -416,6 +453,7 @@ def make_steps(
                 taken,
                 weights,
                 handed_on,
+                float(tensor.scales.max()) / 2 if len(tensor.scales) > 1 else 0.0,
             )
         )
     steps.sort(key=lambda step: (step.op.index, step.match.tensor))
@@ -468,17 +506,47 @@ def _bias_slack(graph: OpGraph, op: Op) -> float:
     """
     What it moves an output, in LSB, that a bias was written by another input scale.
 
-    Told of by `findings` where it is more than observers differ.
+    Told of by `findings` where it is more than observers differ, and costs a bit.
     """
     scales, made = written_scale(graph, op), graph.tensor(op, op.outputs[0])
     if scales is None or len(made.scales) != 1:
         return 0.0
     apart = abs(scales[0] / scales[1] - 1)
-    if not 0 < apart <= SAME_SCALE:
+    if not apart or (apart > SAME_SCALE and not is_shared(graph, op)):
         return 0.0
     (stored,) = (each for each in roles_of(graph, op).biases if each.tensor.is_constant)
     bias = read_constant(graph, op, stored).floats
     return float(np.abs(bias).max(initial=0.0)) * apart / float(made.scales[0])
+
+
+def _number_slack(graph: OpGraph, op: Op, nodes: Sequence[Node]) -> float:
+    """
+    What it moves an output, in LSB, that a number in torch's code is a code in the file.
+
+    Constants that are tensors in torch are rounded for it as the file rounds them.
+    """
+    numbers = [(base_name(n), n.args[1]) for n in nodes if base_name(n) in _BY_NUMBERS]
+    operands = [graph.tensor(op, index) for index in op.inputs[:2]]
+    held = [each for each in operands if each.is_constant and math.prod(each.shape) == 1]
+    taken = [code_limits(each) for each in operands if not each.is_constant]
+    if op.name not in _TAKES_NUMBERS or len(numbers) != 1 or len(held) != 1 or not taken:
+        return 0.0
+    (name, number), limits = numbers[0], taken[0]
+    if not isinstance(number, (int, float)) or not number or limits is None:
+        return 0.0
+    stored = read_constant(graph, op, StoredTensor(held[0], False, held[0]))
+    wanted = 1 / number if name.startswith("div") and op.name == "MUL" else number
+    # Signs are the op's: SUB takes off what torch adds the negative of.
+    apart = abs(abs(float(stored.floats.flat[0])) - abs(wanted))
+    if stored.scales is None or not apart <= float(stored.scales.max()) * (0.5 + 2.0**-10):
+        return 0.0
+    low, high, scale, point = limits
+    reach = max(high - point, point - low) * scale if op.name == "MUL" else 1.0
+    return apart * reach / float(graph.tensor(op, op.outputs[0]).scales[0])
+
+
+_BY_NUMBERS = {"add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_"}
+_TAKES_NUMBERS = ("ADD", "SUB", "MUL")
 
 
 def _greatest(value: torch.Tensor) -> float:

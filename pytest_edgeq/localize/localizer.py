@@ -14,13 +14,19 @@ from pytest_edgeq.localize.fold import (
     fold_batch_norms,
     fold_in_front,
     is_subtracted,
+    join_biases,
     move_biases,
     turn_products,
 )
 from pytest_edgeq.localize.local import Step, make_steps
 from pytest_edgeq.localize.match import Matcher
 from pytest_edgeq.localize.outputs import output_findings
-from pytest_edgeq.localize.precomputed import computed_from_constants, precomputed_constants
+from pytest_edgeq.localize.precomputed import (
+    computed_behind,
+    computed_from_constants,
+    constant_starts,
+    precomputed_constants,
+)
 from pytest_edgeq.localize.reference import ReferenceGraph, export
 from pytest_edgeq.localize.results import Plan, layer_errors
 from pytest_edgeq.localize.rows import LayerErrors
@@ -95,6 +101,7 @@ class Localizer:
             plan = self._plans.get(shapes)
             if plan is None:
                 plan = self._plans[shapes] = self._plan(sample, inputs, tensors)
+        with torch.inference_mode():
             run = plan.program.start(self._fed(plan.reference.placeholders, inputs))
             open_steps: list[tuple[Step, Beside | None]] = []
             elements = 0
@@ -152,6 +159,8 @@ class Localizer:
 
         ops = graph.subgraphs[signature.subgraph].ops
         computed = computed_from_constants(graph, ops)
+        starts = constant_starts(graph, ops, reference, tensors.read) if computed else {}
+        reference.compute_anew(list(computed_behind(reference, starts)))
 
         def weights(op: Op, given: Iterable[Node]) -> dict[Node, torch.Tensor]:
             given = set(given)
@@ -168,11 +177,21 @@ class Localizer:
             borders,
             self._module_of,
             weights,
+            starts,
         )
         matches = matcher.run()
         steps = make_steps(graph, matches, reference, weights)
         program = reference.program(Counter(step.reading.node for step in steps))
-        misplaced = output_findings(given, reference, fed, matches, signature.outputs)
+        misplaced = output_findings(
+            given,
+            reference,
+            fed,
+            matches,
+            signature.outputs,
+            graph.subgraphs[signature.subgraph],
+            tensors.read,
+            turned={each.name for each in signature.outputs if quantized.edge.layouts.of(each)},
+        )
         return Plan(reference, matches, steps, program, {**misplaced, **matcher.broken})
 
     def _module_of(self, op: Op) -> str | None:
@@ -199,6 +218,7 @@ class Localizer:
         turn_products(exported)
         fold_batch_norms(exported, graph, subgraph)
         move_biases(exported, graph, subgraph)
+        join_biases(exported, graph, subgraph)
         return exported
 
 

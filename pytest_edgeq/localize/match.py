@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.fx.node import map_arg
 
 from pytest_edgeq.localize.biases import qparams
 from pytest_edgeq.localize.kinds import (
     ACTIVATIONS,
     CLAMPS,
+    HEAVY,
     IDENTITIES,
     TWINS,
     VIEWS,
@@ -31,12 +34,14 @@ from pytest_edgeq.localize.kinds import (
     kin,
 )
 from pytest_edgeq.localize.moves import MOVING, moved
+from pytest_edgeq.localize.precomputed import computed_from_constants
 from pytest_edgeq.localize.reference import (
     Reached,
     ReferenceGraph,
     is_dequantize,
     is_quantize,
 )
+from pytest_edgeq.localize.stored import shape_along
 from pytest_edgeq.localize.views import View, best_view, distance
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
@@ -121,6 +126,7 @@ class Matcher:
         module_of: The torch module path of an op, None where it cannot be told.
         weights: Gives the weights that an op should compute with, by the constant nodes behind
             the values that it takes.
+        starts: Constants of which the file computes others, with the nodes that they stand for.
     """
 
     def __init__(
@@ -132,7 +138,10 @@ class Matcher:
         inputs: Mapping[int, tuple[Node, torch.Tensor]],
         module_of: Callable[[Op], str | None],
         weights: Callable[[Op, Iterable[Node]], Mapping[Node, torch.Tensor]],
+        starts: Mapping[int, Mapping[Node, View]] = MappingProxyType({}),
     ) -> None:
+        self._starts = starts
+        self._anew = computed_from_constants(graph, graph.subgraphs[subgraph].ops)
         self._subgraph = graph.subgraphs[subgraph]
         self._reference = reference
         self._values = values
@@ -155,6 +164,11 @@ class Matcher:
             found = best_view(file, value.to(torch.float32), turned)
             if found is not None:
                 state.matches[index] = self._whole(index, None, [Reading(node, found[1])])
+        for index, nodes in self._starts.items():
+            wholes = [self._whole(index, None, [Reading(*each)]) for each in nodes.items()]
+            readings = {each.node: each for whole in wholes for each in whole.readings}
+            ordered = sorted(readings.values(), key=lambda each: self._reference.order(each.node))
+            state.matches[index] = Match(index, None, tuple(ordered))
         start, forced = 0, 0
         while True:
             for op in self._subgraph.ops[start:]:
@@ -193,6 +207,9 @@ class Matcher:
         sources: dict[int, None] = {}
         ops: dict[int, None] = {}
         for index in op.inputs:
+            if index in self._starts and op.outputs[0] not in self._anew:
+                # A constant as any other one.
+                continue
             if index in state.matches:
                 sources[index] = None
             elif index in state.pending:
@@ -213,9 +230,12 @@ class Matcher:
         # Values that are all alike tell no layout: labels do.
         labels = torch.arange(file.numel()).reshape(self._values(taken[0]).shape)
         moved = self._moved(op, labels).reshape(file.shape)
+        given = self._values(taken[0])
+        if op.name == "QUANTIZE" and len(self._tensor(index).scales) > 1:
+            given = given.clamp(*channel_ends(self._tensor(index)))
         readings = []
         for reading in before.readings:
-            value = self._clipped(index, reading.view.read(self._values(taken[0])))
+            value = self._clipped(index, reading.view.read(given))
             laid_out = best_view(moved, reading.view.read(labels))
             preferred = [laid_out[1]] if laid_out is not None and not laid_out[0] else []
             found = best_view(file, value, preferred)
@@ -248,18 +268,149 @@ class Matcher:
             if reached.value.numel() != file.numel():
                 continue
             value = self._clipped(index, reached.value)
-            found = best_view(file, value, self._laid_out(op, file, value, sources, state))
+            kept = self._kept_view(op, ops, reached, state)
+            if kept is not None:
+                found: tuple[float, View] | None = (distance(kept.read(file), value), kept)
+            else:
+                found = best_view(file, value, self._laid_out(op, file, value, sources, state))
             if found is not None and self._is_near(found[0], index, value, op):
                 near.append((found[0], reached, found[1]))
         if not near:
             return None
-        near = self._told(op, index, near)
+        near = self._own(op, ops, near, sources, state) or self._told(op, index, near)
+        near = self._of_module(op, index, near, sources, state)
         least = min(each[0] for each in near)
         kinds = [each for each in near if each[0] <= 1.5 * least + 1e-9]
+        kinds = self._by_constant(op, index, kinds, sources, state)
         fitting = [e for e in kinds if fits(op.name, self._kind(e[1].node))]
         _, reached, view = self._told_apart(fitting or kinds, index, sources, ops, state)
         match = self._whole(index, op, [Reading(reached.node, view)])
+        match = self._with_doubles(match, reached.node, [(e[1].node, e[2]) for e in near])
         return replace(match, sources=sources, ops=ops)
+
+    def _of_module(
+        self,
+        op: Op,
+        index: int,
+        near: list[tuple[float, Reached, View]],
+        sources: tuple[int, ...],
+        state: _State,
+    ) -> list[tuple[float, Reached, View]]:
+        """
+        Those of a layer's own module, where values tell no other.
+
+        Layers beside each other give the same where all is less than a step, as next to an outlier.
+        So does what follows them: where few codes are in use, the kind tells more than values.
+        """
+        if not is_heavy(op.name) or len(near) < 2:
+            return near
+        module = self._module_of(op)
+        given = {reading.node for i in sources for reading in state.matches[i].readings}
+        own = []
+        for each in near:
+            between = self._reference.between(each[1].node, given)
+            if {module_of(node) for node in between if base_name(node) in HEAVY} == {module}:
+                own.append(each)
+        near = own or near
+        limits, file = code_limits(self._tensor(index)), self._values(index)
+        if limits is None or not file.numel() or file.max() - file.min() >= _FEW * limits[2]:
+            return near
+        return [each for each in near if fits(op.name, self._kind(each[1].node))] or near
+
+    def _by_constant(
+        self,
+        op: Op,
+        index: int,
+        alike: list[tuple[float, Reached, View]],
+        sources: tuple[int, ...],
+        state: _State,
+    ) -> list[tuple[float, Reached, View]]:
+        """
+        Leave out those that are only alike because their constant is rounded as another one.
+
+        What adds 1 is as near as what adds an ε, where the file's scale for the ε reaches no 1.
+        """
+        held = any(stored_constant(self._subgraph, i) is not None for i in op.inputs)
+        if is_heavy(op.name) or not held or len({self._computing(e[1].node) for e in alike}) < 2:
+            return alike
+        given: dict[Node, Any] = {}
+        for source in sources:
+            file = self._values(source)
+            for reading in state.matches[source].readings:
+                given[reading.node] = typed(reading.node, reading.view.read(file))
+        found = []
+        for each in alike:
+            values = dict(given)
+            for node in self._reference.between(each[1].node, set(given)):
+                values[node] = self._reference.compute(node, values, quantized=False)
+            value = self._clipped(index, values[each[1].node])
+            rms = distance(each[2].read(self._values(index)), value)
+            if self._is_near(rms, index, value, op):
+                found.append(each)
+        return found or alike
+
+    def _with_doubles(self, match: Match, chosen: Node, near: Iterable[tuple[Node, View]]) -> Match:
+        """
+        Take in other nodes that make the same of the same values, quantized on the way or not.
+
+        So a mean is there twice, quantized for its own sake and not in a variance.
+        """
+        readings = {reading.node: reading for reading in match.readings}
+        for node, view in near:
+            if node not in readings and _is_same_call(node, chosen):
+                others = self._whole(match.tensor, match.op, [Reading(node, view)]).readings
+                readings |= {each.node: each for each in others}
+        if len(readings) == len(match.readings) or any(base_name(n) in CLAMPS for n in readings):
+            return match
+        ordered = sorted(readings.values(), key=lambda each: self._reference.order(each.node))
+        return replace(match, readings=tuple(ordered))
+
+    def _kept_view(
+        self, op: Op, ops: tuple[int, ...], reached: Reached, state: _State
+    ) -> View | None:
+        """
+        How what an elementwise op gives must read: as what it takes does.
+
+        Where a constant makes most of a value (a mask), it may be nearer when turned.
+        """
+        if op.name not in _ELEMENTWISE or ops != (op.index,):
+            return None
+        node, shape = self._computing(reached.node), tuple(reached.value.shape)
+        file = self._tensor(op.outputs[0]).shape
+        views = {
+            reading.view
+            for index in op.inputs
+            if index in state.matches and self._tensor(index).shape == file
+            for reading in state.matches[index].readings
+            if reading.node in node.all_input_nodes and reading.view.shape == shape
+        }
+        return views.pop() if len(views) == 1 else None
+
+    def _own(
+        self,
+        op: Op,
+        ops: tuple[int, ...],
+        near: list[tuple[float, Reached, View]],
+        sources: tuple[int, ...],
+        state: _State,
+    ) -> list[tuple[float, Reached, View]]:
+        """
+        Those that do to what the op takes what the op does, and nothing else.
+
+        Others may be as near by chance: what adds an ε behind is, within a step of the range.
+        """
+        if any(self._subgraph.ops[each].name not in IDENTITIES for each in ops if each != op.index):
+            return []
+        taken = {reading.node for i in sources for reading in state.matches[i].readings}
+
+        def is_own(node: Node) -> bool:
+            computing = self._computing(node)
+            varying = [n for n in computing.all_input_nodes if self._reference.varies(n)]
+            return base_name(computing) in TWINS.get(op.name, ()) and all(
+                n in taken or self._computing(n) in taken for n in varying
+            )
+
+        return [each for each in near if is_own(each[1].node)]
 
     def _told(
         self, op: Op, index: int, near: list[tuple[float, Reached, View]]
@@ -407,6 +558,10 @@ class Matcher:
         return sum(is_heavy(self._subgraph.ops[index].name) for index in ops)
 
     def _kind(self, node: Node) -> str:
+        """What the last node at or before this one that computes calls."""
+        return base_name(self._computing(node))
+
+    def _computing(self, node: Node) -> Node:
         """The last node at or before this one that computes."""
         while (
             base_name(node) in CLAMPS | VIEWS or is_quantize(node) or is_dequantize(node)
@@ -414,7 +569,7 @@ class Matcher:
             if node.all_input_nodes[0].op == "placeholder":
                 break
             node = node.all_input_nodes[0]
-        return base_name(node)
+        return node
 
     def _laid_out(
         self,
@@ -449,9 +604,9 @@ class Matcher:
 
     def _is_near(self, rms: float, index: int, value: torch.Tensor, op: Op | None = None) -> bool:
         """Within what rounding explains: an LSB's rounding is 0.29 of it, two of them 0.41."""
-        limits = code_limits(self._tensor(index))
-        if limits is not None:
-            return rms <= 0.6 * limits[2]
+        limits, scales = code_limits(self._tensor(index)), self._tensor(index).scales
+        if limits is not None or len(scales) > 1:
+            return rms <= 0.6 * float(scales.max())
         if not value.numel():
             return True
         spread = float(value.double().square().mean().sqrt())
@@ -533,7 +688,8 @@ class Matcher:
                 others.append(reached)
                 continue
             # Values that are wrong tell no layout: it is that of what the op takes, if it fits.
-            laid_out = self._laid_out(op, file, value, pending.sources, state)
+            kept = self._kept_view(op, pending.ops, reached, state)
+            laid_out = [kept] if kept else self._laid_out(op, file, value, pending.sources, state)
             found = best_view(file, self._clipped(index, value), laid_out)
             if found is None:
                 continue
@@ -571,11 +727,21 @@ _CHANNELS_LAST = {
     *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
 }
 
+# Ops that leave every element where it is.
+_ELEMENTWISE = {
+    *("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", *ACTIVATIONS),
+    *("LOGISTIC", "TANH", "EXP", "SQRT", "RSQRT", "ABS", "NEG", "ELU", "GELU", "HARD_SWISH"),
+    *("LEAKY_RELU", "PRELU", "LOG", "SIN", "COS", "SQUARE"),
+}
+
 # Ops that stand for one node alone. One that gives something else is wrong, not a part of more.
 _WHOLE = {
     *("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "EMBEDDING_LOOKUP"),
     *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
 }
+
+# Codes in use below which rounding moves a value as far as other functions do.
+_FEW = 8
 
 # Further forced matches than this show that the two are different models.
 _FORCED = 24
@@ -592,6 +758,27 @@ def _channels_last(file: torch.Tensor, value: torch.Tensor) -> list[View]:
     view = View((0, 3, 1, 2), tuple(value.shape))
     fits = _long(file.shape[axis] for axis in (0, 3, 1, 2)) == _long(value.shape)
     return [view] if fits else []
+
+
+def _is_same_call(one: Node, other: Node) -> bool:
+    """Whether two nodes compute the same of the same, up to quantize nodes in front."""
+    if one.op != "call_function" or one.target != other.target or is_quantize(one):
+        return False
+    if is_dequantize(one):
+        return False
+    first, second = (_told(node) for node in (one, other))
+    return first == second
+
+
+def _told(node: Node) -> str:
+    """A node's arguments as text, where 1 and 1.0 are two, without quantize nodes."""
+
+    def bare(argument: Node) -> Node:
+        while is_quantize(argument) or is_dequantize(argument):
+            argument = argument.all_input_nodes[0]
+        return argument
+
+    return repr((map_arg(node.args, bare), map_arg(node.kwargs, bare)))
 
 
 def _long(shape: Iterable[int]) -> list[int]:
@@ -628,3 +815,19 @@ def code_limits(tensor: Tensor) -> tuple[int, int, float, int] | None:
     """Least and greatest code, scale and zero point; None of what has not one scale."""
     parameters = qparams(tensor)
     return None if parameters is None else (*code_range(tensor.dtype), *parameters)
+
+
+def by_channel(tensor: Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """What codes of a tensor with a scale a channel stand for."""
+    shape = shape_along(len(tensor.scales), codes.ndim, tensor.quantized_dimension)
+    scales, points = (
+        torch.as_tensor(each, dtype=torch.float32).reshape(shape)
+        for each in (tensor.scales, tensor.zero_points)
+    )
+    return (codes.to(torch.float32) - points) * scales
+
+
+def channel_ends(tensor: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the greatest value that such a tensor can hold, at each of its places."""
+    low, high = (torch.full(tensor.shape, end) for end in code_range(tensor.dtype))
+    return by_channel(tensor, low), by_channel(tensor, high)

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from pytest_edgeq.localize.reference import ReferenceGraph
-from pytest_edgeq.localize.views import best_view
+from pytest_edgeq.localize.biases import qparams
+from pytest_edgeq.localize.kinds import IDENTITIES, VIEWS, base_name
+from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
+from pytest_edgeq.localize.views import View, best_view
 from pytest_edgeq.localize.weights import constants_behind
-from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
+from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
+from pytest_edgeq.tflite.roles import roles_of
 
-__all__ = ["computed_from_constants", "precomputed_constants"]
+__all__ = [
+    "computed_behind",
+    "computed_from_constants",
+    "constant_starts",
+    "precomputed_constants",
+]
 
 Node = torch.fx.Node
+
+_GREATEST = torch.finfo(torch.float32).max
 
 
 def computed_from_constants(graph: OpGraph, ops: Sequence[Op]) -> set[int]:
@@ -24,6 +36,153 @@ def computed_from_constants(graph: OpGraph, ops: Sequence[Op]) -> set[int]:
         if inputs and all(i in found or graph.tensor(op, i).is_constant for i in inputs):
             found.update(op.outputs)
     return found
+
+
+def constant_starts(
+    graph: OpGraph,
+    ops: Sequence[Op],
+    reference: ReferenceGraph,
+    read: Callable[[int], torch.Tensor],
+) -> dict[int, dict[Node, View]]:
+    """
+    Constants of the file from which it computes others at each run, and what torch has for them.
+
+    A parameter that is normalised or weighed in torch (of a fusion by weights, of a convolution
+    whose weight is standardised) is folded only as far as no quantize node stands in between: the
+    ops behind are matched as any others are.
+
+    Args:
+        graph: The file.
+        ops: Of one subgraph, in order.
+        reference: The torch graph.
+        read: Gives a tensor of the file, dequantized.
+
+    Returns:
+        By tensor the nodes that have its values, and how it reads as each.
+    """
+    computed = computed_from_constants(graph, ops)
+    wanted: set[int] = set()
+    for op in reversed(ops):
+        if not computed.intersection(op.outputs):
+            continue
+        if op.name not in IDENTITIES or wanted.intersection(op.outputs):
+            wanted.update(each.index for each in roles_of(graph, op).inputs)
+    starts = sorted(i for i in wanted if graph.tensor(ops[0], i).is_constant)
+    if not starts:
+        return {}
+    nodes = [node for node in reference.nodes if _is_computed_with(node, reference)]
+    found = {}
+    for index in starts:
+        tensor = graph.tensor(ops[0], index)
+        readings = _readings(tensor, read(index), nodes, reference)
+        if readings:
+            found[index] = readings
+    return found
+
+
+def _is_computed_with(node: Node, reference: ReferenceGraph) -> bool:
+    """Whether torch makes another constant of this one."""
+    if reference.varies(node) or node.op not in ("get_attr", "call_function"):
+        return False
+    for user in node.users:
+        if user.op != "call_function" or reference.varies(user):
+            continue
+        if not _passes(user) or _is_computed_with(user, reference):
+            return True
+    return False
+
+
+def _readings(
+    tensor: Tensor, file: torch.Tensor, nodes: Iterable[Node], reference: ReferenceGraph
+) -> dict[Node, View]:
+    """
+    The nodes whose values a constant of the file holds, to its own rounding.
+
+    Of those that it might hold (a sum, and the sum with an ε) they are the ones whose parameters
+    it has, else the nearest.
+    """
+    if not file.is_floating_point() or not file.numel():
+        return {}
+    # What masks is infinite in torch, and the least float to kernels: nothing is near to it but it.
+    file = file.clamp(-_GREATEST, _GREATEST)
+    near: dict[Node, tuple[float, View]] = {}
+    parameters = qparams(tensor)
+    told = {node for node in nodes if parameters and _parameters(node, reference) == parameters}
+    for node in nodes:
+        value = reference.constant(node, quantized=True)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        if value.numel() != file.numel():
+            continue
+        value = value.clamp(-_GREATEST, _GREATEST)
+        slack = value.double().abs() * 2.0**-20 + 1e-30
+        if parameters is not None:
+            (scale, point), (low, high) = parameters, code_range(tensor.dtype)
+            slack = slack + scale * (0.5 + 2.0**-10)
+            if node in told:
+                value = value.double().clamp((low - point) * scale, (high - point) * scale)
+        best = best_view(file, value)
+        if best is not None and bool(((best[1].read(file) - value).abs() <= slack).all()):
+            near[node] = best
+    chosen = told.intersection(near) or set(near)
+    least = min((near[node][0] for node in chosen), default=0.0)
+    most = least + 2.0**-20 * float(file.double().abs().max()) if file.numel() else 0.0
+    if chosen.isdisjoint(told):
+        chosen = {node for node in chosen if near[node][0] <= most}
+    return {node: near[node][1] for node in _first(chosen, reference)}
+
+
+def _first(alike: Container[Node], reference: ReferenceGraph) -> Iterator[Node]:
+    """Of nodes with the same values those that torch computes of none of the others."""
+    held: set[Node] = set()
+    made: set[Node] = set()
+    for node in reference.nodes:
+        if reference.varies(node):
+            continue
+        taken = set(node.all_input_nodes)
+        if taken & made or (taken & held and not _passes(node)):
+            made.add(node)
+        elif node in alike:
+            held.add(node)
+            yield node
+        elif taken & held:
+            held.add(node)
+
+
+def _passes(node: Node) -> bool:
+    return is_quantize(node) or is_dequantize(node) or base_name(node) in VIEWS
+
+
+def _parameters(node: Node, reference: ReferenceGraph) -> tuple[float, int] | None:
+    """Scale and zero point that torch gives a constant of one scale."""
+    while is_dequantize(node) and is_quantize(node.all_input_nodes[0]):
+        node = node.all_input_nodes[0]
+    for each in (node, *node.users):
+        if base_name(each) == "quantize_per_tensor" and (each is node or each.args[0] is node):
+            given: Sequence[Any] = each.args[1:3]
+            scale, point = (
+                reference.constant(n, quantized=True) if isinstance(n, Node) else n for n in given
+            )
+            return float(torch.tensor(float(scale))), int(point)
+    return None
+
+
+def computed_behind(
+    reference: ReferenceGraph, starts: Mapping[int, Mapping[Node, View]]
+) -> Iterator[Node]:
+    """The constant nodes that torch computes from those that the file starts from."""
+    first = {node for readings in starts.values() for node in readings}
+    found: set[Node] = set()
+    for node in reference.nodes:
+        if node.op != "call_function" or reference.varies(node) or node in first:
+            continue
+        taken = set(node.all_input_nodes)
+        passes = _passes(node)
+        if passes and node.all_input_nodes[0] in first:
+            first.add(node)
+        elif taken & (found if passes else found | first):
+            found.add(node)
+            yield node
 
 
 def precomputed_constants(

@@ -12,7 +12,7 @@ import heapq
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 
 from pytest_edgeq.localize.kinds import HEAVY, base_name
 
-__all__ = ["Call", "Program", "Reached", "ReferenceGraph", "export"]
+__all__ = ["Call", "Program", "Reached", "ReferenceGraph", "export", "straightened"]
 
 Node = torch.fx.Node
 Values = dict[Node, Any]
@@ -87,6 +87,8 @@ class Call:
         self._kwargs = kwargs
         self._mutating = mutating
         self._places = [(i, each) for i, each in enumerate(args) if isinstance(each, Node)]
+        # Most take one value, before all else.
+        self._one = self._places[0][1] if [i for i, _ in self._places] == [0] else None
         # Nodes in lists and by keyword are rare, and take longer to fill in.
         self._nested = len(taken) > len({each for _, each in self._places}) or mutating
 
@@ -96,10 +98,23 @@ class Call:
             return values[self.taken[0]]
         if self._nested:
             return self._run_nested(values)
+        if self._one is not None:
+            return self._function(values[self._one], *self._args[1:], **self._kwargs)
         args = self._args.copy()
         for place, node in self._places:
             args[place] = values[node]
         return self._function(*args, **self._kwargs)
+
+    def hands_on(self) -> bool:
+        """Whether it gives the very value that it takes."""
+        return self._function is None
+
+    def taking(self, held: Mapping[Node, Node]) -> Call:
+        """The same, of other nodes where these have the values that it takes."""
+        if not any(node in held for node in self.taken):
+            return self
+        args, kwargs = map_arg((self._args, self._kwargs), lambda n: held.get(n, n))
+        return Call(self.node, self._function, list(args), dict(kwargs), self._mutating)
 
     def _run_nested(self, values: Mapping[Node, Any]) -> Any:
         args, kwargs = map_arg((self._args, self._kwargs), values.__getitem__)
@@ -107,6 +122,23 @@ class Call:
             args, kwargs = _cloned(args), _cloned(kwargs)
         assert self._function is not None, "only what computes has arguments"
         return self._function(*args, **kwargs)
+
+
+def straightened(calls: Iterable[Call]) -> tuple[list[Call], dict[Node, Node]]:
+    """
+    Leave out what hands on the value that it takes.
+
+    Returns:
+        The other calls, and by node that was left out the one that has its value.
+    """
+    left: list[Call] = []
+    held: dict[Node, Node] = {}
+    for call in calls:
+        if call.hands_on():
+            held[call.node] = held.get(call.taken[0], call.taken[0])
+        else:
+            left.append(call.taking(held))
+    return left, held
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,11 +149,13 @@ class Program:
     Attributes:
         placeholders: Its inputs.
         calls: All that it computes from them.
+        held: By node that only hands on what it takes, the one that has its value.
         left: How often each value is taken, by calls and from outside.
     """
 
     placeholders: Sequence[Node]
     calls: Sequence[Call]
+    held: Mapping[Node, Node]
     left: Mapping[Node, int]
 
     def start(self, inputs: Sequence[Any]) -> Run:
@@ -140,11 +174,13 @@ class Run:
 
     def __init__(self, program: Program, values: Values) -> None:
         self._calls = iter(program.calls)
+        self._held = program.held
         self._left = dict(program.left)
         self._values = values
 
     def take(self, node: Node) -> Any:
         """The value of a node, which is let go of after its last use."""
+        node = self._held.get(node, node)
         while node not in self._values:
             call = next(self._calls)
             self._values[call.node] = call.run(self._values)
@@ -206,8 +242,12 @@ class ReferenceGraph:
         return self._order[node]
 
     def varies(self, node: Node) -> bool:
-        """Whether it depends on the inputs."""
+        """Whether it depends on the inputs, or the file computes it at each run."""
         return node in self._varying
+
+    def compute_anew(self, nodes: Iterable[Node]) -> None:
+        """Take constants that the file computes at each run for what varies."""
+        self._varying.update(nodes)
 
     def constant(self, node: Node, *, quantized: bool, double: bool = False) -> Any:
         """
@@ -282,7 +322,7 @@ class ReferenceGraph:
             double: In float64.
             weights: Quantized parameters, for a graph that has none.
         """
-        if node in self._passing and node in self._varying:
+        if node in self._varying and (node in self._passing or _is_idle(node)):
             return Call(node, None, [node.all_input_nodes[0]], {})
         if node.op != "call_function":
             raise NotImplementedError(f"{node.op} node {node.name}")
@@ -308,10 +348,13 @@ class ReferenceGraph:
             uses: How often each node's value will be taken from a run.
         """
         nodes = [n for n in self.nodes if n in self._varying and n.op == "call_function"]
-        calls = [self.call(node, self._varying, quantized=False) for node in nodes]
+        calls, held = straightened(
+            self.call(node, self._varying, quantized=False) for node in nodes
+        )
         left = Counter(taken for call in calls for taken in call.taken)
-        left.update(uses)
-        return Program(self.placeholders, calls, left)
+        for node, times in uses.items():
+            left[held.get(node, node)] += times
+        return Program(self.placeholders, calls, held, left)
 
     def reach(
         self,
@@ -339,7 +382,8 @@ class ReferenceGraph:
 
         def push(node: Node) -> None:
             for user in node.users:
-                if user in seen or user.op != "call_function":
+                # What multiplies by zeros is a constant, and no op stands for it.
+                if user in seen or user.op != "call_function" or not self.varies(user):
                     continue
                 if all(n in values or not self.varies(n) for n in user.all_input_nodes):
                     seen.add(user)
@@ -393,6 +437,15 @@ def is_quantize(node: Node) -> bool:
 def is_dequantize(node: Node) -> bool:
     """Whether it turns codes to floats."""
     return base_name(node) in _DEQUANTIZE
+
+
+def _is_idle(node: Node) -> bool:
+    """Whether it gives what it takes: padding by nothing, and what only training drops."""
+    name = base_name(node)
+    if name in ("pad", "constant_pad_nd"):
+        amounts: Any = node.args[1]
+        return not any(isinstance(each, Node) or each for each in amounts)
+    return name in ("dropout", "dropout_") and node.args[2:] == (False,) and not node.kwargs
 
 
 def laid_out(node: Node, value: Any) -> Any:

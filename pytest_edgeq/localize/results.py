@@ -14,14 +14,16 @@ from pytest_edgeq.localize.cause import blame
 from pytest_edgeq.localize.findings import (
     constant_findings,
     moved_findings,
-    origin_findings,
     parameter_findings,
 )
 from pytest_edgeq.localize.foreign import clamp_findings, foreign_findings, pad_findings
+from pytest_edgeq.localize.groups import group_bound
 from pytest_edgeq.localize.kinds import IDENTITIES
 from pytest_edgeq.localize.local import Measured, Step
 from pytest_edgeq.localize.match import Match
+from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.precomputed import computed_from_constants
+from pytest_edgeq.localize.readers import Readers
 from pytest_edgeq.localize.reference import Program, ReferenceGraph
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.stored import read_constant
@@ -78,6 +80,8 @@ def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerError
     }
     rows, evidence = [], []
     carriers = _carriers(graph, subgraph.ops)
+    readers = Readers(graph, subgraph.index)
+    untaken = readers.untaken(steps)
     for op in subgraph.ops:
         entry = entries[op.index]
         own = steps.get(op.index, [])
@@ -87,7 +91,16 @@ def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerError
         given = _evidence(graph, op, entry, own, averaged=quantized.flow in _AVERAGING)
         taken = [i for i in op.inputs if i >= 0 and stored_constant(subgraph, i) is None]
         stranger = group is None and bool(taken) and all(i in plan.matches for i in taken)
-        evidence.append(replace(given, stranger=stranger, group=_group(subgraph.ops, own)))
+        evidence.append(
+            replace(
+                given,
+                stranger=stranger,
+                untaken=op.index in untaken,
+                widened=readers.widens(op) if own else None,
+                group=_group(subgraph.ops, own),
+                together=_together(graph, own),
+            )
+        )
     return blame(rows, evidence)
 
 
@@ -98,7 +111,10 @@ def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, 
     for position, text in plan.broken.items():
         found[position] = (*found.get(position, ()), text)
     vague = {step.match.tensor for step in plan.steps if _is_vague(step)}
-    told = parameter_findings(graph, plan.matches, plan.reference, signature.subgraph, vague=vague)
+    rms = {step.match.tensor: _rms(step.measured) for step in plan.steps}
+    told = parameter_findings(
+        graph, plan.matches, plan.reference, signature.subgraph, vague=vague, rms=rms
+    )
     for index, texts in told.items():
         op = plan.matches[index].op
         if op is not None:
@@ -128,6 +144,16 @@ def _group(ops: Sequence[Op], own: Sequence[Step]) -> tuple[int, ...]:
     found = sorted({index for step in own for index in step.match.ops})
     found = [index for index in found if ops[index].name not in {*IDENTITIES, "PAD"}]
     return tuple(found) if len(found) > 1 else ()
+
+
+def _together(graph: OpGraph, own: Sequence[Step]) -> float | None:
+    """How far ops are off together at most, where their weights are no other ones than torch's."""
+    if not own or any(step.bound is not None or step.differs for step in own):
+        return None
+    ops = graph.subgraphs[own[0].op.subgraph].ops
+    bounds = [group_bound(graph, [ops[index] for index in step.match.ops]) for step in own]
+    known = [each + 0.5 for each in bounds if each is not None]
+    return max(known) if len(known) == len(bounds) else None
 
 
 _LEAST_LEVELS = 16
@@ -216,6 +242,10 @@ def _dtypes(entry: OpDtypes) -> dict[str, str]:
         "output": ",".join(entry.outputs),
     }
     return {role: dtype for role, dtype in given.items() if dtype}
+
+
+def _rms(measured: Measured) -> float:
+    return math.sqrt(measured.noise / max(measured.elements, 1))
 
 
 def _loss(measured: Measured) -> float:

@@ -120,10 +120,14 @@ class Evidence:
         weight_granularity: `per_tensor`, `per_channel`, … as the file stores it.
         bias_limited: Channels whose bias is at the INT32 limit.
         dtype_changes: What an operand's dtype is and what it was to be, as (role, is, was).
-        nonfinite: How many output values are NaN or infinite.
+        nonfinite: How many output values are NaN or infinite, and not so in torch.
         group: Indices of the ops that stand for its nodes together, it the last, without those that
             only hold values in another way; empty for one alone.
+        together: Of several ops that round one after the other, how far their roundings add up at
+            most, in LSB; None where that is not known.
         stranger: It has no match, though all that it takes has one.
+        widened: Whose range its output has, if not that of its values, and the way out.
+        untaken: What it loses is lost where a SELECT behind takes the other branch.
         scheme: As `OpDtypes.scheme`: ops are compared with those of the same op and scheme.
     """
 
@@ -142,7 +146,10 @@ class Evidence:
     dtype_changes: tuple[tuple[str, str, str], ...] = ()
     nonfinite: int = 0
     group: tuple[int, ...] = ()
+    together: float | None = None
     stranger: bool = False
+    widened: str | None = None
+    untaken: bool = False
     scheme: str | None = None
 
     @property

@@ -19,7 +19,7 @@ import torch
 
 from pytest_edgeq.numerics.health import CLIPPED_LSB
 
-__all__ = ["SMALL", "Beside", "Codes", "Sums", "in_channels_last", "summed"]
+__all__ = ["SMALL", "Beside", "Codes", "Ends", "Sums", "ends_of", "in_channels_last", "summed"]
 
 Floats = npt.NDArray[Any]
 
@@ -28,6 +28,9 @@ _PIECE = 1 << 16
 
 #: Elements of a tensor that is summed together with others.
 SMALL = 1 << 12
+
+# Rows of ones: what a matrix product with them gives are sums, in half of einsum's time.
+_ONES: Floats = np.ones(_PIECE, np.float32)
 
 # Mean squares that float32 holds with all those that matter beside them.
 _SMALLEST, _LARGEST = 1e-28, 1e28
@@ -59,10 +62,45 @@ class Codes(NamedTuple):
         """What the greatest code stands for."""
         return (self.high - self.zero_point) * self.scale
 
+    def value(self, code: int) -> float:
+        """What a code stands for, as float32 has it."""
+        return float(np.float32(code - self.zero_point) * np.float32(self.scale))
+
     @property
     def fuzz(self) -> float:
         """What float32 may be off by in a difference of codes."""
         return (self.high - self.low) * 2.0**-22
+
+
+class Ends(NamedTuple):
+    """
+    How far a tensor's codes reach.
+
+    Attributes:
+        least: The least code met.
+        greatest: The greatest.
+        low: How many are the least there is.
+        high: How many are the greatest.
+    """
+
+    least: int
+    greatest: int
+    low: int
+    high: int
+
+
+def ends_of(stored: Floats, codes: Codes) -> Ends:
+    """
+    Look how far codes reach: they are a quarter of what they stand for.
+
+    Args:
+        stored: The codes, one of them at least.
+        codes: What they stand for.
+    """
+    least, greatest = int(stored.min()), int(stored.max())
+    low = int(np.count_nonzero(stored == codes.low)) if least <= codes.low else 0
+    high = int(np.count_nonzero(stored == codes.high)) if greatest >= codes.high else 0
+    return Ends(least, greatest, low, high)
 
 
 @dataclass(slots=True)
@@ -76,12 +114,9 @@ class Sums:
         signal: Sum of the squares of the float reference.
         least: The least value of the float reference.
         greatest: The greatest.
-        lowest: The least value of the file.
-        highest: The greatest.
         own_signal: Sum of the squares of the file's values.
-        low: How many of its codes are the least there is.
-        high: How many are the greatest.
-        below: How many of its values lie more than `CLIPPED_LSB` below what codes reach.
+        below: How many of the float reference's values lie more than `CLIPPED_LSB` below what codes
+            reach.
         above: How many lie above.
         apart_noise: Sum of the squared differences of the file and the float model.
         apart_signal: Sum of the squares of the float model.
@@ -89,6 +124,7 @@ class Sums:
         off: Greatest difference of the file and the quantized reference, cut to what codes reach.
         steps: Greatest difference of their codes, where it is more than was known.
         peak: Greatest magnitude of the quantized reference; where there are no codes.
+        own_peak: The same of the file.
     """
 
     noise: float = 0.0
@@ -96,11 +132,7 @@ class Sums:
     signal: float = 0.0
     least: float = math.inf
     greatest: float = -math.inf
-    lowest: float = math.inf
-    highest: float = -math.inf
     own_signal: float = 0.0
-    low: int = 0
-    high: int = 0
     below: int = 0
     above: int = 0
     apart_noise: float = 0.0
@@ -109,6 +141,7 @@ class Sums:
     off: float = 0.0
     steps: float = 0.0
     peak: float = 0.0
+    own_peak: float = 0.0
 
 
 class Beside(NamedTuple):
@@ -161,66 +194,75 @@ def _sum_together(given: Sequence[Beside], found: Sequence[Sums]) -> None:
     whole = _in_a_row([each.whole for each in given])
     same = all(each.quantized is each.floats for each in given)
     quantized = floats if same else _in_a_row([each.quantized for each in given])
-    counts = [each.made.numel() for each in given]
-    starts = np.cumsum([0, *counts[:-1]])
+    shapes = [each.made.shape for each in given]
+    counts = [shape.numel() for shape in shapes]
+    starts = _starts(counts)
 
     def squared(values: Floats, at: Any = starts) -> Floats:
         total: Floats = np.add.reduceat(np.square(values, dtype=np.float64), at)
         return total
 
     def furthest(values: Floats) -> Floats:
-        peak: Floats = np.maximum.reduceat(np.abs(values), starts).astype(np.float64)
-        return np.where(np.isfinite(peak), peak, math.inf)
+        peak: Floats = np.maximum.reduceat(np.abs(values), starts)
+        return _finite_ones(peak.astype(np.float64))
 
-    noise = made - floats
-    lines = [math.prod(each.made.shape[:2]) if each.made.ndim > 1 else 1 for each in given]
-    places = [np.arange(n) * (count // n) for n, count in zip(lines, counts, strict=True)]
-    by_line = squared(noise, np.concatenate(places) + np.repeat(starts, lines))
+    lines = [math.prod(shape[:2]) if len(shape) > 1 else 1 for shape in shapes]
+    sizes = [count // n for n, count in zip(lines, counts, strict=True)]
+    by_line = squared(made - floats, _starts(np.repeat(sizes, lines)))
     apart = made - whole
-    columns = {
-        "signal": squared(floats),
-        "own_signal": squared(made),
-        "least": np.minimum.reduceat(floats, starts),
-        "greatest": np.maximum.reduceat(floats, starts),
-        "lowest": np.minimum.reduceat(made, starts),
-        "highest": np.maximum.reduceat(made, starts),
-        "apart_noise": squared(apart),
-        "apart_signal": squared(whole),
-        "apart": furthest(apart),
-        "peak": np.maximum.reduceat(np.abs(quantized), starts),
-    }
     # Floats have no end, and a step of 1.
     scales = np.array([1.0 if each.codes is None else each.codes.scale for each in given])
     ends = [(-math.inf, math.inf) if c is None else (c.floor, c.ceiling) for *_, c, _ in given]
     floor, ceiling = (np.repeat(each.astype(np.float32), counts) for each in np.array(ends).T)
     off = np.clip(quantized, floor, ceiling)
     off -= made
-    columns["off"] = furthest(off) / scales
-    columns["steps"] = _steps_together(given, counts, columns["off"], (made, quantized, off))
-    told = {name: values.tolist() for name, values in columns.items()}
-    line = 0
-    for place, (each, sums) in enumerate(zip(given, found, strict=True)):
-        for name, values in told.items():
-            setattr(sums, name, values[place])
-        channels = by_line[line : line + lines[place]]
+    furthest_off = furthest(off) / scales
+    columns = (
+        _finite_ones(np.add.reduceat(by_line, _starts(lines))),
+        _finite_ones(squared(floats)),
+        _finite_ones(squared(made)),
+        np.minimum.reduceat(floats, starts),
+        np.maximum.reduceat(floats, starts),
+        _finite_ones(squared(apart)),
+        _finite_ones(squared(whole)),
+        furthest(apart),
+        furthest_off,
+        _steps_together(given, counts, furthest_off, (made, quantized, off)),
+        np.maximum.reduceat(np.abs(quantized), starts),
+        np.maximum.reduceat(np.abs(made), starts),
+    )
+    start = line = 0
+    for place, values in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
+        sums, shape, codes = found[place], shapes[place], given[place].codes
+        sums.noise, sums.signal, sums.own_signal, sums.least, sums.greatest = values[:5]
+        sums.apart_noise, sums.apart_signal, sums.apart, sums.off, sums.steps = values[5:10]
+        sums.peak, sums.own_peak = values[10:]
+        if len(shape) > 1:
+            channels = by_line[line : line + lines[place]]
+            one = shape[0] == 1
+            sums.channels = channels if one else channels.reshape(shape[:2]).sum(axis=0)
+        if codes is not None:
+            own = floats[start : start + counts[place]]
+            _count_beyond(sums, own, sums.least, sums.greatest, codes)
+        start += counts[place]
         line += lines[place]
-        sums.noise = _finite(float(channels.sum()))
-        sums.signal = _finite(sums.signal)
-        sums.own_signal = _finite(sums.own_signal)
-        sums.apart_noise = _finite(sums.apart_noise)
-        sums.apart_signal = _finite(sums.apart_signal)
-        if each.made.ndim > 1:
-            one = each.made.shape[0] == 1
-            sums.channels = channels if one else channels.reshape(each.made.shape[:2]).sum(axis=0)
-        if each.codes is not None:
-            own = slice(starts[place], starts[place] + counts[place])
-            _count_beyond(sums, floats[own], sums.least, sums.greatest, each.codes)
-            _count_ends(sums, made[own], sums.lowest, sums.highest, each.codes)
+
+
+def _starts(counts: Any) -> Any:
+    """Where each of some segments in a row begins."""
+    ends = np.cumsum(counts)
+    return ends - counts
+
+
+def _finite_ones(values: Floats) -> Floats:
+    """What is not finite is beyond every bound."""
+    return np.where(np.isfinite(values), values, math.inf)
 
 
 def _in_a_row(values: Sequence[torch.Tensor]) -> Floats:
     """All elements of all of them, in the order of their axes."""
-    return np.concatenate([each.to(torch.float32).numpy().reshape(-1) for each in values])
+    row: Floats = np.concatenate([each.numpy() for each in values], axis=None, dtype=np.float32)
+    return row
 
 
 def _steps_together(
@@ -265,13 +307,19 @@ def _sum(
     given = (made, floats, whole) if quantized is floats else (made, floats, whole, quantized)
     lines = [_lines(each, last=last) for each in given]
     by_channel: list[Floats] = []
+    spare: list[Floats] = []
     for piece in _pieces(lines):
-        noise = piece[0] - piece[1]
+        if not spare:
+            spare = [np.empty_like(piece[0]) for _ in range(2)]
+        noise, other = (each[: len(piece[0])] for each in spare)
+        np.subtract(piece[0], piece[1], out=noise)
         if codes is None:
-            _take_floats(sums, piece, noise)
+            _take_floats(sums, piece, noise, other)
         else:
-            _take_codes(sums, piece, noise, codes, known)
-        by_channel.append(np.einsum("ij,ij->j" if last else "ij,ij->i", noise, noise))
+            _take_codes(sums, piece, noise, other, codes, known)
+        squares = np.square(noise, out=other)
+        count, size = squares.shape
+        by_channel.append(np.dot(_ONES[:count], squares) if last else np.dot(squares, _ones(size)))
         sums.signal += _square(piece[1])
         sums.own_signal += _square(piece[0])
         apart = np.subtract(piece[0], piece[2], out=noise)
@@ -313,18 +361,20 @@ def _put_together(
 
 
 def _take_codes(
-    sums: Sums, piece: Sequence[Floats], noise: Floats, codes: Codes, known: float
+    sums: Sums,
+    piece: Sequence[Floats],
+    noise: Floats,
+    spare: Floats,
+    codes: Codes,
+    known: float,
 ) -> None:
     made, floats, quantized = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
     least, greatest = float(floats.min()), float(floats.max())
     sums.least, sums.greatest = _lesser(sums.least, least), -_lesser(-sums.greatest, -greatest)
     _count_beyond(sums, floats, least, greatest, codes)
-    lowest, highest = float(made.min()), float(made.max())
-    sums.lowest, sums.highest = min(sums.lowest, lowest), max(sums.highest, highest)
-    _count_ends(sums, made, lowest, highest, codes)
     off = noise
     if quantized is not floats or not (least >= codes.floor and greatest <= codes.ceiling):
-        off = np.clip(quantized, codes.floor, codes.ceiling)
+        off = np.clip(quantized, codes.floor, codes.ceiling, out=spare)
         off -= made
     furthest = _greater(0.0, off) / codes.scale
     sums.off = max(sums.off, furthest)
@@ -343,15 +393,6 @@ def _count_beyond(sums: Sums, floats: Floats, least: float, greatest: float, cod
         sums.above += int(np.count_nonzero(floats > codes.ceiling + beyond))
 
 
-def _count_ends(sums: Sums, made: Floats, lowest: float, highest: float, codes: Codes) -> None:
-    """How many codes are the first or the last there are, if any is."""
-    floor, ceiling = np.float32(codes.floor), np.float32(codes.ceiling)
-    if lowest <= floor:
-        sums.low += int(np.count_nonzero(made == floor))
-    if highest >= ceiling:
-        sums.high += int(np.count_nonzero(made == ceiling))
-
-
 def _is_news(off: float, codes: Codes, known: float) -> bool:
     """Whether codes may differ by more than is known: what is nearer than halfway rounds to it."""
     return known < math.inf and math.floor(min(off, 1e9) + 0.5 + codes.fuzz) > known
@@ -364,11 +405,12 @@ def _apart_in_codes(quantized: Floats, made: Floats, codes: Codes) -> Floats:
     return np.abs(apart)
 
 
-def _take_floats(sums: Sums, piece: Sequence[Floats], noise: Floats) -> None:
+def _take_floats(sums: Sums, piece: Sequence[Floats], noise: Floats, spare: Floats) -> None:
     made, floats, quantized = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
-    least, greatest = float(quantized.min()), float(quantized.max())
-    sums.peak = -_lesser(-sums.peak, -max(-least, greatest))
-    sums.off = _greater(sums.off, noise if quantized is floats else made - quantized)
+    sums.peak = _peak(sums.peak, quantized)
+    sums.own_peak = _peak(sums.own_peak, made)
+    off = noise if quantized is floats else np.subtract(made, quantized, out=spare)
+    sums.off = _greater(sums.off, off)
 
 
 def _lines(value: torch.Tensor, *, last: bool) -> Floats:
@@ -392,6 +434,10 @@ def _pieces(lines: Sequence[Floats]) -> Iterator[Sequence[Floats]]:
         yield [each[start : start + step] for each in lines]
 
 
+def _ones(count: int) -> Floats:
+    return _ONES[:count] if count <= _PIECE else np.ones(count, np.float32)
+
+
 def _square(values: Floats) -> float:
     flat = values.reshape(-1)
     return float(np.dot(flat, flat))
@@ -409,11 +455,17 @@ def _exact(first: Floats, second: Floats | None = None) -> float:
     values = first.astype(np.float64)
     if second is not None:
         values -= second
-    return _finite(_square(values))
+    # Of float64 a dot product would call threads in, which take longer than the sum.
+    return _finite(float(np.square(values, out=values).sum()))
 
 
 def _finite(total: float) -> float:
     return total if math.isfinite(total) else math.inf
+
+
+def _peak(known: float, values: Floats) -> float:
+    """The greatest magnitude, NaN where there is one."""
+    return -_lesser(-known, -max(-float(values.min()), float(values.max())))
 
 
 def _lesser(first: float, second: float) -> float:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pytest_edgeq.localize.match import Reading, code_limits
-from pytest_edgeq.localize.sums import Codes, Sums, in_channels_last
+from pytest_edgeq.localize.kernels import Halves
+from pytest_edgeq.localize.match import Reading, by_channel, channel_ends, code_limits
+from pytest_edgeq.localize.sums import Codes, Ends, Sums, in_channels_last
 from pytest_edgeq.localize.views import View
 from pytest_edgeq.tflite.graph import Tensor
 
@@ -33,13 +34,17 @@ class Limits(dict[int, "Codes | None"]):
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
-        self._tensors = tensors
+        self.tensors = tensors
 
     def __missing__(self, index: int) -> Codes | None:
         """Look it up once."""
-        limits = code_limits(self._tensors[index])
+        limits = code_limits(self.tensors[index])
         self[index] = None if limits is None else Codes(*limits)
         return self[index]
+
+    def has_channels(self, index: int) -> bool:
+        """Whether a tensor has a scale a channel, as a weight that is computed at each run has."""
+        return len(self.tensors[index].scales) > 1
 
 
 @dataclass(slots=True, eq=False)
@@ -51,11 +56,38 @@ class Met:
         view: How it was read.
         whole: What the float model gives for it.
         sums: Beside that, as soon as they are known.
+        ends: How far its codes reach, where it has any.
+        halves: Of a kernel that rounds its own input, by source, where that is halfway between two
+            codes.
     """
 
     view: View
     whole: torch.Tensor
     sums: Sums = field(default_factory=Sums)
+    ends: Ends | None = None
+    halves: dict[int, Halves] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """
+    One tensor of the file.
+
+    Attributes:
+        stored: As the file has it.
+        real: Dequantized.
+        double: The same in float64.
+        turned: As it is stored, by view, with channels last in memory.
+        placed: Dequantized, as the value of a node.
+        peak: Greatest magnitude.
+    """
+
+    stored: torch.Tensor
+    real: torch.Tensor | None = None
+    double: torch.Tensor | None = None
+    turned: dict[View, torch.Tensor] = field(default_factory=dict)
+    placed: dict[Node, torch.Tensor] = field(default_factory=dict)
+    peak: float | None = None
 
 
 class Tensors:
@@ -73,10 +105,14 @@ class Tensors:
     def __init__(self, runner: Runner, limits: Limits) -> None:
         self._runner = runner
         self._limits = limits
-        self._known: dict[int, dict[tuple[bool, bool], torch.Tensor]] = {}
-        self._placed: dict[int, dict[Node, torch.Tensor]] = {}
-        self._peaks: dict[int, float] = {}
+        self._held: dict[int, _Held] = {}
         self.met: dict[int, Met] = {}
+
+    def _hold(self, index: int) -> _Held:
+        if index not in self._held:
+            stored = torch.from_numpy(np.asarray(self._runner.tensor(index)))
+            self._held[index] = _Held(stored)
+        return self._held[index]
 
     def read(self, index: int, *, codes: bool = False, double: bool = False) -> torch.Tensor:
         """
@@ -87,17 +123,46 @@ class Tensors:
             codes: As stored, else dequantized.
             double: Dequantized in float64.
         """
-        limits = self._limits[index]
-        known = self._known.setdefault(index, {})
-        key = (codes or limits is None, double)
-        if key not in known:
-            if codes or limits is None:
-                value = torch.from_numpy(np.asarray(self._runner.tensor(index)))
-                known[key] = value.double() if double and value.is_floating_point() else value
-            else:
-                stored = self.read(index, codes=True)
-                known[key] = _dequantized(stored, limits, double=double)
-        return known[key]
+        held, limits = self._hold(index), self._limits[index]
+        if limits is None:
+            value = held.stored if codes else self._floats(index, held)
+            return value.double() if double and value.is_floating_point() else value
+        if codes:
+            return held.stored
+        if double:
+            if held.double is None:
+                held.double = _dequantized(held.stored, limits, double=True)
+            return held.double
+        if held.real is None:
+            held.real = _dequantized(held.stored, limits)
+        return held.real
+
+    def _floats(self, index: int, held: _Held) -> torch.Tensor:
+        """What has not one scale: floats, or codes with a scale a channel."""
+        if not self._limits.has_channels(index):
+            return held.stored
+        if held.real is None:
+            held.real = by_channel(self._limits.tensors[index], held.stored)
+        return held.real
+
+    def codes_at(self, index: int, view: View, *, last: bool = False) -> torch.Tensor:
+        """
+        A tensor of the file as it is stored, in the layout of a node.
+
+        Args:
+            index: In the subgraph.
+            view: How it reads as the node's value.
+            last: With channels last in memory; they are turned once.
+        """
+        held = self._hold(index)
+        codes = view.read(held.stored)
+        if not last or codes.ndim != 4 or codes.is_contiguous(memory_format=torch.channels_last):
+            return codes
+        if view not in held.turned:
+            # By numpy, which takes two thirds of the time.
+            rows = np.ascontiguousarray(codes.numpy().transpose(0, 2, 3, 1))
+            held.turned[view] = torch.from_numpy(rows).permute(0, 3, 1, 2)
+        return held.turned[view]
 
     def at(self, index: int, reading: Reading, *, last: bool = False) -> torch.Tensor:
         """
@@ -108,34 +173,45 @@ class Tensors:
             reading: Of one of its nodes.
             last: Rather with channels last in memory. Codes are turned to it sooner than floats.
         """
-        placed = self._placed.setdefault(index, {})
-        if reading.node not in placed:
+        held = self._hold(index)
+        value = held.placed.get(reading.node)
+        if value is None:
             limits = self._limits[index]
-            if limits is None or (False, False) in self._known.get(index, ()):
-                value = reading.view.read(self.read(index))
+            if limits is None:
+                value = reading.view.read(self._floats(index, held))
+            elif held.real is not None:
+                value = reading.view.read(held.real)
             else:
-                codes = reading.view.read(self.read(index, codes=True))
-                if last and codes.ndim == 4:
-                    codes = codes.contiguous(memory_format=torch.channels_last)
-                value = _dequantized(codes, limits)
-            placed[reading.node] = plainly_strided(value)
-        return placed[reading.node]
+                value = _dequantized(self.codes_at(index, reading.view, last=last), limits)
+            value = held.placed[reading.node] = plainly_strided(value)
+        return value
+
+    def ends(self, index: int, reading: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a tensor with a scale a channel can hold, as the value of a node."""
+        low, high = (reading.view.read(end) for end in channel_ends(self._limits.tensors[index]))
+        return low, high
 
     def place(self, index: int, node: Node, value: torch.Tensor) -> None:
         """Let a tensor's value at a node be this one, which is known to be the same."""
-        self._placed.setdefault(index, {})[node] = value
+        self._hold(index).placed[node] = value
 
     def peak(self, index: int) -> float:
         """Greatest magnitude, NaN where there is one."""
-        if index not in self._peaks:
-            least, greatest = torch.aminmax(self.read(index))
-            self._peaks[index] = max(-float(least), float(greatest))
-        return self._peaks[index]
+        held = self._hold(index)
+        if held.peak is None:
+            # numpy looks twice in less time than torch once.
+            value = self.read(index).numpy()
+            held.peak = max(-float(value.min()), float(value.max()))
+        return held.peak
+
+    def keep_peak(self, index: int, peak: float) -> None:
+        """Let a tensor's greatest magnitude be this one, which was seen while summing up."""
+        self._hold(index).peak = peak
 
     def drop(self, index: int) -> None:
         """Let go of a tensor that is not asked for any more."""
-        for held in (self._known, self._placed, self._peaks, self.met):
-            held.pop(index, None)
+        self._held.pop(index, None)
+        self.met.pop(index, None)
 
 
 def plainly_strided(value: torch.Tensor) -> torch.Tensor:

@@ -122,7 +122,7 @@ def _same_codes(op: Op, stored: Constant, expected: Constant, taken: Taken) -> b
 def _tied(op: Op, stored: Constant, taken: Taken, reference: ReferenceGraph) -> torch.Tensor | None:
     """The constant with the file's codes where two are as near; None where it is as it is."""
     chosen = _codes(taken.node, reference)
-    if chosen is None:
+    if chosen is None or chosen.values.size != stored.values.size:
         return None
     plain = reference.constant(taken.node, quantized=False)
     tied = _with_ties(chosen, op, stored, plain.numpy(), taken)

@@ -144,6 +144,17 @@ def test_ops_that_are_off_together_are_blamed_by_the_first(off: dict[str, Any], 
     assert near.culprit is None
 
 
+def test_ops_that_are_off_together_by_more_than_their_roundings_are_to_blame() -> None:
+    """At most and on average: a range within cuts few values off; the last one's is no error."""
+    together = {5: {"group": (3, 4, 5), "together": 3.0}}
+    far = {"op": "ADD", "excess_lsb": None, "local_lsb_error": 24.0, "local_rmse_lsb": 7.5}
+    errors = judged({5: far}, together)
+    assert errors.culprit is not None
+    assert (errors.culprit.index, errors.rows[5].verdict) == (3, "lowering")
+    for near in ({"local_lsb_error": 3.0}, {"local_rmse_lsb": 2.9}):
+        assert judged({5: far | near}, together).rows[5].verdict == "sound"
+
+
 def test_a_layer_that_loses_more_than_its_kind_is_to_blame() -> None:
     """Beyond three interquartile ranges and one bit."""
     errors = judged({4: {"local_sqnr_db": 31.0}})
@@ -298,8 +309,26 @@ def test_few_values_beyond_a_range_are_chance() -> None:
     """Of 32, as many as 5 are; an averaged range leaves out two values of a sample more."""
     few = {"scale": 0.02, "elements": 32}
     assert judged({}, {1: few | {"beyond": (0.0, 5 / 32)}}).culprit is None
+    assert judged({}, {1: {"elements": 16, "beyond": (0.0, 15 / 16)}}).culprit is not None
     assert judged({}, {1: few | {"beyond": (0.0, 8 / 32)}}).culprit is not None
     assert judged({}, {1: few | {"beyond": (0.0, 8 / 32), "averaged": 2}}).culprit is None
+
+
+def test_a_range_that_cuts_off_all_is_told_of_few_values_of_a_rare_kind() -> None:
+    """One value a sample, beside an average over the samples; more than others of their kind lose.
+
+    An average of ranges may leave out two values of every sample, but not all that they say.
+    """
+    lost = {"op": "SUM", "local_sqnr_db": 0.1, "clipped": 1.0}
+    cut = {"elements": 8, "averaged": 8, "beyond": (0.0, 1.0), "scheme": "int16"}
+    outlier = {3: {"local_sqnr_db": 20.0}}
+    errors = judged(outlier | {6: lost}, {6: cut}, n=12)
+    assert errors.culprit is not None
+    assert (errors.culprit.index, errors.culprit.verdict) == (6, "quantization")
+    assert " is too narrow: 100 % of torch's values lie beyond" in errors.cause
+    left = judged(outlier | {6: lost | {"local_sqnr_db": 7.0}}, {6: cut}, n=12)
+    assert left.culprit is not None
+    assert left.culprit.index == 3
 
 
 def test_few_values_say_nothing_of_a_range() -> None:
@@ -350,16 +379,46 @@ def test_known_causes_of_what_is_broken(evidence: dict[str, Any], sentence: str)
 
 
 def test_a_channel_with_most_of_the_error_is_named() -> None:
-    """Of a loss it is the reason; of what computes something else a hint, and no reason."""
-    noise = {"channel_noise": (1.0, 1.0, 1.0, 1.0, 1.0, 60.0)}
+    """That it overflows only where torch's values say so; what computes wrongly has a hint."""
+    noise: dict[str, Any] = {"channel_noise": (*[1.0] * 19, 60.0)}
     lost = judged({2: {"local_sqnr_db": 9.0}}, {2: noise})
-    assert "channel 5 of 6 has 92.3 % of the error: it is dead, or overflows" in lost.cause
+    assert "channel 19 of 20 has 75.9 % of the error; 9.0 dB locally, where" in lost.cause
+    over = judged({2: {"local_sqnr_db": 9.0}}, {2: noise | {"beyond": (0.0, 0.03)}})
+    assert (
+        "channel 19 of 20 has 75.9 % of the error: it overflows, 3 % of torch's values lie beyond "
+        "the range [−12.8, 12.7]; 9.0 dB locally, where"
+    ) in over.cause
     wrong = judged({2: {"excess_lsb": 253.0}}, {2: noise})
     assert wrong.cause == (
         "CONV_2D #2 (layer2): does not compute conv2d and relu: 253 LSB beyond rounding on its own "
-        "inputs, and channel 5 of 6 has 92.3 % of the error; compare the op, its options (stride, "
-        "padding, axis, fused activation) and what it reads with that torch call"
+        "inputs, and channel 19 of 20 has 75.9 % of the error; compare the op, its options "
+        "(stride, padding, axis, fused activation) and what it reads with that torch call"
     )
+
+
+def test_an_excess_in_lsb_is_not_held_against_one_of_floats() -> None:
+    """240 LSB are more than 150 000 times what float32 rounds: the first of the two is to blame."""
+    floats = {"excess_lsb": 150_000.0, "local_lsb_error": None}
+    errors = judged({2: {"excess_lsb": 240.0}, 5: floats}, {})
+    assert errors.culprit is not None
+    assert errors.culprit.index == 2
+    alike = judged({2: {"excess_lsb": 0.02}, 5: {"excess_lsb": 240.0}}, {})
+    assert alike.culprit is not None
+    assert alike.culprit.index == 5
+
+
+def test_a_range_far_from_zero_is_not_too_wide() -> None:
+    """It has 0 in it all the same."""
+    far = replace(SOUND, codes=(100, 125))
+    assert cause_of(row(0), replace(far, zero_point=-128)) == "nothing stands out"
+    assert "too wide" in cause_of(row(0), replace(far, zero_point=110))
+
+
+def test_what_is_lost_in_values_that_are_not_taken_is_no_loss() -> None:
+    """Those of the branch that a SELECT behind does not choose."""
+    low, narrow = {2: {"local_sqnr_db": 9.0}}, {"beyond": (0.0, 0.4)}
+    assert judged(low, {2: narrow}).culprit is not None
+    assert judged(low, {2: narrow | {"untaken": True}}).culprit is None
 
 
 def test_a_float_op_that_rounds_loses_nothing() -> None:
@@ -401,3 +460,22 @@ def test_evidence_is_for_every_row() -> None:
     """A row without it could not be judged."""
     with pytest.raises(ValueError, match="2 rows, and evidence for 1"):
         blame([row(0), row(1)], [SOUND])
+
+
+def test_a_dequantize_loses_nothing_by_as_much_as_float32_rounds() -> None:
+    """140 dB beside 147 are no loss; what is off by more is one."""
+    rows = [row(i, op="DEQUANTIZE", local_lsb_error=None, local_sqnr_db=147.0) for i in range(5)]
+    evidence = [replace(SOUND, scale=None, scheme="int8")] * 6
+    near = row(5, op="DEQUANTIZE", local_lsb_error=None, local_sqnr_db=139.0)
+    assert blame([*rows, near], evidence).culprit is None
+    far = replace(near, local_sqnr_db=20.0, excess_lsb=9.0)
+    culprit = blame([*rows, far], evidence).culprit
+    assert culprit is not None
+    assert culprit.index == 5
+
+
+def test_a_layer_that_gives_nothing_has_no_range_that_is_too_wide() -> None:
+    """What is zero in torch, too, says nothing; what is zero for want of codes is told."""
+    dead = replace(SOUND, zero_point=-128, codes=(-128, -128), reference=(0.0, 0.0))
+    assert cause_of(row(0, cumulative_sqnr_db=math.inf), dead) == "nothing stands out"
+    assert "too wide" in cause_of(row(0, cumulative_sqnr_db=0.0), dead)

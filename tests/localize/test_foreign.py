@@ -6,16 +6,44 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from ai_edge_litert import schema_py_generated as schema
+from torch import nn
 
-from fixtures.models import ResidualNet, SmallModel, SqueezeExcite, samples, seeded
+from fixtures.models import ResidualNet, SmallModel, SqueezeExcite, normal, samples, seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.rows import LOWERING, LayerErrors
 from tests.detection.flatfile import FlatFile
 from tests.detection.nets import DsCnn
 
 FLOWS = ("pt2e_static_int8", "recipe_static_wi8_ai8")
+
+
+class Gated(SmallModel):
+    """A gate as recurrent cells have it, an ELU, and rows in another order."""
+
+    order: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.new = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.last = nn.Linear(8, 4)
+        self.register_buffer("order", torch.tensor([2, 0, 3, 1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores a row."""
+        x = torch.sigmoid(self.gate(x)) * x + torch.tanh(self.new(x))
+        x = nn.functional.elu(2 * x)
+        scores: torch.Tensor = self.last(x.index_select(1, self.order) - x)
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Four rows."""
+        return (normal(1, 4, 8, seed=seed),)
+
 
 Spoil = Callable[[FlatFile], int]
 Localize = Callable[[type[SmallModel], str, Spoil], tuple[LayerErrors, int]]
@@ -211,3 +239,113 @@ def test_values_that_are_nearly_alike_blame_no_op(tmp_path: Path) -> None:
 
     assert [row.findings for row in errors.rows if row.findings] == []
     assert "too wide a range: calibrated with an outlier" in errors.cause
+
+
+def _reads(reader: str, place: int, other: str) -> Spoil:
+    """Let an op read what the first op of another name gives."""
+
+    def spoil(file: FlatFile) -> int:
+        op = _first(file, reader)
+        inputs = [int(i) for i in file.operators[op].inputs]
+        inputs[place] = int(file.operators[_first(file, other)].outputs[0])
+        file.operators[op].inputs = inputs
+        return op
+
+    return spoil
+
+
+def _quantize_reads(other: str) -> Spoil:
+    """Let the QUANTIZE of what a SELECT chooses read what the first op of another name gives."""
+
+    def spoil(file: FlatFile) -> int:
+        select = next(i for i in range(len(file.operators)) if file.name(i).startswith("SELECT"))
+        makers = [file.producer(int(i)) for i in file.operators[select].inputs]
+        op = next(i for i in makers if i is not None and file.name(i) == "QUANTIZE")
+        file.operators[op].inputs = [int(file.operators[_first(file, other)].outputs[0])]
+        return op
+
+    return spoil
+
+
+def _rolled_indices(file: FlatFile) -> int:
+    op = _first(file, "GATHER_ND")
+    tensor = int(file.operators[op].inputs[1])
+    indices = file.constant(tensor)
+    assert indices is not None
+    file.store(tensor, np.roll(indices, 1, axis=0))
+    return op
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (_reads("ADD", 0, "LOGISTIC"), "torch takes its inputs nowhere together, but goes on"),
+        (_reads("ADD", 0, "TANH"), "it takes one value twice, and torch goes on from it with add"),
+        (_quantize_reads("EXP"), "behind it, at SELECT"),
+        (_rolled_indices, "does not compute index_select: "),
+    ],
+    ids=["a product passed by", "one value twice", "QUANTIZE", "indices"],
+)
+def test_an_op_that_is_wired_or_indexed_otherwise_is_named(
+    localize: Localize, spoil: Spoil, text: str
+) -> None:
+    """Also where nothing behind it is recognised any more, and where it only hands values on."""
+    errors, op = localize(Gated, "recipe_static_wi8_ai8", spoil)
+
+    assert errors.culprit is not None, f"not found:\n{errors}"
+    assert errors.culprit.index == op, f"got:\n{errors}"
+    assert errors.culprit.verdict == LOWERING
+    assert text in errors.cause, errors
+
+
+@pytest.mark.parametrize("flow", [*FLOWS, "recipe_dynamic_wi8_afp32"])
+def test_a_gate_an_elu_and_rows_in_another_order_are_sound(localize: Localize, flow: str) -> None:
+    """Every op has its node, and none is blamed."""
+    errors, _ = localize(Gated, flow, lambda _: 0)
+
+    assert [row.name for row in errors.rows if not row.matched] == []
+    assert [row.name for row in errors.rows if row.verdict == LOWERING] == []
+
+
+class Attention(SmallModel):
+    """An attention whose mask is by far the most of what its softmax takes."""
+
+    def __init__(self, *, turned: bool = False) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(6, 6), nn.Linear(6, 6)
+        mask = torch.full((5, 5), -100.0).triu(1)
+        self.register_buffer("mask", mask.T.contiguous() if turned else mask)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give as many tokens."""
+        shares = torch.softmax(0.4 * (x @ self.keys(x).transpose(1, 2)) + self.mask, -1)
+        mixed: torch.Tensor = shares @ self.values(x)
+        return mixed
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Five tokens."""
+        return (normal(2, 5, 6, seed=seed),)
+
+
+def test_a_mask_that_lies_otherwise_blames_what_adds_it(localize: Localize) -> None:
+    """Not the softmax, though nearly all that it takes is torch's, turned."""
+    sound, _ = localize(Attention, "pt2e_static_int8", lambda _: 0)
+    assert [row.name for row in sound.rows if row.verdict == LOWERING] == []
+
+    class Turned(Attention):
+        def __init__(self) -> None:
+            super().__init__(turned=True)
+
+    maker = Edgeq()
+    content = maker.quantize(
+        seeded(Attention),
+        Attention.sample_inputs(),
+        quantizer="pt2e_static_int8",
+        calibration=samples(Attention, 8, seed=1),
+    ).tflite
+    loaded = maker.load(content, reference=seeded(Turned))
+    errors = maker.localize(loaded, samples(Attention, 3, seed=2))
+
+    assert errors.culprit is not None
+    assert errors.culprit.op == "ADD", errors

@@ -1,4 +1,4 @@
-"""Tensors that only hold others in another way are not measured anew, unless they differ."""
+"""What is not run or measured anew, and what only looks as if it need not be."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fixtures.models import normal
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.localizer import Localizer
+from pytest_edgeq.localize.reference import ReferenceGraph, export
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.samples import read_samples
 
@@ -91,3 +93,55 @@ def test_what_differs_in_one_element_is_not_handed_on(quantized: QuantizedModel)
     assert wrong.culprit.verdict == "lowering"
     assert wrong.culprit.op in ("TRANSPOSE", "RESHAPE")
     assert (wrong.culprit.excess_lsb or 0) > 0
+
+
+class _Idle(nn.Module):
+    """Padded by something and by nothing, with what only training drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two nodes compute; the last one does not."""
+        padded = functional.pad(functional.pad(x, (0, 0)), (0, 1))
+        dropped: torch.Tensor = self.drop(functional.pad(torch.tanh(padded), (0, 0, 0, 0)))
+        return dropped
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_gives_what_it_takes_is_not_run(training: bool) -> None:
+    """Padding by nothing never, a dropout only in training."""
+    x = normal(2, 3, seed=0)
+    graph = ReferenceGraph(export(_Idle().train(training), (x,), {}))
+    (returned,) = (node for node in graph.nodes if node.op == "output")
+    (last,) = returned.all_input_nodes
+    program = graph.program({last: 1})
+    made = program.start([x]).take(last)
+
+    assert len(program.calls) == (3 if training else 2)
+    expected = torch.tanh(functional.pad(x, (0, 1)))
+    assert torch.equal(made, expected) != training
+
+
+@pytest.mark.parametrize("quantized", ["recipe_dynamic_wi8_afp32"], indirect=True)
+@pytest.mark.parametrize("halves", [(), (0.5, -3.5, 2.5)])
+def test_inputs_halfway_between_two_codes_are_told(
+    quantized: QuantizedModel, halves: tuple[float, ...]
+) -> None:
+    """Each is worth a step, of 1 here; C rounds them away from zero, and ours are rounded so."""
+    with Localizer(quantized) as localizer:
+        given = iter([normal(1, 3, 16, 16, seed=0)])
+        localizer.update(next(read_samples(given, quantized.spec, "evaluation")))
+        (plan,) = localizer._plans.values()
+    hybrid = next(step.hybrid for step in plan.steps if step.hybrid is not None)
+    # 255 steps from end to end, more values than are looked at in one go.
+    x = np.full((1, 300, 300, 3), 0.25, np.float32)
+    x.flat[:2] = -128, 127
+    x.flat[-1 - len(halves) : -1] = halves
+    seen, found = hybrid.input.look(x)
+
+    away = [np.sign(each) * np.ceil(abs(each)) for each in halves]
+    assert seen.flat[-1 - len(halves) : -1].tolist() == away
+    assert (seen.flat[:3] == [-128, 127, 0]).all()
+    assert hybrid.input.ties(x, found) == len(halves)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from tests.detection.defects_model import rebuilt
 from tests.detection.flatfile import FlatFile
 from tests.detection.nets import DsCnn, EncoderBlock
 from tests.detection.sound import NETS, sound
+from tests.localize.builds import Build
 
 FLOWS = (
     "pt2e_static_int8",
@@ -104,14 +104,6 @@ class Folding(SmallModel):
 
 
 MODELS = (ResidualNet, SqueezeExcite, EmbeddingMean, DsCnn, EncoderBlock, Normed, Folding)
-
-Build = Callable[[type[SmallModel], Any], QuantizedModel]
-
-
-@pytest.fixture(scope="module")
-def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
-    """Builds outside of any test's own fixture."""
-    return Edgeq(directory=tmp_path_factory.mktemp("localize"))
 
 
 @pytest.fixture(scope="module")

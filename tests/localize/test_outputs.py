@@ -109,3 +109,44 @@ def test_an_output_before_its_activation_is_told(model: Heads, built: QuantizedM
     assert text.startswith(
         "the file's output 'scores' is its result: expected sigmoid, got linear_1"
     )
+
+
+class Cells(nn.Module):
+    """Boxes of the cells of an image, as detectors give them."""
+
+    def __init__(self, *, turned: bool = False) -> None:
+        super().__init__()
+        self.boxes = nn.Conv2d(3, 8, 3, padding=1)
+        self.turned = turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give two boxes a cell, row by row, or column by column."""
+        axes = (0, 3, 2, 1) if self.turned else (0, 2, 3, 1)
+        boxes: torch.Tensor = self.boxes(x).permute(axes).reshape(1, -1, 4)
+        return boxes
+
+
+@pytest.mark.parametrize("flow", ["recipe_static_wi8_ai8", None])
+def test_an_output_whose_elements_lie_otherwise_is_told(flow: str | None) -> None:
+    """All values are right, and none is in its place."""
+    maker = Edgeq()
+    images = [(normal(1, 3, 6, 6, seed=100 + i),) for i in range(4)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sound = Cells().eval()
+    turned = Cells(turned=True).eval()
+    turned.load_state_dict(sound.state_dict())
+    content = maker.quantize(
+        sound,
+        images[0],
+        quantizer=flow,
+        calibration=[(normal(1, 3, 6, 6, seed=i),) for i in range(8)],
+    ).tflite
+
+    right = maker.localize(maker.load(content, reference=sound), images)
+    assert all(row.verdict != LOWERING for row in right.rows), str(right)
+
+    wrong = maker.localize(maker.load(content, reference=turned), images)
+    assert wrong.culprit is not None
+    assert wrong.culprit.op == "RESHAPE"
+    assert "'output_0' has torch's values in another order than reshape lays" in wrong.cause

@@ -19,7 +19,8 @@ run and sum whole numbers. Symmetric: scale max|x| / 127, `SymmetricQuantizeFloa
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,12 @@ __all__ = ["HybridInput", "hybrid_position", "is_packed"]
 Floats = npt.NDArray[Any]
 
 _WEIGHTS = ("int8", "uint8", "int4", "int2")
+
+# Elements that are quantized together: a quarter of a MB each of a few arrays.
+_TILE = 1 << 16
+
+# float32 tells halves up to 2^−14 at most: what is as near as this is looked at again.
+_NEAR = 1e-3
 
 #: Position of the input that is quantized and of the weights.
 _SIDES = {
@@ -52,6 +59,34 @@ def hybrid_position(graph: OpGraph, op: Op) -> int | None:
     return data if left.dtype == "float32" and right.dtype in _WEIGHTS else None
 
 
+class _Steps(NamedTuple):
+    """
+    How rows are quantized, a value a row.
+
+    Attributes:
+        factor: What they are multiplied by.
+        zero_point: What is added then.
+        scale: What one step stands for.
+    """
+
+    factor: Floats
+    zero_point: Floats
+    scale: Floats
+
+
+class Halves(NamedTuple):
+    """
+    Where an input is near halfway between two codes.
+
+    Attributes:
+        steps: How it is quantized.
+        near: Lines and parts of them, and the places there.
+    """
+
+    steps: _Steps
+    near: list[tuple[slice, slice, npt.NDArray[np.intp]]]
+
+
 class HybridInput:
     """
     What the kernel of an op makes of its input before it multiplies.
@@ -70,6 +105,10 @@ class HybridInput:
         self._size = weights.shape[-1] if op.name == "FULLY_CONNECTED" else None
         self._is_asymmetric = _is_asymmetric(graph, op, weights, runtime)
 
+    @property
+    def _low(self) -> int:
+        return -128 if self._is_asymmetric else -127
+
     def seen(self, x: Floats) -> Floats:
         """
         The op's input as the kernel sees it after quantizing it.
@@ -81,46 +120,58 @@ class HybridInput:
         Returns:
             Dequantized, of the same shape and dtype.
         """
-        codes, scale = self._quantized(self._rows(x))
-        seen: Floats = codes.astype(x.dtype, copy=False)
-        seen *= scale.astype(x.dtype)
+        return self.look(x)[0]
+
+    def look(self, x: Floats) -> tuple[Floats, Halves]:
+        """The same, and where the kernel may see another code: `ties` says what that is worth."""
+        rows = self._rows(x)
+        seen = np.empty(rows.shape, x.dtype)
+        near = []
+        with np.errstate(all="ignore"):
+            steps = (_asymmetric if self._is_asymmetric else _symmetric)(rows)
+            for lines, part in _tiles(*rows.shape):
+                own = _Steps._make(each[lines] for each in steps)
+                codes, places = _codes(rows[lines, part], own, self._low)
+                np.multiply(codes, own.scale, out=seen[lines, part], dtype=x.dtype)
+                near.append((lines, part, places))
         if self._turned:
             seen = seen.reshape(x.swapaxes(-1, -2).shape)
-            return np.ascontiguousarray(seen.swapaxes(-1, -2))
-        return seen.reshape(x.shape)
+            return np.ascontiguousarray(seen.swapaxes(-1, -2)), Halves(steps, near)
+        return seen.reshape(x.shape), Halves(steps, near)
 
-    def ties(self, x: Floats) -> float:
+    def ties(self, x: Floats, halves: Halves) -> float:
         """
         What the inputs that lie halfway between two codes may be off, in sum.
 
         A quotient of float32 is known to two units in the last place, so which code such a value
         takes depends on the order in which a processor multiplies and adds. Each is worth one step.
 
+        Args:
+            x: What was looked at.
+            halves: What was found.
+
         Returns:
             In units of the input; the results are off by as much times the largest weight at most.
         """
         rows = self._rows(x)
-        codes, scale = self._quantized(rows)
-        # The zero point is a whole number, so the halves are the same with it and without.
-        apart = rows / scale
-        apart -= codes
-        np.abs(apart, out=apart)
-        apart -= 0.5
-        # float32 tells halves up to 2^−14 at most: what is near is looked at again.
-        near = np.abs(apart, out=apart) < 1e-3
-        line = np.nonzero(near)[0]
-        steps = rows[near].astype(np.float64) / scale[line, 0]
-        tied = np.abs(np.abs(steps - codes[near]) - 0.5) <= (np.abs(steps) + 256) * 2.0**-22
-        return float(scale[line, 0][tied].sum(dtype=np.float64))
+        total = 0.0
+        for lines, part, places in halves.near:
+            tile = rows[lines, part]
+            line = places // max(tile.shape[1], 1)
+            values = tile[line, places - line * tile.shape[1]]
+            steps = _Steps._make(each[lines][line, 0] for each in halves.steps)
+            codes, _ = _codes(values, steps, self._low)
+            exact = values.astype(np.float64) / steps.scale
+            apart = np.abs(np.abs(exact - codes) - 0.5)
+            tied = apart <= (np.abs(exact) + 256) * 2.0**-22
+            total += float(steps.scale[tied].sum(dtype=np.float64))
+        return total
 
     def _rows(self, x: Floats) -> Floats:
         seen = np.ascontiguousarray(x.swapaxes(-1, -2) if self._turned else x, np.float32)
         if self._by_row:
             return seen.reshape(-1, self._size or seen.shape[-1])
         return seen.reshape(len(seen), -1)
-
-    def _quantized(self, rows: Floats) -> tuple[Floats, Floats]:
-        return _asymmetric(rows) if self._is_asymmetric else _symmetric(rows)
 
 
 def _is_asymmetric(graph: OpGraph, op: Op, weights: Tensor, runtime: str) -> bool:
@@ -149,39 +200,63 @@ def is_packed(op: Op, weights: Tensor) -> bool:
     return n_in % 2 == 0 and n_in >= 32 and n_out >= 4
 
 
-def _symmetric(rows: Floats) -> tuple[Floats, Floats]:
+def _symmetric(rows: Floats) -> _Steps:
     """Codes −127 … 127, and their scales, max|x| / 127."""
     reach = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
     empty = reach == 0
     safe = np.where(empty, np.float32(1), reach)
     scale = np.where(empty, np.float32(1), safe / np.float32(127))
-    codes = _rounded(rows * (np.float32(127) / safe))
-    return np.clip(codes, -127, 127, out=codes), scale
+    return _steps(np.float32(127) / safe, np.zeros_like(safe), scale)
 
 
-def _asymmetric(rows: Floats) -> tuple[Floats, Floats]:
-    """Codes less their zero point, over the range with 0 in it, and their scales."""
+def _asymmetric(rows: Floats) -> _Steps:
+    """Over the range with 0 in it."""
     low = np.minimum(rows.min(axis=1, keepdims=True), 0).astype(np.float64)
     high = np.maximum(rows.max(axis=1, keepdims=True), 0).astype(np.float64)
-    empty = low == high
-    scale = np.where(empty, 1.0, (high - low) / 255)
+    scale = (high - low) / 255
+    empty = scale == 0
+    scale[empty] = 1.0
+    below, above = low / scale, high / scale
     # From the end that is nearer to 0 in codes, which the rounding harms less.
-    by_low = 128 + np.abs(low / scale) < 127 + np.abs(high / scale)
-    exact = np.where(by_low, -128 - low / scale, 127 - high / scale)
-    zero_point = np.where(empty, 0, np.clip(_rounded(exact), -128, 127)).astype(np.float32)
+    zero_point = _rounded(np.where(128 - below < 127 + above, -128 - below, 127 - above))
+    zero_point[empty] = 0.0
     held = scale.astype(np.float32)
-    codes = rows * (np.float32(1) / held)
-    codes += zero_point
-    codes = _rounded(codes)
-    np.clip(codes, -128, 127, out=codes)
-    codes -= zero_point
-    return codes, held
+    return _steps(np.float32(1) / held, zero_point.astype(np.float32), held)
+
+
+def _steps(factor: Floats, zero_point: Floats, scale: Floats) -> _Steps:
+    # Of values so small that float32 does not hold their step nothing is known.
+    factor[np.isinf(factor)] = np.nan
+    return _Steps(factor, zero_point, scale)
+
+
+def _tiles(count: int, size: int) -> Iterator[tuple[slice, slice]]:
+    """Lines and parts of them that a processor keeps at hand."""
+    lines, part = max(_TILE // max(size, 1), 1), min(size, _TILE)
+    for line in range(0, count, lines):
+        for start in range(0, size, max(part, 1)):
+            yield slice(line, line + lines), slice(start, start + part)
+
+
+def _codes(rows: Floats, steps: _Steps, low: int) -> tuple[Floats, npt.NDArray[np.intp]]:
+    """Codes less their zero point, and where they are near halfway between two of them."""
+    exact = rows * steps.factor
+    exact += steps.zero_point
+    codes = np.rint(exact)
+    rest = np.subtract(exact, codes)
+    near = (np.abs(rest, out=rest) > 0.5 - _NEAR).reshape(-1).nonzero()[0]
+    if near.size:
+        # Halves go away from zero, as C's `round` does it.
+        halves = near[rest.reshape(-1)[near] == 0.5]
+        exact = exact.reshape(-1)[halves]
+        codes.reshape(-1)[halves] = exact + np.copysign(np.float32(0.5), exact)
+    np.clip(codes, low, 127, out=codes)
+    codes -= steps.zero_point
+    return codes, near
 
 
 def _rounded(values: Floats) -> Floats:
     """Half away from zero, as C's `round`. What is cut off, and its double, are exact."""
     whole: Floats = np.trunc(values)
-    rest = np.subtract(values, whole)
-    rest *= 2
-    whole += np.trunc(rest, out=rest)
+    whole += np.trunc(2 * (values - whole))
     return whole

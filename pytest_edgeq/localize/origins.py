@@ -1,0 +1,93 @@
+"""What a file has otherwise than the one that the flow made, op by op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.localize.biases import qparams, unexpected_qparams
+from pytest_edgeq.localize.constants import Context
+from pytest_edgeq.localize.differences import explain
+from pytest_edgeq.localize.stored import Constant, read_constant
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+from pytest_edgeq.tflite.roles import StoredTensor, roles_of
+
+__all__ = ["origin_findings"]
+
+
+def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ...]]:
+    """
+    Hold activations' parameters and constants against those of the file that the flow made.
+
+    Scales come from the calibration, so where no simulated graph has them, that file stands for it.
+
+    Returns:
+        Findings by the index of the op; none where the ops are others.
+    """
+    ours, theirs = (each.graph.subgraphs[each.signature.subgraph] for each in (edge, origin))
+    if [op.name for op in ours.ops] != [op.name for op in theirs.ops]:
+        return {}
+    found: dict[int, tuple[str, ...]] = {}
+    for op, other in zip(ours.ops, theirs.ops, strict=True):
+        told = []
+        # A damaged file may give an op fewer outputs or operands: `same` tells of that.
+        for mine, its in zip(op.outputs, other.outputs, strict=False):
+            actual, wanted = qparams(ours.tensors[mine]), qparams(theirs.tensors[its])
+            if actual is None or wanted is None:
+                continue
+            text = unexpected_qparams("its output", actual, wanted)
+            told += [text] if text else []
+        told += _changed_constants(edge.graph, op, origin.graph, other)
+        if told:
+            found[op.index] = tuple(told)
+    return found
+
+
+def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> list[str]:
+    told = []
+    # The first that both have: of another number of operands `same` tells.
+    for place, (mine, its) in enumerate(zip(op.inputs, other.inputs, strict=False)):
+        if mine < 0 or its < 0:
+            continue
+        tensor, wanted = graph.tensor(op, mine), origin.tensor(other, its)
+        if not tensor.is_constant or not wanted.is_constant or tensor.is_external:
+            continue
+        held, given = graph.constant(tensor), origin.constant(wanted)
+        if np.array_equal(held, given):
+            continue
+        how = None
+        if not (tensor.is_sparse or wanted.is_sparse):
+            ours = read_constant(graph, op, StoredTensor(tensor, False, tensor))
+            how = _how(op, ours, read_constant(origin, other, StoredTensor(wanted, False, wanted)))
+        if how is None:
+            count = int((held != given).sum()) if held.shape == given.shape else len(held)
+            how = f"{count} of {len(held)} bytes differ"
+        name = _role(graph, op, tensor) or f"constant operand {place}"
+        told.append(f"its {name} is not the one that the flow wrote: {how}")
+    return told
+
+
+def _role(graph: OpGraph, op: Op, tensor: Tensor) -> str | None:
+    roles = roles_of(graph, op)
+    for name, each in (("weight", roles.weights), ("bias", roles.biases)):
+        if any(stored.tensor is tensor for stored in each):
+            return name
+    return None
+
+
+def _how(op: Op, ours: Constant, theirs: Constant) -> str | None:
+    """In the words of what must have happened; None where it is not the values that differ."""
+    alike = ours.values.shape == theirs.values.shape and ours.values.size > 0
+    if not alike or ours.dtype != theirs.dtype or np.array_equal(ours.values, theirs.values):
+        return None
+    target: npt.NDArray[Any] = theirs.values.astype(np.float64)
+    if ours.zero_points is not None:
+        target = target - ours.zero_points
+    context = Context(op.name, {}, None, np.empty(0))
+    text = explain(
+        context.claim(ours, target, 0.25 if ours.scales is not None else 0.0, exact=True)
+    )
+    return text.replace("the reference's", "the flow's").replace("the reference gives", "it gave")

@@ -1,0 +1,71 @@
+"""A file beside the one that the flow made: which constant of which op, and how it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures.models import ResidualNet, samples, seeded
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.localize.origins import origin_findings
+from pytest_edgeq.tflite.edge import EdgeFile
+from tests.detection.flatfile import FlatFile
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> QuantizedModel:
+    """Convolutions and a linear layer, in integers."""
+    return Edgeq(directory=tmp_path_factory.mktemp("origins")).quantize(
+        seeded(ResidualNet),
+        ResidualNet.sample_inputs(),
+        quantizer="recipe_static_wi8_ai8",
+        calibration=samples(ResidualNet, 8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "change", "text"),
+    [
+        (
+            *("CONV_2D", 1, lambda v: np.roll(v, 1, axis=0)),
+            "its weight is not the one that the flow wrote: permuted: the output channels are "
+            "rolled by 1",
+        ),
+        (
+            *("FULLY_CONNECTED", 2, lambda v: v + 16),
+            "its bias is not the one that the flow wrote: ",
+        ),
+        (
+            *("TRANSPOSE", 1, lambda v: v[[0, 2, 1, 3]]),
+            "its constant operand 1 is not the one that the flow wrote: ",
+        ),
+    ],
+    ids=["weight", "bias", "axes"],
+)
+def test_a_constant_is_told_by_its_role_and_by_what_became_of_it(
+    built: QuantizedModel,
+    name: str,
+    place: int,
+    change: Callable[[Any], Any],
+    text: str,
+) -> None:
+    """Not by a number of bytes."""
+    file = FlatFile(built.tflite)
+    op = next(i for i in range(len(file.operators)) if file.name(i) == name)
+    tensor = int(file.operators[op].inputs[place])
+    values = file.constant(tensor)
+    assert values is not None
+    file.store(tensor, change(values).astype(values.dtype))
+
+    found = origin_findings(EdgeFile(file.content()), built.edge)
+
+    # One constant may stand in several ops.
+    assert op in found
+    (told,) = found[op]
+    assert told.startswith(text), told
+    assert "bytes" not in told
+    assert "reference" not in told
+    assert origin_findings(EdgeFile(built.tflite), built.edge) == {}

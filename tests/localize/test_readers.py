@@ -1,0 +1,74 @@
+"""Ranges that are not those of the values, but of what is taken with them behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import SmallModel, normal, samples, seeded
+from pytest_edgeq import Edgeq
+from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
+
+
+class Masked(SmallModel):
+    """An attention that fills in a mask of −10 000."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.register_buffer("later", torch.ones(8, 8).triu(1).bool())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give as many tokens."""
+        scores = x @ self.keys(x).transpose(1, 2)
+        mixed: torch.Tensor = scores.masked_fill(self.later, -1e4).softmax(-1) @ self.values(x)
+        return mixed
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Eight tokens."""
+        return (normal(2, 8, 6, seed=seed),)
+
+
+class Joined(SmallModel):
+    """Two branches, one of which is far larger, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small, self.last = (nn.Conv2d(3, 3, 1) for _ in range(3))
+        self.last = nn.Conv2d(6, 3, 1)
+        self.large.weight.data = 50 * normal(3, 3, 1, 1, seed=8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give an image."""
+        image: torch.Tensor = self.last(torch.cat([self.large(x), self.small(x)], 1))
+        return image
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 6, 6, seed=seed),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flow", "text"),
+    [
+        (Masked, "recipe_static_wi8_ai8", "of a mask, −30 does as much; else leave that op in"),
+        (Joined, "pt2e_static_int8", "has one scale for all that it takes: bring these to like"),
+    ],
+    ids=["mask", "join"],
+)
+def test_who_has_widened_a_range_is_told(kind: type[SmallModel], flow: str, text: str) -> None:
+    """No calibration can help."""
+    maker = Edgeq()
+    quantized = maker.quantize(
+        seeded(kind), kind.sample_inputs(), quantizer=flow, calibration=samples(kind, 16)
+    )
+    errors = maker.localize(quantized, samples(kind, 4, seed=2))
+
+    assert [row.name for row in errors.rows if row.verdict == LOWERING] == []
+    assert errors.culprit is not None, errors
+    assert errors.culprit.verdict == QUANTIZATION
+    assert " levels are used" in errors.cause
+    assert text in errors.cause
