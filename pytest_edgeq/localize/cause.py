@@ -16,6 +16,18 @@ from dataclasses import replace
 import numpy as np
 
 from pytest_edgeq.localize.biases import is_of_parameters
+from pytest_edgeq.localize.mistakes import (
+    BIT_DB,
+    broken,
+    calibrated_on_nothing,
+    clipped,
+    is_cut_off,
+    lossy,
+    mistake,
+    never_calibrated,
+    one_channel,
+    too_wide,
+)
 from pytest_edgeq.localize.rows import (
     LOWERING,
     QUANTIZATION,
@@ -25,7 +37,6 @@ from pytest_edgeq.localize.rows import (
     LayerError,
     LayerErrors,
 )
-from pytest_edgeq.numerics.health import AVERAGES, more_than_chance
 
 __all__ = ["blame", "cause_of"]
 
@@ -40,39 +51,8 @@ it is held against; of four it would.
 _FENCES = 3.0
 """Interquartile ranges beyond the median."""
 
-_ONE_BIT_DB = 20 * math.log10(2)
-"""Layers as alike as those of a small model have hardly any range: what costs no bit is no loss."""
-
-_FEW_LEVELS = 1 / 8
-"""Share of the codes in use below which a range is too wide: three bits are wasted."""
-
-_UNEVEN = 16.0
-"""Ratio of the channels' largest weights at which one scale leaves the least 4 bits fewer."""
-
-_LEAST_SCALE = 2.0**-12
-"""What torchao's observers give all that has less (its quantizers' `eps`)."""
-
-_TOO_SMALL = "PT2E gives no scale below 2⁻¹²: leave what is so small in float, or scale it up"
-
-_ENOUGH = 32
-"""Elements that span 31/33 of what their like spans, on average: fewer say nothing of a range."""
-
-_MOST = 0.5
-"""Share of torch's values beyond a range that so few tell of, too, if it is more than chance."""
-
-_OWN_RANGE = {"ADD", "SUB", "MUL", "DIV", "BATCH_MATMUL", "QUANTIZE"}
-"""
-Ops, beside those with weights, whose output has a range of its own.
-
-Others take their input's (pools, reshapes, joins), or one that TFLite fixes (SOFTMAX, LOGISTIC,
-TANH), whatever the values are.
-"""
-
 _LAYERS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
 """Ops with weights that every flow quantizes where it quantizes one of them."""
-
-_ONE_CHANNEL = 0.5
-"""Share of the error from which one channel among four or more has it."""
 
 
 def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErrors:
@@ -119,7 +99,7 @@ def _first_of_group(row: LayerError, evidence: Evidence) -> int | None:
 
     Ops that can be right alone were told apart, so that the first one is where torch was left.
     """
-    if row.findings or evidence.nonfinite or not evidence.group or _broken(evidence):
+    if row.findings or evidence.nonfinite or not evidence.group or broken(evidence):
         return None
     if not _beyond_rounding(row, evidence) or row.op in _WITH_OPTIONS:
         return None
@@ -243,7 +223,7 @@ def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[
     found = {
         i: text
         for i in scaled
-        if rows[i].local_sqnr_db is not None and (text := _mistake(rows[i], evidence[i]))
+        if rows[i].local_sqnr_db is not None and (text := mistake(rows[i], evidence[i]))
     }
     return found if 2 * len(found) < len(scaled) else {}
 
@@ -286,16 +266,8 @@ def _cut_off(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[i
     return {
         i: f"{_sqnr(row):.1f} dB locally"
         for i, (row, each) in enumerate(given)
-        if row.matched and not each.untaken and _is_cut_off(row, each)
+        if row.matched and not each.untaken and is_cut_off(row, each)
     }
-
-
-def _is_cut_off(row: LayerError, evidence: Evidence) -> bool:
-    """Whether half of an op's values or more lie beyond its range, and not one bit is left."""
-    sqnr = row.local_sqnr_db
-    if evidence.reach is None or sqnr is None or not sum(evidence.beyond) >= _MOST:
-        return False
-    return not sqnr >= _ONE_BIT_DB
 
 
 def _only_rounds(row: LayerError, evidence: Evidence) -> bool:
@@ -313,7 +285,7 @@ def _outlier(value: float, kind: Sequence[float], name: str) -> str | None:
     if len(finite) < _LEAST_LAYERS - 1:
         return None
     low, median, high = np.percentile(finite, (25, 50, 75))
-    fence = median - max(_FENCES * (high - low), _ONE_BIT_DB)
+    fence = median - max(_FENCES * (high - low), BIT_DB)
     if not value < fence:
         return None
     return f"{value:.1f} dB locally, where the median of {len(kind)} {name} is {median:.1f} dB"
@@ -335,15 +307,15 @@ def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> st
     if evidence.nonfinite:
         return f"{_nonfinite(evidence)}the first op that gives any"
     if _beyond_rounding(row, evidence):
-        known, far = _broken(evidence), f"{_far(row, evidence)} on its own inputs"
+        known, far = broken(evidence), f"{_far(row, evidence)} on its own inputs"
         if known:
             return f"{known}; {far}"
-        channel = _one_channel(evidence)
+        channel = one_channel(evidence)
         where = f", and {channel}" if channel else ""
         return f"does not compute {_twins(row)}: {far}{where}; {_WAY_OUT}that torch call"
     if evidence.stranger:
         return f"no torch call gives what it gives of what it takes; {_WAY_OUT}torch"
-    known = _lossy(row, evidence)
+    known = lossy(row, evidence)
     if known is None:
         return f"it loses more than others of its kind: {loss}" if loss else "nothing stands out"
     return f"{known}; {loss}" if loss else known
@@ -371,189 +343,6 @@ def _twins(row: LayerError) -> str:
     if len(row.nodes) > 3:
         return f"{row.nodes[0]}, …, {row.nodes[-1]} ({len(row.nodes)} torch nodes)"
     return " and ".join(row.nodes) or "torch"
-
-
-def _broken(evidence: Evidence) -> str | None:
-    """What makes an op compute something else."""
-    return _dtype_changed(evidence) or _at_bias_limit(evidence) or _lost_activation(evidence)
-
-
-def _lossy(row: LayerError, evidence: Evidence) -> str | None:
-    """What makes an op lose by its parameters."""
-    known = _dtype_changed(evidence) or _mistake(row, evidence)
-    channel = _one_channel(evidence)
-    if known or channel is None:
-        return known
-    beyond = sum(evidence.beyond)
-    # Half of one channel's values: fewer may be of any.
-    if evidence.reach is None or beyond * len(evidence.channel_noise) < 0.5:
-        return channel
-    return (
-        f"{channel}: it overflows, {_percent(beyond)} of torch's values lie beyond the range "
-        f"{_range(evidence)}"
-    )
-
-
-def _mistake(row: LayerError, evidence: Evidence) -> str | None:
-    """Parameters that no sound calibration gives."""
-    return (
-        _never_calibrated(evidence)
-        or _calibrated_on_nothing(evidence)
-        or _clipped(row, evidence)
-        or _too_wide(row, evidence)
-        or _uneven_weights(evidence)
-        or _at_bias_limit(evidence)
-    )
-
-
-def _dtype_changed(evidence: Evidence) -> str | None:
-    if not evidence.dtype_changes:
-        return None
-    role, actual, wanted = evidence.dtype_changes[0]
-    return f"its {role} is {actual} and was to be {wanted}: what makes it changed its dtype"
-
-
-def _at_bias_limit(evidence: Evidence) -> str | None:
-    channels = evidence.bias_limited
-    if not channels:
-        return None
-    return (
-        f"its bias is at the INT32 limit in {_channels(channels)}: weights near zero give a scale "
-        "that the bias does not fit; give the layer's weights one scale, or leave it in float"
-    )
-
-
-def _channels(channels: Sequence[int]) -> str:
-    if len(channels) == 1:
-        return f"channel {channels[0]}"
-    return f"channels {', '.join(map(str, channels[:4]))}{', …' if len(channels) > 4 else ''}"
-
-
-def _lost_activation(evidence: Evidence) -> str | None:
-    """A fused activation shows in the sides on which values end."""
-    if evidence.reference is None or evidence.met is None or evidence.scale is None:
-        return None
-    (least, greatest), (low, high) = evidence.reference, evidence.met
-    assert evidence.reach is not None
-    step = evidence.scale
-    # A step is left for rounding at either end; what only the codes' range ends is no clamp.
-    if least >= 0 and low < -1.5 * step:
-        return f"it gives {low:.3g}, where torch gives nothing below 0: a RELU was dropped"
-    if abs(low) < step / 2 and least < -1.5 * step and evidence.reach[0] < -1.5 * step:
-        return f"it gives nothing below 0, where torch gives {least:.3g}: a RELU too many"
-    if high > greatest + 1.5 * step and greatest in (1.0, 6.0):
-        return f"it gives {high:.3g}, where torch stops at {greatest:g}: a clamp was dropped"
-    for stop in (1.0, 6.0):
-        inside = evidence.reach[1] > stop + 1.5 * step
-        if abs(high - stop) < step / 2 and greatest > stop + 1.5 * step and inside:
-            return f"it stops at {stop:g}, where torch gives {greatest:.3g}: a clamp too many"
-    return None
-
-
-def _never_calibrated(evidence: Evidence) -> str | None:
-    if evidence.scale != 1.0 or evidence.zero_point != 0:
-        return None
-    return (
-        "its output was never calibrated (scale 1.0, zero point 0): the observer saw no sample; "
-        "calibrate before converting"
-    )
-
-
-def _span(evidence: Evidence) -> tuple[float, float] | None:
-    """Widths of what the codes reach, and of what torch gives; both must be known, and not 0."""
-    if evidence.reach is None or evidence.reference is None:
-        return None
-    reach = evidence.reach[1] - evidence.reach[0]
-    needed = max(evidence.reference[1], 0.0) - min(evidence.reference[0], 0.0)
-    return (reach, needed) if reach > 0 and needed > 0 else None
-
-
-def _calibrated_on_nothing(evidence: Evidence) -> str | None:
-    spans = _span(evidence)
-    # A range that keeps one value in a hundred can only come from samples that were none.
-    if spans is None or spans[0] > spans[1] / 100:
-        return None
-    return (
-        f"its range is {_range(evidence)}, next to nothing, where torch gives "
-        f"{_between(evidence.reference)}: calibrated on zeros"
-    )
-
-
-def _clipped(row: LayerError, evidence: Evidence) -> str | None:
-    beyond, elements = sum(evidence.beyond), evidence.elements
-    if evidence.reach is None or (elements < _ENOUGH and not beyond >= _MOST):
-        return None
-    chance = not more_than_chance(round(beyond * elements), elements, averaged=evidence.averaged)
-    if chance and not _is_cut_off(row, evidence):
-        return None
-    at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
-    return (
-        f"its range {_range(evidence)} is too narrow: {_percent(beyond)} of torch's values lie "
-        f"beyond{at_ends}; calibrate with samples like those evaluated"
-        f"{AVERAGES if evidence.averaged else ''}"
-    )
-
-
-def _too_wide(row: LayerError, evidence: Evidence) -> str | None:
-    if evidence.codes is None or evidence.code_range is None or evidence.elements < _ENOUGH:
-        return None
-    if "weight" not in row.dtypes and row.op not in _OWN_RANGE:
-        return None
-    if evidence.reference == (0.0, 0.0) and row.cumulative_sqnr_db == math.inf:
-        # A ReLU that gives nothing for these samples says nothing of its range.
-        return None
-    low, high = evidence.codes
-    levels, all_levels = high - low + 1, evidence.code_range[1] - evidence.code_range[0] + 1
-    zero = evidence.zero_point
-    # A range has 0 in it, however far from it all values lie.
-    spanned = levels if zero is None else max(high, zero) - min(low, zero) + 1
-    if not spanned < all_levels * _FEW_LEVELS:
-        return None
-    met = f", and the values reach {_between(evidence.met)}" if evidence.met else ""
-    why = evidence.widened or "calibrated with an outlier, or with other preprocessing"
-    return (
-        f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are "
-        f"used{met}; {_TOO_SMALL if evidence.scale == _LEAST_SCALE else why}"
-    )
-
-
-def _uneven_weights(evidence: Evidence) -> str | None:
-    largest = [each for each in evidence.weight_maxima if each > 0]
-    if evidence.weight_granularity != "per_tensor" or len(largest) < 2:
-        return None
-    ratio = max(largest) / min(largest)
-    if not ratio >= _UNEVEN:
-        return None
-    return (
-        f"one scale for all of its weights, whose channels differ by {ratio:.3g} ×: the least "
-        f"uses {127 / ratio:.2g} of 127 codes; quantize them per channel"
-    )
-
-
-def _one_channel(evidence: Evidence) -> str | None:
-    noise = np.asarray(evidence.channel_noise, np.float64)
-    total = float(noise.sum())
-    if len(noise) < 4 or not total > 0:
-        return None
-    worst = int(noise.argmax())
-    share = float(noise[worst]) / total
-    # Of few channels one has much by chance: it must have four times its part, too.
-    if not (share > _ONE_CHANNEL and share * len(noise) > 4):
-        return None
-    return f"channel {worst} of {len(noise)} has {_percent(share)} of the error"
-
-
-def _range(evidence: Evidence) -> str:
-    return _between(evidence.reach)
-
-
-def _between(pair: tuple[float, float] | None) -> str:
-    assert pair is not None
-    return f"[{pair[0]:.3g}, {pair[1]:.3g}]".replace("-", "−")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
 
 
 def _left_in_float(
@@ -597,14 +386,14 @@ def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> str
 
 
 _EVERYWHERE: tuple[tuple[Callable[[LayerError, Evidence], str | None], str], ...] = (
-    (lambda _, given: _never_calibrated(given), "were never calibrated (scale 1.0, zero point 0)"),
+    (lambda _, given: never_calibrated(given), "were never calibrated (scale 1.0, zero point 0)"),
     (
-        lambda _, given: _calibrated_on_nothing(given),
+        lambda _, given: calibrated_on_nothing(given),
         "have a range of next to nothing: calibrated on zeros",
     ),
-    (_clipped, "have too narrow a range: calibrate with samples like those evaluated"),
+    (clipped, "have too narrow a range: calibrate with samples like those evaluated"),
     (
-        _too_wide,
+        too_wide,
         "have too wide a range: calibrated with an outlier, or with other preprocessing",
     ),
 )

@@ -21,7 +21,7 @@ from pytest_edgeq.localize.biases import (
 from pytest_edgeq.localize.constants import FOLDED, check_weight
 from pytest_edgeq.localize.kinds import HEAVY, IDENTITIES, VIEWS, base_name, is_heavy
 from pytest_edgeq.localize.layouts import to_file_layout
-from pytest_edgeq.localize.match import Match
+from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.moves import MOVING
 from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
 from pytest_edgeq.localize.stored import read_constant

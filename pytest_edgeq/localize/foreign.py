@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytest_edgeq.localize.kinds import CLAMPS, HEAVY, IDENTITIES, VIEWS, base_name, is_heavy
-from pytest_edgeq.localize.match import Match
+from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
 from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph

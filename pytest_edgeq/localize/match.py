@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch.fx.node import map_arg
 
-from pytest_edgeq.localize.biases import qparams
+from pytest_edgeq.localize.alike import Chooser, Near
+from pytest_edgeq.localize.codes import channel_ends, clipped, is_near
 from pytest_edgeq.localize.kinds import (
     ACTIVATIONS,
     CLAMPS,
-    HEAVY,
     IDENTITIES,
     TWINS,
     VIEWS,
@@ -33,7 +33,7 @@ from pytest_edgeq.localize.kinds import (
     is_heavy,
     kin,
 )
-from pytest_edgeq.localize.moves import MOVING, moved
+from pytest_edgeq.localize.matches import Match, Reading, module_of, typed
 from pytest_edgeq.localize.precomputed import computed_from_constants
 from pytest_edgeq.localize.reference import (
     Reached,
@@ -41,58 +41,13 @@ from pytest_edgeq.localize.reference import (
     is_dequantize,
     is_quantize,
 )
-from pytest_edgeq.localize.stored import shape_along
 from pytest_edgeq.localize.views import View, best_view, distance
-from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import stored_constant
 
-__all__ = ["Match", "Matcher", "Reading"]
+__all__ = ["Matcher"]
 
 Node = torch.fx.Node
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """
-    A node that a tensor of the file stands for.
-
-    Attributes:
-        node: The node.
-        view: How the tensor reads as its value.
-    """
-
-    node: Node
-    view: View
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Match:
-    """
-    What a tensor of the file stands for, and from what it was made.
-
-    Attributes:
-        tensor: Its index in the subgraph.
-        op: The op that made it; None for an input of the file.
-        readings: All nodes of this value, in the order of the graph.
-        sources: The matched tensors that it was made from.
-        ops: Indices of the ops that made it from these, `op` the last.
-        same: The tensor whose values it holds, where the op only holds them in another way.
-        forced: No node was near; this one was told by kind.
-    """
-
-    tensor: int
-    op: Op | None
-    readings: tuple[Reading, ...]
-    sources: tuple[int, ...] = ()
-    ops: tuple[int, ...] = ()
-    same: int | None = None
-    forced: bool = False
-
-    @property
-    def last(self) -> Reading:
-        """The last of its nodes."""
-        return self.readings[-1]
 
 
 @dataclass(slots=True)
@@ -147,6 +102,7 @@ class Matcher:
         self._values = values
         self._module_of = module_of
         self._weights = weights
+        self._chooser = Chooser(self._subgraph, reference, values, module_of)
         self._reached: dict[tuple[tuple[int, ...], int, int], list[Reached]] = {}
         self._consumers: dict[int, list[Op]] = {}
         for op in self._subgraph.ops:
@@ -235,11 +191,11 @@ class Matcher:
             given = given.clamp(*channel_ends(self._tensor(index)))
         readings = []
         for reading in before.readings:
-            value = self._clipped(index, reading.view.read(given))
+            value = clipped(self._tensor(index), reading.view.read(given))
             laid_out = best_view(moved, reading.view.read(labels))
             preferred = [laid_out[1]] if laid_out is not None and not laid_out[0] else []
             found = best_view(file, value, preferred)
-            if found is None or not self._is_near(found[0], index, value):
+            if found is None or not is_near(found[0], self._tensor(index), value):
                 continue
             readings.append(Reading(reading.node, found[1]))
         if not readings:
@@ -260,94 +216,28 @@ class Matcher:
         self, op: Op, index: int, sources: tuple[int, ...], ops: tuple[int, ...], state: _State
     ) -> Match | None:
         file = self._values(index)
-        heavy = self._heavy(ops)
-        near: list[tuple[float, Reached, View]] = []
+        heavy, hybrid = self._heavy(ops), self._is_hybrid(op)
+        near: list[Near] = []
         for reached in self._candidates(op, sources, heavy, state):
             if not isinstance(reached.value, torch.Tensor) or (heavy and not reached.heavy):
                 continue
             if reached.value.numel() != file.numel():
                 continue
-            value = self._clipped(index, reached.value)
+            value = clipped(self._tensor(index), reached.value)
             kept = self._kept_view(op, ops, reached, state)
             if kept is not None:
                 found: tuple[float, View] | None = (distance(kept.read(file), value), kept)
             else:
                 found = best_view(file, value, self._laid_out(op, file, value, sources, state))
-            if found is not None and self._is_near(found[0], index, value, op):
+            if found and is_near(found[0], self._tensor(index), value, hybrid=hybrid):
                 near.append((found[0], reached, found[1]))
         if not near:
             return None
-        near = self._own(op, ops, near, sources, state) or self._told(op, index, near)
-        near = self._of_module(op, index, near, sources, state)
-        least = min(each[0] for each in near)
-        kinds = [each for each in near if each[0] <= 1.5 * least + 1e-9]
-        kinds = self._by_constant(op, index, kinds, sources, state)
-        fitting = [e for e in kinds if fits(op.name, self._kind(e[1].node))]
-        _, reached, view = self._told_apart(fitting or kinds, index, sources, ops, state)
+        chosen, near = self._chooser.choose(op, index, near, sources, ops, state.matches)
+        _, reached, view = chosen
         match = self._whole(index, op, [Reading(reached.node, view)])
         match = self._with_doubles(match, reached.node, [(e[1].node, e[2]) for e in near])
         return replace(match, sources=sources, ops=ops)
-
-    def _of_module(
-        self,
-        op: Op,
-        index: int,
-        near: list[tuple[float, Reached, View]],
-        sources: tuple[int, ...],
-        state: _State,
-    ) -> list[tuple[float, Reached, View]]:
-        """
-        Those of a layer's own module, where values tell no other.
-
-        Layers beside each other give the same where all is less than a step, as next to an outlier.
-        So does what follows them: where few codes are in use, the kind tells more than values.
-        """
-        if not is_heavy(op.name) or len(near) < 2:
-            return near
-        module = self._module_of(op)
-        given = {reading.node for i in sources for reading in state.matches[i].readings}
-        own = []
-        for each in near:
-            between = self._reference.between(each[1].node, given)
-            if {module_of(node) for node in between if base_name(node) in HEAVY} == {module}:
-                own.append(each)
-        near = own or near
-        limits, file = code_limits(self._tensor(index)), self._values(index)
-        if limits is None or not file.numel() or file.max() - file.min() >= _FEW * limits[2]:
-            return near
-        return [each for each in near if fits(op.name, self._kind(each[1].node))] or near
-
-    def _by_constant(
-        self,
-        op: Op,
-        index: int,
-        alike: list[tuple[float, Reached, View]],
-        sources: tuple[int, ...],
-        state: _State,
-    ) -> list[tuple[float, Reached, View]]:
-        """
-        Leave out those that are only alike because their constant is rounded as another one.
-
-        What adds 1 is as near as what adds an ε, where the file's scale for the ε reaches no 1.
-        """
-        held = any(stored_constant(self._subgraph, i) is not None for i in op.inputs)
-        if is_heavy(op.name) or not held or len({self._computing(e[1].node) for e in alike}) < 2:
-            return alike
-        given: dict[Node, Any] = {}
-        for source in sources:
-            file = self._values(source)
-            for reading in state.matches[source].readings:
-                given[reading.node] = typed(reading.node, reading.view.read(file))
-        found = []
-        for each in alike:
-            values = dict(given)
-            for node in self._reference.between(each[1].node, set(given)):
-                values[node] = self._reference.compute(node, values, quantized=False)
-            value = self._clipped(index, values[each[1].node])
-            rms = distance(each[2].read(self._values(index)), value)
-            if self._is_near(rms, index, value, op):
-                found.append(each)
-        return found or alike
 
     def _with_doubles(self, match: Match, chosen: Node, near: Iterable[tuple[Node, View]]) -> Match:
         """
@@ -375,7 +265,7 @@ class Matcher:
         """
         if op.name not in _ELEMENTWISE or ops != (op.index,):
             return None
-        node, shape = self._computing(reached.node), tuple(reached.value.shape)
+        node, shape = self._reference.computing(reached.node), tuple(reached.value.shape)
         file = self._tensor(op.outputs[0]).shape
         views = {
             reading.view
@@ -385,97 +275,6 @@ class Matcher:
             if reading.node in node.all_input_nodes and reading.view.shape == shape
         }
         return views.pop() if len(views) == 1 else None
-
-    def _own(
-        self,
-        op: Op,
-        ops: tuple[int, ...],
-        near: list[tuple[float, Reached, View]],
-        sources: tuple[int, ...],
-        state: _State,
-    ) -> list[tuple[float, Reached, View]]:
-        """
-        Those that do to what the op takes what the op does, and nothing else.
-
-        Others may be as near by chance: what adds an ε behind is, within a step of the range.
-        """
-        if any(self._subgraph.ops[each].name not in IDENTITIES for each in ops if each != op.index):
-            return []
-        taken = {reading.node for i in sources for reading in state.matches[i].readings}
-
-        def is_own(node: Node) -> bool:
-            computing = self._computing(node)
-            varying = [n for n in computing.all_input_nodes if self._reference.varies(n)]
-            return base_name(computing) in TWINS.get(op.name, ()) and all(
-                n in taken or self._computing(n) in taken for n in varying
-            )
-
-        return [each for each in near if is_own(each[1].node)]
-
-    def _told(
-        self, op: Op, index: int, near: list[tuple[float, Reached, View]]
-    ) -> list[tuple[float, Reached, View]]:
-        """Leave out what is near because it is clipped throughout, where another one may be it."""
-        limits = code_limits(self._tensor(index))
-        if len(near) == 1 or limits is None:
-            return near
-        low, high, scale, zero_point = limits
-        floor, ceiling = (low - zero_point) * scale, (high - zero_point) * scale
-
-        def varies(value: torch.Tensor) -> bool:
-            return bool(((value > floor) & (value < ceiling)).any())
-
-        if varies(min(near, key=lambda each: each[0])[1].value):
-            return near
-        told = [e for e in near if fits(op.name, self._kind(e[1].node)) and varies(e[1].value)]
-        return told or near
-
-    def _told_apart(
-        self,
-        alike: Sequence[tuple[float, Reached, View]],
-        index: int,
-        sources: tuple[int, ...],
-        ops: tuple[int, ...],
-        state: _State,
-    ) -> tuple[float, Reached, View]:
-        """
-        Of nodes whose values are alike, the first that has its elements from where the file has.
-
-        Steps of a sequence that hold the same token are told by nothing else.
-        """
-        if len(alike) == 1 or len(sources) > 1:
-            return alike[0]
-        source = self._values(sources[0])
-        given = torch.arange(source.numel()).reshape(source.shape)
-        labels: dict[int, torch.Tensor] = {sources[0]: given}
-        for position in ops:
-            op = self._subgraph.ops[position]
-            taken = [labels[i] for i in op.inputs if i in labels]
-            for output in op.outputs if len(taken) == 1 else ():
-                shape = tuple(self._values(output).shape)
-                found = moved(op, output, shape, taken[0], self._constant)
-                if found is not None:
-                    labels[output] = found
-        if index not in labels:
-            return alike[0]
-        known: dict[Node, Any] = {
-            reading.node: typed(reading.node, reading.view.read(given))
-            for reading in state.matches[sources[0]].readings
-        }
-        for apart, reached, _ in alike:
-            between = self._reference.between(reached.node, set(known))
-            if not all(base_name(node) in MOVING for node in between):
-                continue
-            values = dict(known)
-            for node in between:
-                values[node] = self._reference.compute(node, values, quantized=False)
-            laid_out = best_view(labels[index], values[reached.node])
-            if laid_out is not None and not laid_out[0]:
-                return apart, reached, laid_out[1]
-        return alike[0]
-
-    def _constant(self, index: int) -> torch.Tensor | None:
-        return self._values(index) if self._tensor(index).is_constant else None
 
     def _whole(self, index: int, op: Op | None, readings: Sequence[Reading]) -> Match:
         """
@@ -557,20 +356,6 @@ class Matcher:
     def _heavy(self, ops: Iterable[int]) -> int:
         return sum(is_heavy(self._subgraph.ops[index].name) for index in ops)
 
-    def _kind(self, node: Node) -> str:
-        """What the last node at or before this one that computes calls."""
-        return base_name(self._computing(node))
-
-    def _computing(self, node: Node) -> Node:
-        """The last node at or before this one that computes."""
-        while (
-            base_name(node) in CLAMPS | VIEWS or is_quantize(node) or is_dequantize(node)
-        ) and self._reference.varies(node.all_input_nodes[0]):
-            if node.all_input_nodes[0].op == "placeholder":
-                break
-            node = node.all_input_nodes[0]
-        return node
-
     def _laid_out(
         self,
         op: Op,
@@ -593,26 +378,6 @@ class Matcher:
 
     def _tensor(self, index: int) -> Tensor:
         return self._subgraph.tensors[index]
-
-    def _clipped(self, index: int, value: torch.Tensor) -> torch.Tensor:
-        value = value.to(torch.float32) if value.dtype != torch.float64 else value
-        limits = code_limits(self._tensor(index))
-        if limits is None:
-            return value
-        low, high, scale, zero_point = limits
-        return value.clamp((low - zero_point) * scale, (high - zero_point) * scale)
-
-    def _is_near(self, rms: float, index: int, value: torch.Tensor, op: Op | None = None) -> bool:
-        """Within what rounding explains: an LSB's rounding is 0.29 of it, two of them 0.41."""
-        limits, scales = code_limits(self._tensor(index)), self._tensor(index).scales
-        if limits is not None or len(scales) > 1:
-            return rms <= 0.6 * float(scales.max())
-        if not value.numel():
-            return True
-        spread = float(value.double().square().mean().sqrt())
-        return (
-            rms <= (_LOOSE if op is not None and self._is_hybrid(op) else _TIGHT) * spread + 1e-12
-        )
 
     def _is_hybrid(self, op: Op) -> bool:
         """Whether the kernel rounds its own input: float activations on integer weights."""
@@ -681,7 +446,7 @@ class Matcher:
             value = reached.value
             if not isinstance(value, torch.Tensor) or reached.heavy != heavy:
                 continue
-            kind = self._kind(reached.node)
+            kind = self._reference.kind(reached.node)
             if not (fits(op.name, kind) or kind == relative):
                 continue
             if value.numel() != file.numel():
@@ -690,7 +455,7 @@ class Matcher:
             # Values that are wrong tell no layout: it is that of what the op takes, if it fits.
             kept = self._kept_view(op, pending.ops, reached, state)
             laid_out = [kept] if kept else self._laid_out(op, file, value, pending.sources, state)
-            found = best_view(file, self._clipped(index, value), laid_out)
+            found = best_view(file, clipped(self._tensor(index), value), laid_out)
             if found is None:
                 continue
             if laid_out:
@@ -740,15 +505,8 @@ _WHOLE = {
     *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
 }
 
-# Codes in use below which rounding moves a value as far as other functions do.
-_FEW = 8
-
 # Further forced matches than this show that the two are different models.
 _FORCED = 24
-
-# Float kernels sum in another order; hybrid ones round their input to 8 bits of its range.
-_TIGHT = 1e-5
-_LOOSE = 0.05
 
 
 def _channels_last(file: torch.Tensor, value: torch.Tensor) -> list[View]:
@@ -792,42 +550,3 @@ def _turns(node: Node) -> bool:
         return True
     shapes = [tuple(each.shape) for each in (before, after) if isinstance(each, torch.Tensor)]
     return base_name(node) in VIEWS and (len(shapes) < 2 or shapes[0] != shapes[1])
-
-
-def typed(node: Node, value: torch.Tensor, *, double: bool = False) -> torch.Tensor:
-    """The dtype that a node's value has in torch: ids are int64 there, int32 in the file."""
-    example = node.meta.get("val")
-    if isinstance(example, torch.Tensor) and not example.is_floating_point():
-        # The codes of a quantize node stand for the values that they hold.
-        return value if example.dtype in (torch.int8, torch.uint8) else value.to(example.dtype)
-    if double or not isinstance(example, torch.Tensor):
-        return value.to(torch.float64 if double else torch.float32)
-    return value.to(example.dtype)
-
-
-def module_of(node: Node) -> str:
-    """Path of the module that called a node, `""` for the model itself."""
-    stack = list(node.meta.get("nn_module_stack", {}).values())
-    return str(stack[-1][0]) if stack else ""
-
-
-def code_limits(tensor: Tensor) -> tuple[int, int, float, int] | None:
-    """Least and greatest code, scale and zero point; None of what has not one scale."""
-    parameters = qparams(tensor)
-    return None if parameters is None else (*code_range(tensor.dtype), *parameters)
-
-
-def by_channel(tensor: Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """What codes of a tensor with a scale a channel stand for."""
-    shape = shape_along(len(tensor.scales), codes.ndim, tensor.quantized_dimension)
-    scales, points = (
-        torch.as_tensor(each, dtype=torch.float32).reshape(shape)
-        for each in (tensor.scales, tensor.zero_points)
-    )
-    return (codes.to(torch.float32) - points) * scales
-
-
-def channel_ends(tensor: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least and the greatest value that such a tensor can hold, at each of its places."""
-    low, high = (torch.full(tensor.shape, end) for end in code_range(tensor.dtype))
-    return by_channel(tensor, low), by_channel(tensor, high)

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pytest_edgeq.localize.kinds import IDENTITIES, base_name
-from pytest_edgeq.localize.match import Match, typed
+from pytest_edgeq.localize.matches import Match, typed
 from pytest_edgeq.localize.moves import MOVING
 from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
 from pytest_edgeq.localize.views import distance

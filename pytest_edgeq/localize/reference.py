@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx.node import map_arg
 
-from pytest_edgeq.localize.kinds import HEAVY, base_name
+from pytest_edgeq.localize.kinds import CLAMPS, HEAVY, VIEWS, base_name
 
 __all__ = ["Call", "Program", "Reached", "ReferenceGraph", "export", "straightened"]
 
@@ -240,6 +240,20 @@ class ReferenceGraph:
     def order(self, node: Node) -> int:
         """Position in the order of execution."""
         return self._order[node]
+
+    def kind(self, node: Node) -> str:
+        """What the last node at or before this one that computes calls."""
+        return base_name(self.computing(node))
+
+    def computing(self, node: Node) -> Node:
+        """The last node at or before this one that computes."""
+        while (
+            base_name(node) in CLAMPS | VIEWS or is_quantize(node) or is_dequantize(node)
+        ) and self.varies(node.all_input_nodes[0]):
+            if node.all_input_nodes[0].op == "placeholder":
+                break
+            node = node.all_input_nodes[0]
+        return node
 
     def varies(self, node: Node) -> bool:
         """Whether it depends on the inputs, or the file computes it at each run."""

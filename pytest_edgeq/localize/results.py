@@ -20,7 +20,7 @@ from pytest_edgeq.localize.foreign import clamp_findings, foreign_findings, pad_
 from pytest_edgeq.localize.groups import group_bound
 from pytest_edgeq.localize.kinds import IDENTITIES
 from pytest_edgeq.localize.local import Measured, Step
-from pytest_edgeq.localize.match import Match
+from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.precomputed import computed_from_constants
 from pytest_edgeq.localize.readers import Readers

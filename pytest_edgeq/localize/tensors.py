@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pytest_edgeq.localize.codes import by_channel, channel_ends, code_limits
 from pytest_edgeq.localize.kernels import Halves
-from pytest_edgeq.localize.match import Reading, by_channel, channel_ends, code_limits
+from pytest_edgeq.localize.matches import Reading
 from pytest_edgeq.localize.sums import Codes, Ends, Sums, in_channels_last
 from pytest_edgeq.localize.views import View
 from pytest_edgeq.tflite.graph import Tensor

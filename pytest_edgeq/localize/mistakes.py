@@ -1,0 +1,251 @@
+"""What evidence tells of why an op is off, or loses: a sentence each, None where it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pytest_edgeq.localize.rows import Evidence, LayerError
+from pytest_edgeq.numerics.health import AVERAGES, more_than_chance
+
+__all__ = [
+    "BIT_DB",
+    "broken",
+    "calibrated_on_nothing",
+    "clipped",
+    "is_cut_off",
+    "lossy",
+    "mistake",
+    "never_calibrated",
+    "one_channel",
+    "too_wide",
+]
+
+BIT_DB = 20 * math.log10(2)
+"""Layers as alike as those of a small model have hardly any range: what costs no bit is no loss."""
+
+_FEW_LEVELS = 1 / 8
+"""Share of the codes in use below which a range is too wide: three bits are wasted."""
+
+_UNEVEN = 16.0
+"""Ratio of the channels' largest weights at which one scale leaves the least 4 bits fewer."""
+
+_LEAST_SCALE = 2.0**-12
+"""What torchao's observers give all that has less (its quantizers' `eps`)."""
+
+_TOO_SMALL = "PT2E gives no scale below 2⁻¹²: leave what is so small in float, or scale it up"
+
+_ENOUGH = 32
+"""Elements that span 31/33 of what their like spans, on average: fewer say nothing of a range."""
+
+_MOST = 0.5
+"""Share of torch's values beyond a range that so few tell of, too, if it is more than chance."""
+
+_OWN_RANGE = {"ADD", "SUB", "MUL", "DIV", "BATCH_MATMUL", "QUANTIZE"}
+"""
+Ops, beside those with weights, whose output has a range of its own.
+
+Others take their input's (pools, reshapes, joins), or one that TFLite fixes (SOFTMAX, LOGISTIC,
+TANH), whatever the values are.
+"""
+
+_ONE_CHANNEL = 0.5
+"""Share of the error from which one channel among four or more has it."""
+
+
+def broken(evidence: Evidence) -> str | None:
+    """What makes an op compute something else."""
+    return _dtype_changed(evidence) or _at_bias_limit(evidence) or _lost_activation(evidence)
+
+
+def lossy(row: LayerError, evidence: Evidence) -> str | None:
+    """What makes an op lose by its parameters."""
+    known = _dtype_changed(evidence) or mistake(row, evidence)
+    channel = one_channel(evidence)
+    if known or channel is None:
+        return known
+    beyond = sum(evidence.beyond)
+    # Half of one channel's values: fewer may be of any.
+    if evidence.reach is None or beyond * len(evidence.channel_noise) < 0.5:
+        return channel
+    return (
+        f"{channel}: it overflows, {_percent(beyond)} of torch's values lie beyond the range "
+        f"{_range(evidence)}"
+    )
+
+
+def mistake(row: LayerError, evidence: Evidence) -> str | None:
+    """Parameters that no sound calibration gives."""
+    return (
+        never_calibrated(evidence)
+        or calibrated_on_nothing(evidence)
+        or clipped(row, evidence)
+        or too_wide(row, evidence)
+        or _uneven_weights(evidence)
+        or _at_bias_limit(evidence)
+    )
+
+
+def _dtype_changed(evidence: Evidence) -> str | None:
+    if not evidence.dtype_changes:
+        return None
+    role, actual, wanted = evidence.dtype_changes[0]
+    return f"its {role} is {actual} and was to be {wanted}: what makes it changed its dtype"
+
+
+def _at_bias_limit(evidence: Evidence) -> str | None:
+    channels = evidence.bias_limited
+    if not channels:
+        return None
+    return (
+        f"its bias is at the INT32 limit in {_channels(channels)}: weights near zero give a scale "
+        "that the bias does not fit; give the layer's weights one scale, or leave it in float"
+    )
+
+
+def _channels(channels: Sequence[int]) -> str:
+    if len(channels) == 1:
+        return f"channel {channels[0]}"
+    return f"channels {', '.join(map(str, channels[:4]))}{', …' if len(channels) > 4 else ''}"
+
+
+def _lost_activation(evidence: Evidence) -> str | None:
+    """A fused activation shows in the sides on which values end."""
+    if evidence.reference is None or evidence.met is None or evidence.scale is None:
+        return None
+    (least, greatest), (low, high) = evidence.reference, evidence.met
+    assert evidence.reach is not None
+    step = evidence.scale
+    # A step is left for rounding at either end; what only the codes' range ends is no clamp.
+    if least >= 0 and low < -1.5 * step:
+        return f"it gives {low:.3g}, where torch gives nothing below 0: a RELU was dropped"
+    if abs(low) < step / 2 and least < -1.5 * step and evidence.reach[0] < -1.5 * step:
+        return f"it gives nothing below 0, where torch gives {least:.3g}: a RELU too many"
+    if high > greatest + 1.5 * step and greatest in (1.0, 6.0):
+        return f"it gives {high:.3g}, where torch stops at {greatest:g}: a clamp was dropped"
+    for stop in (1.0, 6.0):
+        inside = evidence.reach[1] > stop + 1.5 * step
+        if abs(high - stop) < step / 2 and greatest > stop + 1.5 * step and inside:
+            return f"it stops at {stop:g}, where torch gives {greatest:.3g}: a clamp too many"
+    return None
+
+
+def is_cut_off(row: LayerError, evidence: Evidence) -> bool:
+    """Whether half of an op's values or more lie beyond its range, and not one bit is left."""
+    sqnr = row.local_sqnr_db
+    if evidence.reach is None or sqnr is None or not sum(evidence.beyond) >= _MOST:
+        return False
+    return not sqnr >= BIT_DB
+
+
+def never_calibrated(evidence: Evidence) -> str | None:
+    """Of an observer that saw no sample."""
+    if evidence.scale != 1.0 or evidence.zero_point != 0:
+        return None
+    return (
+        "its output was never calibrated (scale 1.0, zero point 0): the observer saw no sample; "
+        "calibrate before converting"
+    )
+
+
+def _span(evidence: Evidence) -> tuple[float, float] | None:
+    """Widths of what the codes reach, and of what torch gives; both must be known, and not 0."""
+    if evidence.reach is None or evidence.reference is None:
+        return None
+    reach = evidence.reach[1] - evidence.reach[0]
+    needed = max(evidence.reference[1], 0.0) - min(evidence.reference[0], 0.0)
+    return (reach, needed) if reach > 0 and needed > 0 else None
+
+
+def calibrated_on_nothing(evidence: Evidence) -> str | None:
+    """Of a range that keeps next to nothing."""
+    spans = _span(evidence)
+    # A range that keeps one value in a hundred can only come from samples that were none.
+    if spans is None or spans[0] > spans[1] / 100:
+        return None
+    return (
+        f"its range is {_range(evidence)}, next to nothing, where torch gives "
+        f"{_between(evidence.reference)}: calibrated on zeros"
+    )
+
+
+def clipped(row: LayerError, evidence: Evidence) -> str | None:
+    """Of a range that is too narrow for torch's values."""
+    beyond, elements = sum(evidence.beyond), evidence.elements
+    if evidence.reach is None or (elements < _ENOUGH and not beyond >= _MOST):
+        return None
+    chance = not more_than_chance(round(beyond * elements), elements, averaged=evidence.averaged)
+    if chance and not is_cut_off(row, evidence):
+        return None
+    at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
+    return (
+        f"its range {_range(evidence)} is too narrow: {_percent(beyond)} of torch's values lie "
+        f"beyond{at_ends}; calibrate with samples like those evaluated"
+        f"{AVERAGES if evidence.averaged else ''}"
+    )
+
+
+def too_wide(row: LayerError, evidence: Evidence) -> str | None:
+    """Of a range of which few codes are in use."""
+    if evidence.codes is None or evidence.code_range is None or evidence.elements < _ENOUGH:
+        return None
+    if "weight" not in row.dtypes and row.op not in _OWN_RANGE:
+        return None
+    if evidence.reference == (0.0, 0.0) and row.cumulative_sqnr_db == math.inf:
+        # A ReLU that gives nothing for these samples says nothing of its range.
+        return None
+    low, high = evidence.codes
+    levels, all_levels = high - low + 1, evidence.code_range[1] - evidence.code_range[0] + 1
+    zero = evidence.zero_point
+    # A range has 0 in it, however far from it all values lie.
+    spanned = levels if zero is None else max(high, zero) - min(low, zero) + 1
+    if not spanned < all_levels * _FEW_LEVELS:
+        return None
+    met = f", and the values reach {_between(evidence.met)}" if evidence.met else ""
+    why = evidence.widened or "calibrated with an outlier, or with other preprocessing"
+    return (
+        f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are "
+        f"used{met}; {_TOO_SMALL if evidence.scale == _LEAST_SCALE else why}"
+    )
+
+
+def _uneven_weights(evidence: Evidence) -> str | None:
+    largest = [each for each in evidence.weight_maxima if each > 0]
+    if evidence.weight_granularity != "per_tensor" or len(largest) < 2:
+        return None
+    ratio = max(largest) / min(largest)
+    if not ratio >= _UNEVEN:
+        return None
+    return (
+        f"one scale for all of its weights, whose channels differ by {ratio:.3g} ×: the least "
+        f"uses {127 / ratio:.2g} of 127 codes; quantize them per channel"
+    )
+
+
+def one_channel(evidence: Evidence) -> str | None:
+    """Of one channel that has most of the error."""
+    noise = np.asarray(evidence.channel_noise, np.float64)
+    total = float(noise.sum())
+    if len(noise) < 4 or not total > 0:
+        return None
+    worst = int(noise.argmax())
+    share = float(noise[worst]) / total
+    # Of few channels one has much by chance: it must have four times its part, too.
+    if not (share > _ONE_CHANNEL and share * len(noise) > 4):
+        return None
+    return f"channel {worst} of {len(noise)} has {_percent(share)} of the error"
+
+
+def _range(evidence: Evidence) -> str:
+    return _between(evidence.reach)
+
+
+def _between(pair: tuple[float, float] | None) -> str:
+    assert pair is not None
+    return f"[{pair[0]:.3g}, {pair[1]:.3g}]".replace("-", "−")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
