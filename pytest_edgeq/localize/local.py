@@ -13,7 +13,6 @@ import torch
 
 from pytest_edgeq.localize.biases import SAME_SCALE, written_scale
 from pytest_edgeq.localize.codes import code_limits
-from pytest_edgeq.localize.findings import is_shared
 from pytest_edgeq.localize.kernels import (
     HybridInput,
     float_bound,
@@ -23,6 +22,7 @@ from pytest_edgeq.localize.kernels import (
 from pytest_edgeq.localize.kinds import base_name
 from pytest_edgeq.localize.matches import Match, Reading, typed
 from pytest_edgeq.localize.reference import Call, ReferenceGraph, laid_out, straightened
+from pytest_edgeq.localize.scales import is_shared
 from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.localize.sums import Beside, Codes, Sums, ends_of, in_channels_last
 from pytest_edgeq.localize.tensors import Met, Tensors, plainly_strided

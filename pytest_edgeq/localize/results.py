@@ -11,11 +11,7 @@ import numpy as np
 
 from pytest_edgeq.localize.biases import is_of_parameters
 from pytest_edgeq.localize.cause import blame
-from pytest_edgeq.localize.findings import (
-    constant_findings,
-    moved_findings,
-    parameter_findings,
-)
+from pytest_edgeq.localize.findings import constant_findings
 from pytest_edgeq.localize.foreign import clamp_findings, foreign_findings, pad_findings
 from pytest_edgeq.localize.groups import group_bound
 from pytest_edgeq.localize.kinds import IDENTITIES
@@ -26,6 +22,7 @@ from pytest_edgeq.localize.precomputed import computed_from_constants
 from pytest_edgeq.localize.readers import Readers
 from pytest_edgeq.localize.reference import Program, ReferenceGraph
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
+from pytest_edgeq.localize.scales import moved_findings, parameter_findings
 from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
