@@ -39,11 +39,18 @@ class FlatFile:
     The objects of a file with one subgraph; `content()` puts it together again.
 
     Args:
-        content: Of the file. Buffers that lie behind the flatbuffer are not supported.
+        content: Of the file. Buffers that lie behind the flatbuffer, as ai-edge-quantizer writes
+            those of large files, are taken into it.
     """
 
     def __init__(self, content: bytes) -> None:
         self.model = unpack(content)
+        for buffer in self.model.buffers:
+            # 0 and 1 stand for none there (schema.fbs).
+            if buffer.offset > 1:
+                end = buffer.offset + buffer.size
+                buffer.data = np.frombuffer(content[buffer.offset : end], np.uint8)
+                buffer.offset = buffer.size = 0
         (self.graph,) = self.model.subgraphs
         self.origins: list[int | None] = list(range(len(self.graph.operators)))
 

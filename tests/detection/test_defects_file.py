@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fixtures.tflite.writer import unpack
+from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Edgeq
 from tests.detection.defects_file import KINDS, Defect, defect, runs
+from tests.detection.flatfile import FlatFile
 from tests.detection.sound import NETS, sound
 
 # What may differ, as paths into the file; and how many values at most, where that is the point.
@@ -173,3 +174,19 @@ def test_a_border_has_another_dtype(files: dict[str, bytes]) -> None:
 
     assert sum(a != b for a, b in zip(types(before), types(after), strict=True)) == 1
     assert len(after.operators) == len(before.operators) + 1
+
+
+def test_buffers_behind_the_flatbuffer_are_taken_in() -> None:
+    """As ai-edge-quantizer writes a large file's, which no defect could be written into before."""
+    table = np.arange(64, dtype=np.float32).reshape(1, 64)
+    x = {"dtype": "float32", "shape": (1, 64)}
+    content = one_op("ADD", [x, {**x, "data": table}], [x], "AddOptions")
+    model = unpack(content)
+    (held,) = (each for each in model.buffers if each.data is not None and len(each.data) == 256)
+    held.data, held.offset, held.size = None, 2, 256
+    held.offset = -(-len(pack(model)) // 16) * 16
+    apart = pack(model).ljust(held.offset, b"\0") + table.tobytes()
+    assert runs(apart)
+
+    assert runs(FlatFile(apart).content())
+    assert table.tobytes() in FlatFile(apart).content()
