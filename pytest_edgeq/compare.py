@@ -154,7 +154,7 @@ class Comparer:
             self._health, values["float"], values["edge"], quantized.edge.turned(codes), strict=True
         ):
             watch.update(reference_value, edge_value, code)
-        given = quantized.edge.by_border(quantized.input_names, arrays)
+        given = quantized.edge.by_border(quantized.input_names, arrays) if self._inputs else {}
         for border, input_watch in self._inputs:
             # Whole numbers are codes, as the file takes them.
             if given[border].dtype.kind == "f":

@@ -70,22 +70,16 @@ class Chooser:
             ops: Indices of the ops that made it from these.
             matches: What is matched so far, by tensor.
         """
-        near = self._own(op, ops, near, sources, matches) or self._told(op, index, near)
-        near = self._of_module(op, index, near, sources, matches)
+        taken = {reading.node for i in sources for reading in matches[i].readings}
+        near = self._own(op, ops, near, taken) or self._told(op, index, near)
+        near = self._of_module(op, index, near, taken)
         least = min(each[0] for each in near)
         kinds = [each for each in near if each[0] <= 1.5 * least + 1e-9]
         kinds = self._by_constant(op, index, kinds, sources, matches)
         fitting = [e for e in kinds if fits(op.name, self._reference.kind(e[1].node))]
         return self._told_apart(fitting or kinds, index, sources, ops, matches), near
 
-    def _of_module(
-        self,
-        op: Op,
-        index: int,
-        near: list[Near],
-        sources: tuple[int, ...],
-        matches: Mapping[int, Match],
-    ) -> list[Near]:
+    def _of_module(self, op: Op, index: int, near: list[Near], taken: set[Node]) -> list[Near]:
         """
         Those of a layer's own module, where values tell no other.
 
@@ -95,10 +89,9 @@ class Chooser:
         if not is_heavy(op.name) or len(near) < 2:
             return near
         module = self._module_of(op)
-        given = {reading.node for i in sources for reading in matches[i].readings}
         own = []
         for each in near:
-            between = self._reference.between(each[1].node, given)
+            between = self._reference.between(each[1].node, taken)
             if {module_of(node) for node in between if base_name(node) in HEAVY} == {module}:
                 own.append(each)
         near = own or near
@@ -143,14 +136,7 @@ class Chooser:
                 found.append(each)
         return found or alike
 
-    def _own(
-        self,
-        op: Op,
-        ops: tuple[int, ...],
-        near: list[Near],
-        sources: tuple[int, ...],
-        matches: Mapping[int, Match],
-    ) -> list[Near]:
+    def _own(self, op: Op, ops: tuple[int, ...], near: list[Near], taken: set[Node]) -> list[Near]:
         """
         Those that do to what the op takes what the op does, and nothing else.
 
@@ -158,7 +144,6 @@ class Chooser:
         """
         if any(self._subgraph.ops[each].name not in IDENTITIES for each in ops if each != op.index):
             return []
-        taken = {reading.node for i in sources for reading in matches[i].readings}
 
         def is_own(node: Node) -> bool:
             computing = self._reference.computing(node)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +100,7 @@ def _is_written_for(
     measured, limits = step.measured, step.limits
     if limits is None or not measured.elements or not is_shared(graph, op, reference):
         return False
-    rms = math.sqrt(measured.noise / measured.elements)
-    return costs_no_bit(rms, (limits.scale, limits.zero_point))
+    return costs_no_bit(measured.rms, (limits.scale, limits.zero_point))
 
 
 def _misread(

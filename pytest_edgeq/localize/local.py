@@ -83,6 +83,11 @@ class Measured:
     nonfinite: int = 0
     channel_noise: npt.NDArray[np.float64] | None = None
 
+    @property
+    def rms(self) -> float:
+        """Root mean square of the differences from the float reference; 0 without elements."""
+        return math.sqrt(self.noise / max(self.elements, 1))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hybrid:

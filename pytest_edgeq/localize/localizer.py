@@ -159,7 +159,7 @@ class Localizer:
 
         ops = graph.subgraphs[signature.subgraph].ops
         computed = computed_from_constants(graph, ops)
-        starts = constant_starts(graph, ops, reference, tensors.read) if computed else {}
+        starts = constant_starts(graph, ops, reference, tensors.read, computed)
         reference.compute_anew(list(computed_behind(reference, starts)))
 
         def weights(op: Op, given: Iterable[Node]) -> dict[Node, torch.Tensor]:
@@ -178,6 +178,7 @@ class Localizer:
             self._module_of,
             weights,
             starts,
+            computed,
         )
         matches = matcher.run()
         steps = make_steps(graph, matches, reference, weights)
@@ -192,7 +193,7 @@ class Localizer:
             tensors.read,
             turned={each.name for each in signature.outputs if quantized.edge.layouts.of(each)},
         )
-        return Plan(reference, matches, steps, program, {**misplaced, **matcher.broken})
+        return Plan(reference, matches, steps, program, {**misplaced, **matcher.broken}, computed)
 
     def _module_of(self, op: Op) -> str | None:
         modules = self._quantized.edge.modules

@@ -12,7 +12,7 @@ what is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +34,6 @@ from pytest_edgeq.localize.kinds import (
     kin,
 )
 from pytest_edgeq.localize.matches import Match, Reading, module_of, typed
-from pytest_edgeq.localize.precomputed import computed_from_constants
 from pytest_edgeq.localize.reference import (
     Reached,
     ReferenceGraph,
@@ -82,6 +81,7 @@ class Matcher:
         weights: Gives the weights that an op should compute with, by the constant nodes behind
             the values that it takes.
         starts: Constants of which the file computes others, with the nodes that they stand for.
+        computed: What the file computes from constants alone.
     """
 
     def __init__(
@@ -94,9 +94,10 @@ class Matcher:
         module_of: Callable[[Op], str | None],
         weights: Callable[[Op, Iterable[Node]], Mapping[Node, torch.Tensor]],
         starts: Mapping[int, Mapping[Node, View]] = MappingProxyType({}),
+        computed: Container[int] = (),
     ) -> None:
         self._starts = starts
-        self._anew = computed_from_constants(graph, graph.subgraphs[subgraph].ops)
+        self._anew = computed
         self._subgraph = graph.subgraphs[subgraph]
         self._reference = reference
         self._values = values

@@ -43,6 +43,7 @@ def constant_starts(
     ops: Sequence[Op],
     reference: ReferenceGraph,
     read: Callable[[int], torch.Tensor],
+    computed: Container[int],
 ) -> dict[int, dict[Node, View]]:
     """
     Constants of the file from which it computes others at each run, and what torch has for them.
@@ -56,14 +57,14 @@ def constant_starts(
         ops: Of one subgraph, in order.
         reference: The torch graph.
         read: Gives a tensor of the file, dequantized.
+        computed: What the file computes from constants alone.
 
     Returns:
         By tensor the nodes that have its values, and how it reads as each.
     """
-    computed = computed_from_constants(graph, ops)
     wanted: set[int] = set()
     for op in reversed(ops):
-        if not computed.intersection(op.outputs):
+        if not any(index in computed for index in op.outputs):
             continue
         if op.name not in IDENTITIES or wanted.intersection(op.outputs):
             wanted.update(each.index for each in roles_of(graph, op).inputs)
@@ -126,7 +127,7 @@ def _readings(
             near[node] = best
     chosen = told.intersection(near) or set(near)
     least = min((near[node][0] for node in chosen), default=0.0)
-    most = least + 2.0**-20 * float(file.double().abs().max()) if file.numel() else 0.0
+    most = least + 2.0**-20 * float(file.double().abs().max())
     if chosen.isdisjoint(told):
         chosen = {node for node in chosen if near[node][0] <= most}
     return {node: near[node][1] for node in _first(chosen, reference)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ from pytest_edgeq.localize.kinds import IDENTITIES
 from pytest_edgeq.localize.local import Measured, Step
 from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.origins import origin_findings
-from pytest_edgeq.localize.precomputed import computed_from_constants
 from pytest_edgeq.localize.readers import Readers
 from pytest_edgeq.localize.reference import Program, ReferenceGraph
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
@@ -46,6 +45,7 @@ class Plan:
         program: The float model, held against the file at every step.
         broken: Ops whose result has another size than torch's, or that are wired to another output,
             with a sentence.
+        computed: The tensors that the file computes from constants alone.
     """
 
     reference: ReferenceGraph
@@ -53,6 +53,7 @@ class Plan:
     steps: list[Step]
     program: Program
     broken: dict[int, str]
+    computed: set[int]
 
 
 def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerErrors:
@@ -76,7 +77,7 @@ def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerError
         entry.index: entry for entry in quantized.op_dtypes if entry.subgraph == subgraph.index
     }
     rows, evidence = [], []
-    carriers = _carriers(graph, subgraph.ops)
+    carriers = _carriers(subgraph.ops, plan.computed)
     readers = Readers(graph, subgraph.index)
     untaken = readers.untaken(steps)
     for op in subgraph.ops:
@@ -108,7 +109,7 @@ def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, 
     for position, text in plan.broken.items():
         found[position] = (*found.get(position, ()), text)
     vague = {step.match.tensor for step in plan.steps if _is_vague(step)}
-    rms = {step.match.tensor: _rms(step.measured) for step in plan.steps}
+    rms = {step.match.tensor: step.measured.rms for step in plan.steps}
     told = parameter_findings(
         graph, plan.matches, plan.reference, signature.subgraph, vague=vague, rms=rms
     )
@@ -163,16 +164,15 @@ def _is_vague(step: Step) -> bool:
     return step.limits is not None and not levels >= _LEAST_LEVELS
 
 
-def _carriers(graph: OpGraph, ops: Sequence[Op]) -> dict[int, int]:
+def _carriers(ops: Sequence[Op], computed: Container[int]) -> dict[int, int]:
     """Ops that only hand a constant on, such as the DEQUANTIZE of a weight, with what takes it."""
     taker: dict[int, int] = {}
     users: dict[int, int] = {}
     for op in ops:
         for index in op.inputs:
             users.setdefault(index, op.index)
-    constant = computed_from_constants(graph, ops)
     for op in ops:
-        if op.outputs and op.outputs[0] in constant and op.outputs[0] in users:
+        if op.outputs and op.outputs[0] in computed and op.outputs[0] in users:
             taker[op.index] = users[op.outputs[0]]
     return {index: _last(taker, index) for index in taker}
 
@@ -239,10 +239,6 @@ def _dtypes(entry: OpDtypes) -> dict[str, str]:
         "output": ",".join(entry.outputs),
     }
     return {role: dtype for role, dtype in given.items() if dtype}
-
-
-def _rms(measured: Measured) -> float:
-    return math.sqrt(measured.noise / max(measured.elements, 1))
 
 
 def _loss(measured: Measured) -> float:
