@@ -5,12 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fixtures.models import SmallModel, samples
+from fixtures.models import SmallModel, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, LayerErrors
 
 Build = Callable[[type[SmallModel], Any], QuantizedModel]
 STATIC, PT2E = "recipe_static_wi8_ai8", "pt2e_static_int8"
+
+
+def built_once(
+    maker: Edgeq,
+    make: Callable[[type[SmallModel]], SmallModel] = seeded,
+    *,
+    calibrate: int = 16,
+) -> Build:
+    """Convert each model by each flow once, calibrated on so many samples."""
+    known: dict[tuple[type[SmallModel], Any], QuantizedModel] = {}
+
+    def get(kind: type[SmallModel], flow: Any) -> QuantizedModel:
+        if (kind, flow) not in known:
+            known[kind, flow] = maker.quantize(
+                make(kind),
+                kind.sample_inputs(),
+                quantizer=flow,
+                calibration=samples(kind, calibrate) if flow is not None else None,
+            )
+        return known[kind, flow]
+
+    return get
 
 
 def localized(maker: Edgeq, quantized: QuantizedModel, kind: type[SmallModel]) -> LayerErrors:

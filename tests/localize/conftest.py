@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from fixtures.models import SmallModel, samples, seeded
-from pytest_edgeq import Edgeq, QuantizedModel
-from tests.localize.builds import Build
+from pytest_edgeq import Edgeq
+from tests.localize.builds import Build, built_once
 
 
 @pytest.fixture(scope="module")
@@ -20,16 +17,4 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
 @pytest.fixture(scope="module")
 def build(maker: Edgeq) -> Build:
     """Convert each model by each flow once."""
-    known: dict[tuple[type[SmallModel], Any], QuantizedModel] = {}
-
-    def get(kind: type[SmallModel], flow: Any) -> QuantizedModel:
-        if (kind, flow) not in known:
-            known[kind, flow] = maker.quantize(
-                seeded(kind),
-                kind.sample_inputs(),
-                quantizer=flow,
-                calibration=samples(kind, 16) if flow is not None else None,
-            )
-        return known[kind, flow]
-
-    return get
+    return built_once(maker)

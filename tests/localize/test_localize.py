@@ -23,7 +23,7 @@ from fixtures.models import (
     samples,
     seeded,
 )
-from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.decompose import decompose
 from pytest_edgeq.localize.fold import fold_batch_norms
 from pytest_edgeq.localize.reference import ReferenceGraph, export
@@ -34,7 +34,7 @@ from tests.detection.defects_model import rebuilt
 from tests.detection.flatfile import FlatFile
 from tests.detection.nets import DsCnn, EncoderBlock
 from tests.detection.sound import NETS, sound
-from tests.localize.builds import Build
+from tests.localize.builds import Build, built_once
 
 FLOWS = (
     "pt2e_static_int8",
@@ -109,19 +109,11 @@ MODELS = (ResidualNet, SqueezeExcite, EmbeddingMean, DsCnn, EncoderBlock, Normed
 @pytest.fixture(scope="module")
 def build(maker: Edgeq) -> Build:
     """Convert each model by each flow once."""
-    known: dict[tuple[type[SmallModel], Any], QuantizedModel] = {}
-
-    def get(kind: type[SmallModel], flow: Any) -> QuantizedModel:
-        if (kind, flow) not in known:
-            known[kind, flow] = maker.quantize(
-                kind().eval() if kind in (Normed, Folding) else seeded(kind),
-                kind.sample_inputs(),
-                quantizer=flow,
-                calibration=samples(kind, 32, seed=1) if flow is not None else None,
-            )
-        return known[kind, flow]
-
-    return get
+    return built_once(
+        maker,
+        lambda kind: kind().eval() if kind in (Normed, Folding) else seeded(kind),
+        calibrate=32,
+    )
 
 
 def _evaluation(kind: type[SmallModel], n: int = 3) -> list[Any]:
