@@ -8,7 +8,7 @@ file, what it gives an output. So each is judged by itself, whatever the ops bef
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,10 @@ class Cut:
 
 
 def cut_ops(
-    graph: OpGraph, subgraph: int, shape_of: Callable[[int], tuple[int, ...]] | None = None
+    graph: OpGraph,
+    subgraph: int,
+    shape_of: Callable[[int], tuple[int, ...]] | None = None,
+    wanted: Container[int] | None = None,
 ) -> Cut:
     """
     Let every op of a subgraph stand alone.
@@ -63,11 +66,12 @@ def cut_ops(
         subgraph: Index of the subgraph.
         shape_of: Gives the shape of a tensor that is an input of the cut. By default it is the one
             that the file stores, which holds 1 for a dimension of any length: ops may refuse it.
+        wanted: Numbers of the ops that are to stand in the file; all by default.
 
     Raises:
         ValueError: The constants are too many for one flatbuffer.
     """
-    return _Cutter(graph, graph.subgraphs[subgraph], shape_of).cut()
+    return _Cutter(graph, graph.subgraphs[subgraph], shape_of, wanted).cut()
 
 
 def _aligned(schema: Any, content: Any) -> Any:
@@ -99,6 +103,7 @@ class _Cutter:
     graph: OpGraph
     subgraph: Subgraph
     shape_of: Callable[[int], tuple[int, ...]] | None
+    wanted: Container[int] | None
     raw: Any = field(init=False)
     model: Any = field(init=False)
     main: Any = field(init=False)
@@ -133,11 +138,12 @@ class _Cutter:
         for op in self.subgraph.ops:
             raw = self.raw.subgraphs[self.subgraph.index].operators[op.index]
             cause = self._cannot_stand(op, raw, computed)
-            if cause or any(index in computed for index in op.inputs):
+            is_fixed = not (cause or any(index in computed for index in op.inputs))
+            if not is_fixed:
                 computed.update(index for index in op.outputs if index >= 0)
             if cause:
                 left_out.append((op, cause))
-            else:
+            elif is_fixed or self.wanted is None or op.index in self.wanted:
                 self._add(op, raw, computed)
         return Cut(self._content(), self.inputs, tuple(self.outputs), tuple(left_out))
 

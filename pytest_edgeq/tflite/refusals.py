@@ -7,6 +7,7 @@ import re
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.tflite.refused import refused_op
 from pytest_edgeq.unrunnable import UnrunnableError
 
 __all__ = ["refusal"]
@@ -82,6 +83,13 @@ _KNOWN_REFUSALS = (
     ),
 )
 
+# All that the XNNPACK delegate says of an op whose kernel it cannot make.
+_UNNAMED = "failed to create XNNPACK runtime"
+
+# A tensor that was zero on all samples gets a scale next to zero (ai-edge-quantizer 0.10:
+# 3.9e-12, a range of 1e-9 in 255 steps). Below, no sample of use has a value.
+_NEXT_TO_ZERO = 1e-9
+
 
 def refusal(
     what: str, error: str, graph: OpGraph, runtime: str, modules: ModulePaths | None
@@ -96,10 +104,17 @@ def refusal(
         runtime: Its name.
         modules: To name the op.
     """
+    unnamed = _UNNAMED in error
     node = re.search(r"Node number (\d+) \((\w+)\)", error)
     tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
     where, op = "", None
-    if tensor is not None:
+    if unnamed:
+        op = refused_op(graph, 0)
+        entries = [
+            e for e in OpDtypeMap(graph, modules) if op and (e.subgraph, e.index) == (0, op.index)
+        ]
+        where = "".join(f": {entry.where}" for entry in entries)
+    elif tensor is not None:
         # The delegate names a tensor of the first subgraph, and itself as the node.
         users = (op.index for op in graph.subgraphs[0].ops if int(tensor[1]) in op.inputs)
         user = next(users, None)
@@ -118,6 +133,10 @@ def refusal(
     lines = [f"cannot {what} the .tflite file{where}"]
     # The kernels print floats by %d, which gives another number in every run.
     said = re.sub(r"(?<=params\.scale) \(-?\d+ [!=]= -?\d+\)", _scales(graph, op), error.strip())
+    # The delegate glues its words together, and says the first of them once or twice.
+    said = re.sub(rf"(?:{_UNNAMED})+", f"{_UNNAMED}; ", said)
+    if unnamed and op is not None:
+        meaning = _no_kernel(graph, op)
     if meaning is not None:
         lines.append(f"cause: {meaning}")
     lines.append(f"the kernels said: {said}")
@@ -132,3 +151,26 @@ def _scales(graph: OpGraph, op: Op | None) -> str:
     if any(len(scales) != 1 for scales in pair):
         return ""
     return f" (scale of the input {pair[0][0]:.6g}, of the output {pair[1][0]:.6g}) "
+
+
+def _no_kernel(graph: OpGraph, op: Op) -> str:
+    """Why XNNPACK makes no kernel for an op, as far as scales tell it."""
+    scales = {}
+    for role, indices in (("input", op.inputs), ("output", op.outputs)):
+        for place, index in enumerate(indices):
+            tensor = graph.tensor(op, index) if index >= 0 else None
+            if tensor is not None and not tensor.is_constant and len(tensor.scales) == 1:
+                scales[f"{role} {place}"] = float(tensor.scales[0])
+    told = ", ".join(f"{scale:.4g} of {name}" for name, scale in scales.items())
+    if scales and min(scales.values()) < _NEXT_TO_ZERO:
+        return (
+            f"XNNPACK makes no kernel for scales this far apart ({told}). One next to 0 is that of "
+            "a tensor that was zero on every calibration sample: calibrate with samples on which "
+            "it is not, or leave the op in float. The builtin kernels may run the file "
+            "(runtime='builtin'), but a device that runs XNNPACK will refuse it."
+        )
+    return (
+        f"XNNPACK makes no kernel for this op{f' (scales: {told})' if told else ''}: leave it in "
+        "float. The builtin kernels may run the file (runtime='builtin'), but a device that runs "
+        "XNNPACK will refuse it."
+    )

@@ -18,6 +18,7 @@ from pytest_edgeq.presets import RUNTIMES
 from pytest_edgeq.reference import module_tree
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.engines import InterpreterEngine
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.runtimes import BUILT_IN
 from pytest_edgeq.unrunnable import UnrunnableError
 
@@ -309,6 +310,29 @@ def test_what_xnnpack_refuses_is_told_by_op(by_recipe: Callable[[str], bytes]) -
     first, second = str(caught.value).splitlines()[:2]
     assert first.startswith("the xnnpack runtime cannot load the .tflite file: FULLY_CONNECTED (op")
     assert "choose another runtime" in second
+
+
+def test_an_op_that_xnnpack_refuses_without_a_word_is_found(
+    by_recipe: Callable[[str], bytes],
+) -> None:
+    """A tensor that is zero while calibrating gets such a scale; XNNPACK says not even which."""
+    model = unpack(by_recipe("static_wi8_ai8"))
+    graph = OpGraph.read(pack(model))
+    assert EdgeFile(pack(model)).runner("xnnpack")
+    layer = next(op for op in graph.ops if op.name == "FULLY_CONNECTED")
+    model.subgraphs[0].tensors[layer.outputs[0]].quantization.scale = [3.9e-12]
+    edge = EdgeFile(pack(model))
+    assert edge.runner("builtin")
+    for runtime in ("xnnpack", "compiled"):
+        with pytest.raises(UnrunnableError) as caught:
+            edge.runner(runtime)
+        first, cause, said = str(caught.value).splitlines()
+        assert first.startswith(f"the {runtime} runtime cannot load the .tflite file: ")
+        assert first.endswith(f": FULLY_CONNECTED (op {layer.index})")
+        assert cause.startswith("cause: XNNPACK makes no kernel for scales this far apart (")
+        assert ", 3.9e-12 of output 0). One next to 0 is that of a tensor that was zero" in cause
+        assert cause.endswith("but a device that runs XNNPACK will refuse it.")
+        assert said.startswith("the kernels said: failed to create XNNPACK runtime; Node number")
 
 
 def test_ops_of_two_subgraphs_with_one_number_are_not_confused() -> None:
