@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.flows.refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference
 from pytest_edgeq.warn import warn_user
 
-__all__ = ["quantize_pt2e", "refusal"]
+__all__ = ["quantize_pt2e"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -232,49 +233,3 @@ def _refuse_clearly(name: str, who: str, step: Callable[[], _Result]) -> _Result
     except Exception as error:
         # Whatever it was, the user gets it whole, with the hint first.
         raise RuntimeError(refusal(name, who, error)) from error
-
-
-def refusal(name: str, who: str, error: Exception) -> str:
-    """Our hint, then the library's own message."""
-    hints = {
-        "torch.export": (
-            "the model's forward must be traceable: no Python branch on a tensor's values "
-            "(torch.where instead), no data-dependent shapes"
-        ),
-        "the quantizer": (
-            "its annotations do not fit the exported graph; a part of the model that it does not "
-            "know can be left in float by a subclass that overrides annotate, or quantized by a "
-            "recipe instead"
-        ),
-        "calibration": (
-            "the observers or the model cannot take this sample: look for NaN in the weights, and "
-            "for indices out of range"
-        ),
-        "the converter": (
-            "an op or a dtype that litert-torch cannot lower; the last lines name it. Replace it "
-            "in the model, or keep that part out of the file"
-        ),
-    }
-    hint = hints[who.split(" sample")[0]]
-    words = f"{type(error).__name__}: {error}"
-    if "contained a None item" in str(error):
-        # litert-torch 0.10.0 lowers no output that is None.
-        hint = "its forward gives None among its outputs; wrap it in a module that gives tensors"
-    elif "[-9223372036854775808" in words:
-        # litert-torch 0.10.0 takes a size left open for -2^63 in a linear layer.
-        hint = (
-            "it takes a size left open for -2^63 in front of a linear layer: give no "
-            'dynamic_shapes, but a signature for each size: sample_inputs={"one": …, "two": …}'
-        )
-    elif "Lowering not found: cond" in words:
-        hint = (
-            "litert-torch lowers no torch.cond; compute both branches and choose between them: "
-            "torch.where(condition, one, other)"
-        )
-    elif "'type' object is not iterable" in words:
-        # litert-torch 0.10.0 cannot name the outputs of a namedtuple.
-        hint = (
-            "its forward gives a namedtuple; wrap it in a module that gives a plain tuple or a dict"
-        )
-    verb = "stops" if who.startswith("calibration") else "refuses"
-    return f"{who} {verb} {name}: {hint}\n{words}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fixtures.models import (
     ResidualNet,
     SoftmaxHead,
     TwoInputs,
+    normal,
     samples,
     seeded,
 )
@@ -441,3 +443,40 @@ def test_a_model_that_gives_none(maker: Edgeq) -> None:
         maker.quantize(WithNone().eval(), (torch.ones(1, 4),), quantizer=None)
 
     assert "contained a None item" in str(caught.value)
+
+
+class _Encoding(nn.Module):
+    """An input that is joined with a multiple of itself, as positional encodings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(20, 4)
+        self.frequencies = nn.Buffer(2.0 ** torch.arange(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = (x[..., None] * self.frequencies).flatten(-2)
+        y: torch.Tensor = self.head(torch.cat([x, scaled], 1))
+        return y
+
+
+def _between(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.Conv2d(4, 4, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "match"),
+    [
+        (_Encoding, (1, 4), "gave the op that the last lines name scales or dtypes"),
+        (lambda: _between(nn.Threshold(0.1, 0.5)), (1, 3, 8, 8), "confuses NCHW and NHWC"),
+        (lambda: _between(nn.LogSigmoid()), (1, 3, 8, 8), "confuses NCHW and NHWC"),
+    ],
+)
+def test_a_quantized_graph_that_the_converter_cannot_write(
+    maker: Edgeq, make: Callable[[], nn.Module], shape: tuple[int, ...], match: str
+) -> None:
+    """Not an op that it cannot lower: the way out that we name converts the same model."""
+    model, x = seeded(make), (normal(*shape, seed=0),)
+    with pytest.raises(RuntimeError, match=match) as caught:
+        maker.quantize(model, x, quantizer="pt2e_static_int8", calibration=[x])
+    assert "quantize by a recipe (recipe_static_wi8_ai8)" in str(caught.value)
+    assert maker.quantize(model, x, quantizer="recipe_static_wi8_ai8", calibration=[x]).tflite

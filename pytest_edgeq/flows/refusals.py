@@ -1,0 +1,86 @@
+"""What export, quantizers and converters refuse, what it means, and the way out."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["refusal"]
+
+# By who refuses, where its words are not known.
+_HINTS = {
+    "torch.export": (
+        "the model's forward must be traceable: no Python branch on a tensor's values "
+        "(torch.where instead), no data-dependent shapes"
+    ),
+    "the quantizer": (
+        "its annotations do not fit the exported graph; a part of the model that it does not "
+        "know can be left in float by a subclass that overrides annotate, or quantized by a "
+        "recipe instead"
+    ),
+    "calibration": (
+        "the observers or the model cannot take this sample: look for NaN in the weights, and "
+        "for indices out of range"
+    ),
+    "the converter": (
+        "an op or a dtype that litert-torch cannot lower; the last lines name it. Replace it "
+        "in the model, or keep that part out of the file"
+    ),
+}
+
+# What the libraries' own words mean (litert-torch 0.10.0).
+_KNOWN = (
+    # It lowers no output that is None.
+    (
+        re.compile("contained a None item"),
+        "its forward gives None among its outputs; wrap it in a module that gives tensors",
+    ),
+    # It takes a size left open for -2^63 in a linear layer.
+    (
+        re.compile(re.escape("[-9223372036854775808")),
+        "it takes a size left open for -2^63 in front of a linear layer: give no "
+        'dynamic_shapes, but a signature for each size: sample_inputs={"one": …, "two": …}',
+    ),
+    (
+        re.compile("Lowering not found: cond"),
+        "litert-torch lowers no torch.cond; compute both branches and choose between them: "
+        "torch.where(condition, one, other)",
+    ),
+    # It cannot name the outputs of a namedtuple.
+    (
+        re.compile("'type' object is not iterable"),
+        "its forward gives a namedtuple; wrap it in a module that gives a plain tuple or a dict",
+    ),
+    # The model is one that it lowers; what a quantizer annotated is not.
+    (
+        re.compile(
+            "quantization parameters violate|failed to verify that .* must have same element type"
+        ),
+        "the quantizer gave the op that the last lines name scales or dtypes that this op may not "
+        "have in TFLite, such as an input that another op shares with another range: leave it in "
+        "float by a subclass of the quantizer that overrides annotate, or quantize by a recipe "
+        "(recipe_static_wi8_ai8)",
+    ),
+    # It hands on NCHW what is NHWC by then, or cannot turn what it dequantizes.
+    (
+        re.compile("broadcast a dimension of length|Attempting to convert non-NHWC compatible"),
+        "litert-torch confuses NCHW and NHWC at an op that the quantizer put between two "
+        "convolutions (the last lines name what it reads): quantize by a recipe "
+        "(recipe_static_wi8_ai8), which comes behind the conversion",
+    ),
+)
+
+
+def refusal(name: str, who: str, error: Exception) -> str:
+    """
+    Our hint, then the library's own message.
+
+    Args:
+        name: Of the model.
+        who: Refuses it: `torch.export`, `the quantizer`, `calibration sample 3`, `the converter`.
+        error: As it came.
+    """
+    words = f"{type(error).__name__}: {error}"
+    known = (hint for symptom, hint in _KNOWN if symptom.search(words))
+    hint = next(known, _HINTS[who.split(" sample")[0]])
+    verb = "stops" if who.startswith("calibration") else "refuses"
+    return f"{who} {verb} {name}: {hint}\n{words}"
