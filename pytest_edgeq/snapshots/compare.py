@@ -173,11 +173,21 @@ def _group_text(group: _Group, old: Sequence[Row], new: Sequence[Row]) -> str:
     if more:
         return f"{_several(old, [before for before, _ in pairs])}{group.told}"
     if count == 1:
-        after = pairs[0][1]
-        return f"{op} {_at(new[after], after)}{group.told}"
+        before, after = pairs[0]
+        at = _at(new[after], after)
+        # Its module alone would name others, too.
+        if new[after]["module"] and _named_alike(old, before) > 1:
+            at = f"#{after} {at}"
+        return f"{op} {at}{group.told}"
     places = [_place(new[after], after) for _, after in pairs]
     shown = ", ".join(places[:2]) + (", …" if count > 2 else "")
     return f"{count} {op} ({shown}){group.told}"
+
+
+def _named_alike(rows: Sequence[Row], index: int) -> int:
+    """Count the ops of one name and one module."""
+    names = [(row["op"], row["module"]) for row in rows]
+    return names.count(names[index])
 
 
 def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:

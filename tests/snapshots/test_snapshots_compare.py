@@ -166,6 +166,14 @@ def _other_op(residual: OpMap, borders: Make) -> OpMap:
     return changed
 
 
+def _one_of_two(residual: OpMap, borders: Make) -> OpMap:
+    changed = _other_op(residual, borders)
+    # In place, as the stored map is to have two ops of one name and one module as well.
+    residual["ops"].append(copy.deepcopy(residual["ops"][3]))
+    changed["ops"].append(copy.deepcopy(residual["ops"][3]))
+    return changed
+
+
 def _moved(residual: OpMap, borders: Make) -> OpMap:
     ops = residual["ops"]
     return {**residual, "ops": [*ops[:3], *ops[4:6], ops[3], *ops[6:]]}
@@ -187,6 +195,7 @@ CASES = {
     "all_to_float": _all_float,
     "float_output": _float_output,
     "op_replaced": _other_op,
+    "op_replaced_one_of_two": _one_of_two,
     "op_moved": _moved,
     "output_added": _outputs,
 }
