@@ -205,14 +205,19 @@ def _call_export(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram:
 
 def _export(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram:
     export = functools.partial(_call_export, entry)
+
+    def not_strict() -> torch.export.ExportedProgram:
+        tried = [entry.traced()]
+        return _refuse_clearly(entry.name, "torch.export", lambda: export(strict=False), tried)
+
     if not strict:
-        return _refuse_clearly(entry.name, "torch.export", lambda: export(strict=False))
+        return not_strict()
     try:
         return export(strict=True)
     except Exception as error:
         # torch.export raises whatever the model's own code met while it was traced.
         strict_error = error
-    exported = _refuse_clearly(entry.name, "torch.export", lambda: export(strict=False))
+    exported = not_strict()
     first = str(strict_error).strip().splitlines()
     warn_user(
         f"{entry.name}: torch.export(strict=True) refuses the model "
@@ -224,7 +229,9 @@ def _export(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram:
     return exported
 
 
-def _refuse_clearly(name: str, who: str, step: Callable[[], _Result]) -> _Result:
+def _refuse_clearly(
+    name: str, who: str, step: Callable[[], _Result], tried: Sequence[litert.Traced] = ()
+) -> _Result:
     try:
         return step()
     except litert.RefusedError as refused:
@@ -232,4 +239,4 @@ def _refuse_clearly(name: str, who: str, step: Callable[[], _Result]) -> _Result
         raise ValueError(f"{name}: {refused}") from None
     except Exception as error:
         # Whatever it was, the user gets it whole, with the hint first.
-        raise RuntimeError(refusal(name, who, error)) from error
+        raise RuntimeError(refusal(name, who, error, tried)) from error

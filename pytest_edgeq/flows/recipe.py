@@ -70,7 +70,7 @@ def convert(name: str, signatures: Mapping[str, litert.Traced], **options: Any) 
         # Export and lowering in one call: whatever it was, the user gets it whole.
         exported = type(error).__module__.startswith(("torch._dynamo", "torch.fx", "torch._export"))
         who = "torch.export" if exported else "the converter"
-        raise RuntimeError(refusal(name, who, error)) from error
+        raise RuntimeError(refusal(name, who, error, signatures.values())) from error
 
 
 def _by_name(entry: Entry, float_edge: EdgeFile) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:

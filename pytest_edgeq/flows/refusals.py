@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+import torch
+
+from pytest_edgeq import litert
 
 __all__ = ["refusal"]
 
@@ -70,7 +75,7 @@ _KNOWN = (
 )
 
 
-def refusal(name: str, who: str, error: Exception) -> str:
+def refusal(name: str, who: str, error: Exception, tried: Iterable[litert.Traced] = ()) -> str:
     """
     Our hint, then the library's own message.
 
@@ -78,9 +83,31 @@ def refusal(name: str, who: str, error: Exception) -> str:
         name: Of the model.
         who: Refuses it: `torch.export`, `the quantizer`, `calibration sample 3`, `the converter`.
         error: As it came.
+        tried: The user's own models, where it may be these that fail, and not who traces them.
     """
-    words = f"{type(error).__name__}: {error}"
+    for traced in tried:
+        own = _own_error(traced)
+        if own is not None:
+            return (
+                f"{name}: its forward fails on the sample inputs, in eval mode and without any "
+                f"quantizer: mend it, or give the inputs that it takes\n{_words(own)}"
+            )
+    words = _words(error)
     known = (hint for symptom, hint in _KNOWN if symptom.search(words))
     hint = next(known, _HINTS[who.split(" sample")[0]])
     verb = "stops" if who.startswith("calibration") else "refuses"
     return f"{who} {verb} {name}: {hint}\n{words}"
+
+
+def _own_error(traced: litert.Traced) -> Exception | None:
+    try:
+        with torch.no_grad():
+            traced.model(*traced.args, **traced.kwargs)
+    except Exception as error:
+        # Whatever the user's code raises.
+        return error
+    return None
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -480,3 +480,14 @@ def test_a_quantized_graph_that_the_converter_cannot_write(
         maker.quantize(model, x, quantizer="pt2e_static_int8", calibration=[x])
     assert "quantize by a recipe (recipe_static_wi8_ai8)" in str(caught.value)
     assert maker.quantize(model, x, quantizer="recipe_static_wi8_ai8", calibration=[x]).tflite
+
+
+@pytest.mark.parametrize("quantizer", [None, "pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
+def test_a_model_whose_own_forward_fails(maker: Edgeq, quantizer: str | None) -> None:
+    """No exporter and no converter refuses it: it does not run in torch."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(8, 4)).eval(), (torch.ones(1, 4),)
+    with pytest.raises(RuntimeError) as caught:
+        maker.quantize(model, x, quantizer=quantizer, calibration=[x] if quantizer else None)
+    first, *words = str(caught.value).splitlines()
+    assert first.startswith("Sequential: its forward fails on the sample inputs, in eval mode")
+    assert words == ["RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 8x4)"]
