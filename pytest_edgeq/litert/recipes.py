@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import io
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.configs import replaced
 from pytest_edgeq.litert.libraries import recipe_module
 from pytest_edgeq.litert.rules import check_rules
 from pytest_edgeq.presets import PRESETS
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     Recipe = list[dict[str, Any]]
 
 
-__all__ = ["calibrate_recipe", "load_recipe", "quantize_recipe"]
+__all__ = ["biases_of_any_rank", "calibrate_recipe", "load_recipe", "quantize_recipe"]
 
 
 def load_recipe(recipe: str | Path | Recipe) -> Recipe:
@@ -121,6 +123,30 @@ def calibrate_recipe(
     return calibrator.get_model_qsvs()
 
 
+@contextlib.contextmanager
+def biases_of_any_rank() -> Iterator[None]:
+    """
+    Quantize a bias along its channels, whatever its shape.
+
+    ai-edge-quantizer 0.10.0 takes every bias for one-dimensional and writes its scales along
+    dimension 0. A bias that litert-torch 0.10.0 folds of an ADD behind the layer has the shape
+    (1, 1, 1, channels), as of a transposed convolution in front of a batch norm or of a linear
+    layer on NHWC behind LayerScale: no interpreter opens the file (`num_scales must be 1 for
+    per-layer quantization, or 1 for per-axis quantization, but got 12`).
+    """
+    library = recipe_module("algorithms.uniform_quantize.uniform_quantize_tensor")
+    quantize = library.symmetric_quantize_bias_tensor
+
+    def along_channels(bias: npt.NDArray[Any], *args: Any, **kwargs: Any) -> Any:
+        made = quantize(bias.reshape(-1), *args, **kwargs)
+        along = None if made.quantized_dimension is None else bias.ndim - 1
+        codes = made.quantized_data.reshape(bias.shape)
+        return dataclasses.replace(made, quantized_dimension=along, quantized_data=codes)
+
+    with replaced(library, symmetric_quantize_bias_tensor=along_channels):
+        yield
+
+
 def quantize_recipe(float_tflite: bytes, recipe: Recipe, calibration: Any | None) -> bytes:
     """Quantize a float `.tflite` by a recipe."""
     quantizer = _recipe_quantizer(float_tflite, recipe)
@@ -132,6 +158,7 @@ def quantize_recipe(float_tflite: bytes, recipe: Recipe, calibration: Any | None
     with (
         quiet(),
         contextlib.redirect_stdout(io.StringIO()),
+        biases_of_any_rank(),
         _refusals("cannot apply the recipe"),
     ):
         result = quantizer.quantize(calibration, **options)

@@ -6,7 +6,8 @@ A test here fails when the upstream symptom is gone: then the shim goes, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from fixtures import tflite
-from fixtures.models import ResidualNet, TwoSignatures, samples, seeded
-from pytest_edgeq import litert
+from fixtures.models import ResidualNet, TwoSignatures, normal, samples, seeded
+from pytest_edgeq import Edgeq, litert
 from pytest_edgeq.flows.recipe import scoped_ops
+from pytest_edgeq.litert import recipes
 from pytest_edgeq.litert.libraries import recipe_module
 from pytest_edgeq.presets import PRESETS
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -71,6 +75,54 @@ def _assert_same_ranges(actual: Any, expected: Mapping[str, Mapping[str, Any]]) 
 def _library(float_tflite: bytes, rules: Any) -> Any:
     with litert.quiet():
         return recipe_module("quantizer").Quantizer(float_tflite, rules)
+
+
+class _LayerScale(nn.Module):
+    """The end of a ConvNeXt block on NHWC, scaled by channel: its bias has four dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.wide, self.narrow = (
+            nn.Conv2d(3, 6, 2, 2),
+            nn.Linear(6, 12),
+            nn.Linear(12, 6),
+        )
+        self.gamma = nn.Parameter(torch.linspace(0.2, 1.2, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        y: torch.Tensor = self.narrow(F.gelu(self.wide(x.permute(0, 2, 3, 1)))) * self.gamma
+        return x + y.permute(0, 3, 1, 2)
+
+
+def _upsampling() -> nn.Module:
+    """As U-Nets and generators have it: the batch norm is an ADD that becomes a bias."""
+    up, norm = nn.ConvTranspose2d(3, 6, 4, 2, 1, bias=False), nn.BatchNorm2d(6)
+    norm.running_mean = torch.linspace(-1.0, 1.0, 6)
+    return nn.Sequential(up, norm, nn.ReLU())
+
+
+@pytest.mark.parametrize("make", [_LayerScale, _upsampling])
+def test_the_recipe_library_still_takes_each_bias_for_one_dimensional(
+    make: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    """ai-edge-quantizer 0.10.0 writes its scales along dimension 0; see `biases_of_any_rank`."""
+    model, x = seeded(make), [normal(1, 3, 8, 8, seed=seed) for seed in range(12)]
+    with pytest.MonkeyPatch.context() as without:
+        without.setattr(recipes, "biases_of_any_rank", contextlib.nullcontext)
+        with pytest.raises(RuntimeError, match="num_scales must be 1 for per-layer quantization"):
+            Edgeq(directory=tmp_path).quantize(model, (x[0],), quantizer=STATIC, calibration=x[:8])
+    maker = Edgeq(directory=tmp_path)
+    quantized = maker.quantize(model, (x[0],), quantizer=STATIC, calibration=x[:8])
+    graph = quantized.edge.graph
+    [bias] = [
+        each
+        for each in graph.subgraphs[0].tensors
+        if each.dtype == "int32" and len(each.scales) > 1 and len(each.shape) == 4
+    ]
+    assert (bias.shape, bias.quantized_dimension, len(bias.scales)) == ((1, 1, 1, 6), 3, 6)
+    with pytest.warns(UserWarning, match="nothing was held against a memory"):
+        maker.check(quantized, x[8:])
 
 
 def test_the_recipe_library_still_uses_up_a_generator(residual: bytes) -> None:
