@@ -53,7 +53,10 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     alone = any(litert.holds_weights_alone(graph) for graph, _ in graphs)
     static = any(static for _, static in graphs) and not alone
     tflite = _refuse_clearly(
-        request.name, "the converter", lambda: litert.convert(traced, static=static)
+        request.name,
+        "the converter",
+        lambda: litert.convert(traced, static=static),
+        [entry.traced() for entry in request.entries],
     )
     simulated = [graph for graph, _ in graphs]
     quantized = request.finish("pt2e", request.edge(tflite), simulated=simulated)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -74,6 +74,14 @@ _KNOWN = (
     ),
 )
 
+# TRANSPOSE_CONV pads as VALID or SAME does, and litert-torch 0.10.0 knows no more.
+_TRANSPOSED = (
+    "transposed convolutions whose padding it cannot lower: {}. It lowers those without padding, "
+    "and those with kernel_size = stride + 2 · padding and no output_padding, such as "
+    "kernel_size=4, stride=2, padding=1 in place of kernel_size=3, stride=2, padding=1, "
+    "output_padding=1, which doubles the size as well"
+)
+
 
 def refusal(name: str, who: str, error: Exception, tried: Iterable[litert.Traced] = ()) -> str:
     """
@@ -93,6 +101,10 @@ def refusal(name: str, who: str, error: Exception, tried: Iterable[litert.Traced
                 f"quantizer: mend it, or give the inputs that it takes\n{_words(own)}"
             )
     words = _words(error)
+    if "legalize operation 'mhlo.convolution'" in words:
+        unknown = [name for traced in tried for name in _unknown_transposed(traced.model)]
+        if unknown:
+            return f"{who} refuses {name}: {_TRANSPOSED.format(', '.join(unknown))}\n{words}"
     known = (hint for symptom, hint in _KNOWN if symptom.search(words))
     hint = next(known, _HINTS[who.split(" sample")[0]])
     verb = "stops" if who.startswith("calibration") else "refuses"
@@ -107,6 +119,22 @@ def _own_error(traced: litert.Traced) -> Exception | None:
         # Whatever the user's code raises.
         return error
     return None
+
+
+def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:
+    """Names of the transposed convolutions that the converter does not lower."""
+    layers = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+    for name, layer in model.named_modules():
+        if not isinstance(layer, layers):
+            continue
+        # Transposed convolutions take no padding by name.
+        paddings = [int(each) for each in layer.padding]
+        sizes = zip(layer.kernel_size, layer.stride, paddings, layer.output_padding, strict=True)
+        if any(
+            padding and stride > 1 and (kernel != stride + 2 * padding or more)
+            for kernel, stride, padding, more in sizes
+        ):
+            yield name or "the model itself"
 
 
 def _words(error: Exception) -> str:

@@ -491,3 +491,22 @@ def test_a_model_whose_own_forward_fails(maker: Edgeq, quantizer: str | None) ->
     first, *words = str(caught.value).splitlines()
     assert first.startswith("Sequential: its forward fails on the sample inputs, in eval mode")
     assert words == ["RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 8x4)"]
+
+
+@pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
+def test_a_transposed_convolution_that_the_converter_cannot_pad(
+    maker: Edgeq, quantizer: str
+) -> None:
+    """The layer is named, and what it may be in its place converts and has the same shape."""
+
+    def model(kernel: int, more: int) -> nn.Module:
+        up = nn.ConvTranspose2d(4, 4, kernel, stride=2, padding=1, output_padding=more)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), up).eval()
+
+    x = (normal(1, 3, 8, 8, seed=0),)
+    refused, lowered = model(3, 1), model(4, 0)
+    assert refused(*x).shape == lowered(*x).shape
+    with pytest.raises(RuntimeError, match=r"padding it cannot lower: 1\. It lowers") as caught:
+        maker.quantize(refused, x, quantizer=quantizer, calibration=[x])
+    assert str(caught.value).startswith("the converter refuses Sequential: transposed")
+    assert maker.quantize(lowered, x, quantizer=quantizer, calibration=[x]).tflite
