@@ -245,7 +245,7 @@ def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[in
         i
         for i, row in enumerate(rows)
         if row.matched and row.local_sqnr_db is not None
-        if not (_only_rounds(row, evidence[i]) or evidence[i].untaken)
+        if not (_only_rounds(row, evidence[i]) or evidence[i].untaken or _is_endless(evidence[i]))
     ]
     found = {}
     for i in known:
@@ -275,6 +275,11 @@ def _only_rounds(row: LayerError, evidence: Evidence) -> bool:
     to_float = evidence.scheme == "float" or row.op == "DEQUANTIZE"
     in_float = to_float and row.excess_lsb is not None
     return in_float and not _beyond_rounding(row, evidence)
+
+
+def _is_endless(evidence: Evidence) -> bool:
+    """Whether torch gives what no range reaches, such as the logarithm of 0: how far off is all."""
+    return evidence.reference is not None and not all(map(math.isfinite, evidence.reference))
 
 
 def _outlier(value: float, kind: Sequence[float], name: str) -> str | None:

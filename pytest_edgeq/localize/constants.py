@@ -274,7 +274,7 @@ def _against_floats(stored: Constant, reference: Array, context: Context) -> lis
     claim = context.claim(stored, target, 0.5 + np.abs(target) * rounded)
     if not claim.holds.all():
         return ["the weight's codes: " + explain(claim)]
-    return _unused_range(stored, claim)
+    return _beyond_the_range(stored, claim) or _unused_range(stored, claim)
 
 
 def _float_against_floats(stored: Constant, reference: Array, context: Context) -> list[str]:
@@ -301,6 +301,34 @@ def half_spacing(dtype: str, reference: Array) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         # Beyond the range of float16 it is NaN, which nothing is within.
         return np.spacing(np.abs(reference).astype(np.float16)).astype(np.float64) / 2
+
+
+def _beyond_the_range(stored: Constant, claim: Claim) -> list[str]:
+    """
+    Tell of the reference's values that no code reaches, though the last one is the nearest.
+
+    A range from the values reaches each of them. One that minimizes an error clips the largest of
+    all channels alike, or of most: those of fewer are none that it was made from.
+    """
+    reach = (claim.low - claim.tolerance, claim.high + claim.tolerance)
+    beyond = (claim.target < reach[0]) | (claim.target > reach[1])
+    assert stored.scales is not None
+    if _in_blocks(stored):
+        # Recipes of four bits clip some blocks and others not.
+        return []
+    shared = tuple(i for i, size in enumerate(np.shape(stored.scales)) if size == 1)
+    ranges = beyond.any(axis=shared)
+    if not 0 < 2 * int(ranges.sum()) < ranges.size:
+        return []
+    farthest = np.where(beyond, np.abs(claim.target), 0).argmax()
+    place = [int(i) for i in np.unravel_index(farthest, beyond.shape)]
+    count = int(beyond.sum())
+    return [
+        f"the weight's codes: {count} of {beyond.size} {'lies' if count == 1 else 'lie'} beyond "
+        f"what {'its' if count == 1 else 'their'} scale reaches: {place} is "
+        f"{claim.actual.flat[farthest]:.0f} where the reference gives "
+        f"{claim.target.flat[farthest]:.4g}"
+    ]
 
 
 def _unused_range(stored: Constant, claim: Claim) -> list[str]:

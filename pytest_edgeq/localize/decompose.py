@@ -75,6 +75,9 @@ def decompose(
         if base_name(node) in _AS_ANOTHER:
             known[node] = _shaped_as(graph, node, examples.known, known)
             continue
+        if _is_cut(node, examples.known):
+            known[node] = _cut(graph, node, examples.known[node], known)
+            continue
         parts = None
         if _functional(node) in _COMPOSED:
             function = _function(module, node, is_subtracted)
@@ -91,6 +94,33 @@ def decompose(
     held = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
     own = {name: operator.attrgetter(name)(module) for name in held - set(added)}
     return torch.fx.GraphModule({**own, **added}, graph)
+
+
+def _is_cut(node: torch.fx.Node, examples: Mapping[torch.fx.Node, Any]) -> bool:
+    """Whether a node cuts floats to whole numbers, and does not only hold what it takes."""
+    if base_name(node) not in ("to", "_to_copy") or not isinstance(node.args[0], torch.fx.Node):
+        return False
+    before, after = (examples.get(each) for each in (node.args[0], node))
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        return False
+    return before.is_floating_point() and not (
+        after.is_floating_point() or after.dtype == torch.bool
+    )
+
+
+def _cut(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    example: torch.Tensor,
+    known: Mapping[torch.fx.Node, Any],
+) -> torch.fx.Node:
+    """The same by a name of its own."""
+    taken: Any = node.args[0]
+    convert: Any = torch.ops.prims.convert_element_type.default
+    cut = graph.call_function(convert, (known[taken], example.dtype))
+    cut.meta.update(node.meta)
+    cut.meta["val"] = example
+    return cut
 
 
 # Nodes that take of their second tensor its shape or dtype alone.

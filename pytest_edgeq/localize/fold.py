@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.fx.node import map_arg
 
 from pytest_edgeq.localize.kinds import IDENTITIES, VIEWS, base_name, is_heavy
 from pytest_edgeq.localize.layouts import to_file_layout
@@ -30,6 +31,7 @@ __all__ = [
 Node = torch.fx.Node
 _Stored = list[tuple[np.ndarray, "np.ndarray | None"]]
 _Parts = tuple[Node, torch.Tensor, torch.Tensor, tuple[Node, ...], bool]
+_Behind = tuple[torch.Tensor, torch.Tensor]
 
 _PASSES_ON = ("dropout", "contiguous", "clone", "alias", "detach")
 
@@ -235,7 +237,7 @@ def _as_bias(module: torch.fx.GraphModule, other: Any, size: int) -> torch.Tenso
     """What is added, one a feature; None of what is not one number or one a feature."""
     if isinstance(other, (int, float)):
         return torch.full((size,), float(other))
-    own = _laid_out_constant(module, other)
+    own = _computed(module, other)
     if own is None or own.numel() not in (1, size) or (own.ndim and own.shape[-1] != own.numel()):
         return None
     bias: torch.Tensor = own.reshape(-1).expand(size).clone()
@@ -306,6 +308,25 @@ def _laid_out_constant(module: torch.fx.GraphModule, node: Any) -> Any:
 _LAID_OUT = MOVING - {"quantize_per_tensor", "dequantize_per_tensor"}
 
 
+def _computed(module: torch.fx.GraphModule, node: Any, steps: int = 8) -> Any:
+    """
+    A constant, or what the graph computes of constants alone: what a batch norm scales by.
+
+    In as many steps as γ / √(σ² + ε), laid out anew, takes: what is further off is none.
+    """
+    if not isinstance(node, Node) or node.op != "call_function" or not node.all_input_nodes:
+        return _attribute(module, node)
+    values: dict[Node, Any] = {}
+    for each in node.all_input_nodes:
+        value = _computed(module, each, steps - 1) if steps else None
+        if value is None:
+            return None
+        values[each] = value
+    target: Any = node.target
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    return target(*args, **kwargs)
+
+
 def is_subtracted(graph: OpGraph, subgraph: int) -> Callable[[torch.Tensor], bool]:
     """What tells whether the file subtracts a constant, up to what rounding makes of it."""
     stored = [*_added(graph, subgraph, "SUB")]
@@ -362,7 +383,7 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
             forms.append((source, own * scale, added + own @ shift, turns, bare))
         if len(forms) == 1:
             continue
-        behind = _scales_behind(node)
+        behind = _behind(module, node, own.shape[0])
         place = uses[node].index(node), len(uses[node])
         nearest = _nearest_form(forms, behind, _of_this_use(forms, behind, stored, *place))
         if nearest is not forms[0]:
@@ -370,15 +391,19 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
     module.graph.eliminate_dead_code()
 
 
-def _nearest_form(forms: Sequence[_Parts], behind: Sequence[float], stored: _Stored) -> _Parts:
+def _nearest_form(forms: Sequence[_Parts], behind: Sequence[_Behind], stored: _Stored) -> _Parts:
+    return min(forms, key=lambda form: _form_apart(form, behind, stored))
+
+
+def _form_apart(form: _Parts, behind: Sequence[_Behind], stored: _Stored) -> float:
+    """How far a form is from the file's nearest layer, with what may be folded in from behind."""
     return min(
-        forms,
-        key=lambda form: min(_apart(form[1] * s, form[2] * s, stored) for s in behind),
+        _apart(form[1] * scale[:, None], form[2] * scale + shift, stored) for scale, shift in behind
     )
 
 
 def _of_this_use(
-    forms: Sequence[_Parts], behind: Sequence[float], stored: _Stored, which: int, uses: int
+    forms: Sequence[_Parts], behind: Sequence[_Behind], stored: _Stored, which: int, uses: int
 ) -> _Stored:
     """
     Of a layer that is used several times, the file's for one of these, which are in order.
@@ -386,20 +411,33 @@ def _of_this_use(
     One use may stand behind a norm and another not: all are near one of the forms.
     """
     near = [
-        each
-        for each in stored
-        if min(_apart(f[1] * s, f[2] * s, [each]) for f in forms for s in behind) < _ALIKE
+        each for each in stored if min(_form_apart(form, behind, [each]) for form in forms) < _ALIKE
     ]
     return near[which : which + 1] if uses > 1 and len(near) == uses else stored
 
 
-def _scales_behind(node: Node) -> list[float]:
-    """1, and what multiplies a layer's result, which the converter may fold into it as well."""
-    users = list(node.users)
-    if len(users) != 1 or base_name(users[0]) != "mul":
-        return [1.0]
-    scale: Any = users[0].args[1]
-    return [1.0, float(scale)] if isinstance(scale, (int, float)) else [1.0]
+def _behind(module: torch.fx.GraphModule, node: Node, size: int) -> list[_Behind]:
+    """
+    What multiplies a layer's result and is added to it, which may be folded into it as well.
+
+    Nothing first; then each with what stands before it, one number or one a feature.
+    """
+    found = [(torch.ones(size), torch.zeros(size))]
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+        name = base_name(node)
+        if name in _PASSES_ON or (name in VIEWS and _keeps_features(node)):
+            continue
+        if name not in ("mul", "add") or len(node.args) != 2 or node.kwargs:
+            break
+        held = [own for each in node.args if (own := _as_bias(module, each, size)) is not None]
+        if len(held) != 1:
+            break
+        scale, shift = found[-1]
+        found.append(
+            (scale * held[0], shift * held[0]) if name == "mul" else (scale, shift + held[0])
+        )
+    return found
 
 
 def _stored(graph: OpGraph, subgraph: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -441,7 +479,7 @@ def _in_front(module: torch.fx.GraphModule, node: Any, size: int) -> Iterator[_P
             return
         if name not in ("mul", "add") or len(node.args) != 2:
             return
-        constants = [_laid_out_constant(module, each) for each in node.args]
+        constants = [_computed(module, each) for each in node.args]
         places = [i for i, each in enumerate(constants) if each is not None]
         if len(places) != 1 or len(node.kwargs):
             return

@@ -151,12 +151,12 @@ def never_calibrated(evidence: Evidence) -> str | None:
 
 
 def _span(evidence: Evidence) -> tuple[float, float] | None:
-    """Widths of what the codes reach, and of what torch gives; both must be known, and not 0."""
+    """Widths of what the codes reach, and of what torch gives; both must be finite, and not 0."""
     if evidence.reach is None or evidence.reference is None:
         return None
     reach = evidence.reach[1] - evidence.reach[0]
     needed = max(evidence.reference[1], 0.0) - min(evidence.reference[0], 0.0)
-    return (reach, needed) if reach > 0 and needed > 0 else None
+    return (reach, needed) if reach > 0 and 0 < needed < math.inf else None
 
 
 def calibrated_on_nothing(evidence: Evidence) -> str | None:

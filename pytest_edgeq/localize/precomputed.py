@@ -102,8 +102,10 @@ def _readings(
     Of those that it might hold (a sum, and the sum with an ε) they are the ones whose parameters
     it has, else the nearest.
     """
-    if not file.is_floating_point() or not file.numel():
+    if not file.numel() or file.dtype == torch.bool:
         return {}
+    if not file.is_floating_point():
+        return _equal(file, nodes, reference)
     # What masks is infinite in torch, and the least float to kernels: nothing is near to it but it.
     file = file.clamp(-_GREATEST, _GREATEST)
     near: dict[Node, tuple[float, View]] = {}
@@ -131,6 +133,23 @@ def _readings(
     if chosen.isdisjoint(told):
         chosen = {node for node in chosen if near[node][0] <= most}
     return {node: near[node][1] for node in _first(chosen, reference)}
+
+
+def _equal(
+    file: torch.Tensor, nodes: Iterable[Node], reference: ReferenceGraph
+) -> dict[Node, View]:
+    """The nodes of whole numbers that are those of a constant: ids of which a table is made."""
+    found: dict[Node, View] = {}
+    for node in nodes:
+        value = reference.constant(node, quantized=True)
+        if not isinstance(value, torch.Tensor) or value.is_floating_point():
+            continue
+        if value.dtype == torch.bool or value.numel() != file.numel() or value.numel() < 2:
+            continue
+        best = best_view(file, value)
+        if best is not None and not best[0]:
+            found[node] = best[1]
+    return {node: found[node] for node in _first(found, reference)}
 
 
 def _first(alike: Container[Node], reference: ReferenceGraph) -> Iterator[Node]:

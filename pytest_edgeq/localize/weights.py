@@ -70,7 +70,7 @@ def rounded_constants(
         constant = _as_rounded(read_constant(graph, op, stored), stored)
         if constant.scales is None and constant.dtype != "float16":
             continue
-        for taken in constants_behind(reference, given):
+        for taken in _nearest_uses(op, constant, reference, constants_behind(reference, given)):
             if reference.is_rounded(taken.node):
                 tied = _tied(op, constant, taken, reference)
                 if tied is not None:
@@ -83,6 +83,27 @@ def rounded_constants(
                 if rounded is not None:
                     found[taken.node] = 1 / rounded if inverse else rounded
     return found
+
+
+def _nearest_uses(
+    op: Op, constant: Constant, reference: ReferenceGraph, uses: Iterable[Taken]
+) -> Iterator[Taken]:
+    """
+    Of a parameter that is used several times the use whose factors the file's constant fits best.
+
+    Another one lies behind products of which the file has ops of their own.
+    """
+    by_node: dict[Node, list[Taken]] = {}
+    for each in uses:
+        by_node.setdefault(each.node, []).append(each)
+    for node, alike in by_node.items():
+        if len(alike) == 1:
+            yield alike[0]
+            continue
+        plain = reference.constant(node, quantized=False)
+        if not isinstance(plain, torch.Tensor):
+            continue
+        yield min(alike, key=lambda each: _nearest(op, constant, each, plain)[0])
 
 
 def _is_inverted(op: Op, taken: Taken) -> bool:
@@ -340,19 +361,26 @@ def nearest_factor(op: Op, constant: Constant, taken: Taken, plain: torch.Tensor
     Returns:
         Over the constant's elements, in torch's layout; None where it is no layout of the file's.
     """
+    return _nearest(op, constant, taken, plain)[1]
+
+
+def _nearest(
+    op: Op, constant: Constant, taken: Taken, plain: torch.Tensor
+) -> tuple[float, Array | None]:
+    """How far the constant is from the reference's with the factor that fits best, and that one."""
     places = _places(op, constant, taken, tuple(plain.shape))
+    best: tuple[float, Array | None] = (math.inf, None)
     if places is None:
-        return None
+        return best
     reals = _turned(constant.floats, places, tuple(plain.shape))
-    best: tuple[float, Array] | None = None
     for factor in taken.factors:
         spread = _spread(factor, plain, taken.user)
         if spread is None:
             continue
         apart = float(np.square(plain.double().numpy() * spread - reals).sum())
-        if best is None or not apart >= best[0]:
+        if best[1] is None or not apart >= best[0]:
             best = (apart, spread)
-    return None if best is None else best[1]
+    return best
 
 
 def _spread(factor: torch.Tensor, plain: torch.Tensor, user: Node) -> Array | None:

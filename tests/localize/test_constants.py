@@ -579,6 +579,23 @@ def test_values_beyond_the_range_may_be_clipped() -> None:
     assert "[0, 0] is 126 where the reference gives 127" in found
 
 
+def test_values_beyond_a_few_ranges_are_another_weights() -> None:
+    """A range from the values reaches each; one that clips does it in most channels."""
+    codes = np.array([[127, 3], [5, -127], [127, 9], [-127, 1], [2, 127]])
+    scales = np.array([0.1, 0.2, 0.3, 0.4, 0.5], np.float32)
+    stored = Constant.of_codes(codes, scales, axis=0)
+    weight = codes * scales[:, None]
+    assert check_weight("FULLY_CONNECTED", stored, weight, torch_op="linear") == ()
+    weight[1, 1] *= 1.1
+    (found,) = check_weight("FULLY_CONNECTED", stored, weight, torch_op="linear")
+    assert found == (
+        "the weight's codes: 1 of 10 lies beyond what its scale reaches: [1, 1] is -127 where the "
+        "reference gives -139.7"
+    )
+    clipped = codes * scales[:, None] * np.where(np.abs(codes) == 127, 1.1, 1)
+    assert check_weight("FULLY_CONNECTED", stored, clipped, torch_op="linear") == ()
+
+
 def test_a_bias_that_is_missing() -> None:
     """Zero is no loss, nor is less than half a step."""
     bias = np.array([0.0, 0.4, -0.3])
