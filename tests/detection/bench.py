@@ -656,6 +656,8 @@ def main(arguments: list[str]) -> int:
         for net, flow in itertools.product(nets, chosen.flow or FLOWS):
             if NETS[net].large and flow not in (chosen.flow or _LARGE_FLOWS):
                 continue
+            if flow in NETS[net].unsound:
+                continue
             # Rebuilds of other weights, until there are 200 over the small networks.
             weights = range(2 if chosen.full and not NETS[net].large else 1)
             for seed in weights:
