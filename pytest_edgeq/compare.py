@@ -169,7 +169,7 @@ class Comparer:
         quantized = self._quantized
         findings = [finding for _, watch in self._inputs for finding in watch.findings()]
         findings += [finding for watch in self._health for finding in watch.findings()]
-        met_again = overlap_finding(self._overlap, self._count)
+        met_again = overlap_finding(self._overlap, self._count, chance=quantized.ledger.chance)
         if met_again is not None:
             findings.append(met_again)
         if self._changed:

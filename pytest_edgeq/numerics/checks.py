@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -19,6 +20,12 @@ from .sums import Array
 # Raw pixels are uint8 with just these parameters.
 _CALIBRATED_DTYPES = ("int8", "int16")
 _INT32 = np.iinfo(np.int32)
+
+_BY_CHANCE = 1e-3
+"""Samples met again of which less than this share would be by chance are the same ones."""
+
+_SIGMAS = 3
+"""How many standard deviations above its share by chance a count is none."""
 
 
 def check_scales(
@@ -113,12 +120,36 @@ class SampleLedger:
         self._digests: set[bytes] = set()
         # Of a few elements each: tells a new sample from the known ones without reading it whole.
         self._glances: set[bytes] = set()
+        self._repeated: set[bytes] = set()
+        self._n_added = 0
+        self._numbers = _WholeNumbers()
 
     def add(self, arrays: Iterable[Array]) -> None:
         """Remember one sample."""
         known = [np.asarray(array) for array in arrays]
+        digest = _digest(known)
+        if digest in self._digests:
+            self._repeated.add(digest)
         self._glances.add(_digest(map(_glance, known)))
-        self._digests.add(_digest(known))
+        self._digests.add(digest)
+        self._n_added += 1
+        self._numbers.add(known)
+
+    @property
+    def chance(self) -> float:
+        """
+        Return the share of honest new samples that are known by chance.
+
+        It is that of the known ones that were met more than once (Good, The population frequencies
+        of species, 1953), one more and three standard deviations of their number counted as such,
+        where samples are a few whole numbers, such as a user's and an article's. It is 0 of
+        floats, and of whole numbers of which less than one sample in a thousand would be known if
+        all were as likely.
+        """
+        if self._numbers.bits > math.log2(max(self._n_added, 1) / _BY_CHANCE):
+            return 0.0
+        repeats = self._n_added - len(self._digests) + len(self._repeated) + 1
+        return min(1.0, (repeats + _SIGMAS * math.sqrt(repeats)) / (self._n_added + 1))
 
     def __contains__(self, arrays: Iterable[Array]) -> bool:
         """Return whether the sample was added before."""
@@ -128,6 +159,32 @@ class SampleLedger:
     def __len__(self) -> int:
         """Return the number of different samples."""
         return len(self._digests)
+
+
+class _WholeNumbers:
+    """How many samples there can be, as far as the least and greatest numbers met tell it."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, tuple[int, int, int]] = {}
+        self._floats = False
+
+    def add(self, arrays: Iterable[Array]) -> None:
+        for place, array in enumerate(arrays):
+            if array.dtype.kind not in "biu":
+                self._floats = True
+            elif array.size:
+                size, low, high = self._ends.get(place, (0, 1, 0))
+                ends = int(array.min()), int(array.max())
+                if size:
+                    ends = min(low, ends[0]), max(high, ends[1])
+                self._ends[place] = (max(size, array.size), *ends)
+
+    @property
+    def bits(self) -> float:
+        """Base-2 logarithm of the number of samples; infinite of floats."""
+        if self._floats:
+            return math.inf
+        return sum(size * math.log2(high - low + 1) for size, low, high in self._ends.values())
 
 
 _GLANCE = 64
@@ -147,15 +204,17 @@ def _digest(arrays: Iterable[Array]) -> bytes:
     return digest.digest()
 
 
-def overlap_finding(n_overlap: int, n_total: int) -> Finding | None:
+def overlap_finding(n_overlap: int, n_total: int, *, chance: float = 0.0) -> Finding | None:
     """
     Return the finding for evaluated samples that the calibration had seen; None without any.
 
     Args:
         n_overlap: number of evaluated samples that the calibration had seen.
         n_total: number of evaluated samples.
+        chance: share of honest samples that are known by chance, as `SampleLedger.chance` says.
     """
-    if not n_overlap:
+    expected = n_total * chance
+    if n_overlap <= expected + _SIGMAS * math.sqrt(expected * (1 - chance)):
         return None
     return Finding(
         CALIBRATION_OVERLAP,

@@ -341,6 +341,40 @@ def test_overlap_is_a_finding() -> None:
     assert overlap_finding(0, 10) is None
 
 
+def _ids(rng: np.random.Generator) -> list[Array]:
+    return [rng.integers(0, 30, (1, 1)), rng.integers(0, 40, (1, 1))]
+
+
+def test_ids_that_meet_by_chance_are_no_overlap() -> None:
+    """Of 1,200 pairs of ids 100 calibrate, and new ones are among these now and then."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(200):
+        ledger = SampleLedger()
+        for _ in range(100):
+            ledger.add(_ids(rng))
+        met = sum(_ids(rng) in ledger for _ in range(8))
+        assert overlap_finding(8, 8, chance=ledger.chance) is not None
+        found.append((met, overlap_finding(met, 8, chance=ledger.chance)))
+    assert sum(met > 0 for met, _ in found) > 50
+    assert sum(finding is not None for _, finding in found) <= 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "high"), [(np.float32, (1, 2), 30), (np.int64, (1, 16), 1000)]
+)
+def test_nothing_meets_by_chance_that_has_room(
+    dtype: type[np.generic], shape: tuple[int, ...], high: int
+) -> None:
+    """Floats, and token ids of some length: one sample met again was calibrated with."""
+    rng = np.random.default_rng(0)
+    ledger = SampleLedger()
+    for _ in range(100):
+        ledger.add([rng.integers(0, high, shape).astype(dtype)])
+    assert ledger.chance == 0
+    assert overlap_finding(1, 8, chance=ledger.chance) is not None
+
+
 def test_finding_is_one_line() -> None:
     """A finding prints as kind, place and message."""
     assert str(Finding("bad_scale", "w", "zero")) == "bad_scale: w: zero"
