@@ -11,6 +11,7 @@ from typing import Any
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
 from pytest_edgeq.localize.localizer import Localizer
+from pytest_edgeq.localize.lost import Lost, lost_behind_unmatched
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
@@ -270,7 +271,17 @@ class _Gate:
                 f"{_ops(len(unjudged), 'stands', 'stand')} for one torch call together with "
                 f"others that round between, for which no bound is known: {_names(unjudged)}"
             )
+        self._look_at_unmatched(layers)
+
+    def _look_at_unmatched(self, layers: LayerErrors) -> None:
+        """Ops that torch has nothing like: a note, or what is wrong where the result is lost."""
+        edge, comparison = self.quantized.edge, self.comparison
         unmatched = [row for row in layers.rows if not row.matched]
+        if comparison is not None and not self._tells(_LAYERS):
+            total = {name: each.sqnr_db for name, each in comparison.total.outputs.items()}
+            lost = lost_behind_unmatched(edge.graph, edge.signature, layers.rows, total)
+            rows = str(layers).partition("\n")[2]
+            self._add(_LAYERS, *(f"{_lost(each)}\n{rows}{self._why(layers)}" for each in lost[:1]))
         if unmatched:
             self.notes.append(
                 f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "
@@ -366,6 +377,14 @@ class _Gate:
 
 def _put_off(missing: str) -> str:
     return f"{missing.partition(chr(10))[0]}; accept it once the other findings are mended"
+
+
+def _lost(lost: Lost) -> str:
+    return (
+        f"{lost.row.name}: no torch call gives what it gives of what it takes: {lost.where} has "
+        f"{lost.after_db:.3g} dB SQNR, and what goes in has {lost.before_db:.3g} dB; compare the "
+        "op, its options and what it reads with torch"
+    )
 
 
 def _names(rows: Sequence[LayerError]) -> str:
