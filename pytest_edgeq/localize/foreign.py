@@ -116,6 +116,8 @@ def foreign_findings(
     """
     whole = graph.subgraphs[subgraph]
     covered = {index for match in matches.values() for index in match.ops}
+    # What is nearest of all that an op might be tells nothing of what is in between.
+    explained = {i for match in matches.values() if not match.forced for i in match.ops}
     found: dict[int, tuple[str, ...]] = {}
     for op in whole.ops:
         taken = [i for i in op.inputs if i >= 0 and stored_constant(whole, i) is None]
@@ -140,12 +142,90 @@ def foreign_findings(
         elif len(taken) > 1:
             text = _pair(op, taken, users, _through(op, covered, reference))
             blamed = _hander(whole, op, _odd(taken, users)) if text else op
-        elif op.index not in covered and all(base_name(each) in _BARE for each in users[0]):
+        elif op.index not in explained and _takes_no_constant(op, users[0], reference):
             text = _NOTHING + _done(users[0])
         if text is not None:
             where = "" if blamed is op else f"behind it, at {op.name} #{op.index}, "
             found[blamed.index] = (f"{where}{text}",)
+    return {**_repeated(whole, matches), **found}
+
+
+def _takes_no_constant(op: Op, users: set[Node], reference: ReferenceGraph) -> bool:
+    """Whether torch takes a value with no constant that could be this op's, in any order."""
+    kinds = _IN_ORDER.get(op.name, ())
+    for node in _through_arithmetic(users, lambda each: base_name(each) in kinds):
+        if base_name(node) in _BARE or base_name(node) in _PASSED:
+            continue
+        if base_name(node) not in _ARITHMETIC or sum(map(reference.varies, _operands(node))) < 2:
+            return False
+    return True
+
+
+def _operands(node: Node) -> list[Node]:
+    """What a node takes, as often as it takes it."""
+    return [each for each in node.args if isinstance(each, Node)]
+
+
+def _repeated(whole: Subgraph, matches: Mapping[int, Match]) -> dict[int, tuple[str, ...]]:
+    """
+    Tell of ops that do once more what another does, where torch does something else beside.
+
+    Each is what the one torch call gives; that nothing gives the other call is told by counting.
+    """
+    found: dict[int, tuple[str, ...]] = {}
+    for index, match in matches.items():
+        if match.same is not None:
+            continue
+        users = [each for each in _users(match) if base_name(each) in _TWIN_OF]
+        if len(users) < 2:
+            continue
+        takers = [op for op in _takers(whole, index) if op.name in _COMES_FROM]
+        for name in {op.name for op in takers}:
+            alike = [op for op in takers if op.name == name]
+            own = [each for each in users if _TWIN_OF[base_name(each)] == name]
+            others = [
+                each
+                for each in users
+                if each not in own
+                and not any(base_name(each) in _COMES_FROM[op.name] for op in takers)
+            ]
+            if not own or len(alike) != len(own) + 1 or len(others) != 1:
+                continue
+            # Ops stand in torch's order.
+            nodes = sorted([*own, *others], key=_place)
+            op = alike[nodes.index(others[0])]
+            again = next(each for each in alike if each is not op)
+            found[op.index] = (
+                f"it gives {own[0].name} as {again.name} #{again.index} does, and no op gives "
+                f"{others[0].name}, which torch takes from the same value",
+            )
     return found
+
+
+# By function, the op that does nothing else.
+_TWIN_OF = {
+    **{name: name.upper() for name in ("sin", "cos", "exp", "log", "sqrt", "rsqrt", "tanh", "abs")},
+    **{name: name.upper() for name in ("mean", "sum")},
+    "sigmoid": "LOGISTIC",
+    "amax": "REDUCE_MAX",
+    "amin": "REDUCE_MIN",
+}
+
+
+def _place(node: Node) -> int:
+    return next(i for i, each in enumerate(node.graph.nodes) if each is node)
+
+
+def _takers(whole: Subgraph, index: int) -> Iterator[Op]:
+    """The ops that take a tensor, or what only holds it in another way, in order."""
+    held = {index}
+    for op in whole.ops:
+        if held.isdisjoint(op.inputs):
+            continue
+        if op.name in IDENTITIES:
+            held.update(op.outputs)
+        else:
+            yield op
 
 
 def pad_findings(graph: OpGraph, steps: Iterable[Step]) -> dict[int, tuple[str, ...]]:

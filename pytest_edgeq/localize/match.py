@@ -466,7 +466,11 @@ class Matcher:
             if best is None or rank < best[0]:
                 best = (rank, reached, found[1])
         if best is None:
-            if others and not self._consumed_as_part(index, pending):
+            if (
+                others
+                and not self._consumed_as_part(index, pending)
+                and self._is_alone(op, pending, state)
+            ):
                 self.broken[op.index] = (
                     f"its output is {list(file.shape)}, where {others[0].node.name} gives "
                     f"{list(others[0].value.shape)}"
@@ -475,6 +479,13 @@ class Matcher:
         _, reached, view = best
         match = self._whole(index, op, [Reading(reached.node, view)])
         return replace(match, sources=pending.sources, ops=pending.ops, forced=True)
+
+    def _is_alone(self, op: Op, pending: _Pending, state: _State) -> bool:
+        """Whether all that an op takes is sound: else what stands before it has another shape."""
+        before = (self._subgraph.ops[i] for i in pending.ops if i != op.index)
+        return all(each.name in _IN_FRONT for each in before) and not any(
+            state.matches[index].forced for index in pending.sources
+        )
 
     def _consumed_as_part(self, index: int, pending: _Pending) -> bool:
         """Whether the op may be one of several that make a node together, such as a group's."""
@@ -505,6 +516,9 @@ _WHOLE = {
     *("MAX_POOL_2D", "AVERAGE_POOL_2D", "CONCATENATION", "SOFTMAX", "EMBEDDING_LOOKUP"),
     *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
 }
+
+# Ops that only lay out what another one takes.
+_IN_FRONT = {*IDENTITIES, "PAD", "PADV2"}
 
 # Further forced matches than this show that the two are different models.
 _FORCED = 24

@@ -349,3 +349,66 @@ def test_a_mask_that_lies_otherwise_blames_what_adds_it(localize: Localize) -> N
 
     assert errors.culprit is not None
     assert errors.culprit.op == "ADD", errors
+
+
+class Modulated(SmallModel):
+    """Waves of one value, a scale and a shift out of these, and two ways to pool."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.both, self.head = nn.Linear(4, 6), nn.Linear(12, 16), nn.Linear(16, 3)
+        self.lift = nn.Linear(5, 8)
+
+    def forward(self, x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        phase = self.time(step)
+        scale, shift = self.both(torch.cat([phase.sin(), phase.cos()], -1)).chunk(2, -1)
+        y = torch.relu(self.lift(x) * (1 + scale) + shift)
+        scores: torch.Tensor = self.head(torch.cat([y.mean(1), y.amax(1)], -1))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Six things, and a step."""
+        return normal(1, 6, 5, seed=seed), normal(1, 1, 4, seed=seed + 50)
+
+
+def _slices_exchanged(file: FlatFile) -> int:
+    """The shift for the scale; gives what takes it first."""
+    first, second = (file.operators[_first(file, "SLICE", place)] for place in (0, 1))
+    first.inputs, second.inputs = second.inputs, first.inputs
+    return next(
+        i
+        for i in range(len(file.operators))
+        if file.name(i) == "ADD"
+        and any(file.constant(int(t)) is not None for t in file.operators[i].inputs)
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "flow", "text"),
+    [
+        *((_become("SIN", "COS"), flow, "it gives cos as COS #") for flow in FLOWS),
+        (_become("COS", "SIN"), FLOWS[1], "it gives sin as SIN #"),
+        *((_become("MEAN", "REDUCE_MAX"), flow, "it gives amax as REDUCE_MAX #") for flow in FLOWS),
+        (_slices_exchanged, FLOWS[1], "torch goes on from its input with add_1"),
+    ],
+)
+def test_what_is_done_twice_or_to_another_part_is_named(
+    localize: Localize, spoil: Spoil, flow: str, text: str
+) -> None:
+    """Each op gives what some torch call gives, or takes what one takes, and is wrong here."""
+    errors, op = localize(Modulated, flow, spoil)
+
+    assert errors.culprit is not None, f"not found:\n{errors}"
+    assert errors.culprit.index == op, f"got:\n{errors}"
+    assert text in errors.cause
+
+
+@pytest.mark.parametrize("flow", [*FLOWS, "recipe_dynamic_wi8_afp32"])
+def test_waves_scales_and_pools_are_sound(localize: Localize, flow: str) -> None:
+    """Every op has its node, and none is blamed."""
+    errors, _ = localize(Modulated, flow, lambda _: 0)
+
+    assert [row.name for row in errors.rows if not row.matched] == []
+    assert [row.name for row in errors.rows if row.verdict == LOWERING] == []
