@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,30 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pytest_edgeq.localize.biases import SAME_SCALE, written_scale
-from pytest_edgeq.localize.codes import code_limits
-from pytest_edgeq.localize.kernels import (
-    HybridInput,
-    float_bound,
-    hybrid_position,
-    rounding_bound,
-)
-from pytest_edgeq.localize.kinds import base_name
+from pytest_edgeq.localize.calls import Call, straightened
+from pytest_edgeq.localize.kernels import HybridInput
 from pytest_edgeq.localize.matches import Match, Reading, typed
-from pytest_edgeq.localize.reference import Call, ReferenceGraph, laid_out, straightened
-from pytest_edgeq.localize.scales import is_shared
-from pytest_edgeq.localize.stored import read_constant
-from pytest_edgeq.localize.sums import Beside, Codes, Sums, ends_of, in_channels_last
+from pytest_edgeq.localize.reference import ReferenceGraph
+from pytest_edgeq.localize.sums import Beside, Codes, Ends, Sums, ends_of, in_channels_last
 from pytest_edgeq.localize.tensors import Met, Tensors, plainly_strided
-from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
-from pytest_edgeq.tflite.roles import StoredTensor, roles_of
+from pytest_edgeq.tflite.graph import Op
 
-__all__ = ["Measured", "Step", "make_steps"]
+__all__ = ["Hybrid", "Measured", "Step"]
 
 Node = torch.fx.Node
-
-# Of an op whose kernel's arithmetic is not known here: one more rounding, of ½ LSB.
-_UNKNOWN = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -126,10 +113,13 @@ class Step:
         taken: By source, those of its nodes that are taken.
         weights: Quantized parameters, where the reference has none.
         handed_on: Of an op that only holds its source in another way, how that one is read.
+        border: By how much the op pads what it holds, with zeros; in the order of torch's `pad`.
+        own: Whether an op behind holds these values in another way, and takes their sums.
         spacing: Half of the greatest scale of a tensor with one a channel, which is read as floats.
         done: The tensors that no step behind this one asks for.
         calls: What is run, with its constants, and the node that has the value at last: as
             quantized or not, in float64 or not.
+        dtypes: What the values that are taken have in torch, in float64 or not.
     """
 
     match: Match
@@ -144,9 +134,12 @@ class Step:
     taken: tuple[tuple[int, tuple[Reading, ...]], ...]
     weights: Mapping[Node, torch.Tensor]
     handed_on: Reading | None
+    border: tuple[int, ...]
+    own: bool
     spacing: float = 0.0
     done: tuple[int, ...] = ()
     calls: dict[tuple[bool, bool], tuple[list[Call], Node]] = field(default_factory=dict)
+    dtypes: dict[tuple[Node, bool], torch.dtype] = field(default_factory=dict)
     measured: Measured = field(default_factory=Measured)
 
     def measure(
@@ -173,7 +166,9 @@ class Step:
         if self.differs or self.hybrid is not None or self.spacing:
             floats = self._run(reference, tensors, quantized=False)
         made = tensors.at(index, self.reading, last=in_channels_last(floats))
-        return Beside(made, floats, quantized, whole, self.limits, self.measured.local_lsb)
+        told = self._told(tensors, floats, whole)
+        known = self.measured.local_lsb
+        return Beside(made, floats, quantized, whole, self.limits, known, self.own, told)
 
     def judge(
         self,
@@ -195,10 +190,13 @@ class Step:
         met = tensors.met[index]
         if beside is None or sums is None:
             source = tensors.met[self.sources[0].tensor]
-            met.sums, met.ends = self._handed_sums(source), source.ends
+            met.ends = source.ends
+            if self.border and self.limits is not None:
+                met.ends = self._ends(tensors, self.limits)
+            met.sums = self._handed_sums(source.sums, met.ends)
             if self.limits is None:
                 tensors.keep_peak(index, met.sums.own_peak)
-            self._add(met, math.prod(self.reading.view.shape))
+            self._add(met.sums, met.ends)
             beyond = -1.0 if self.limits is None else -0.5 - self._bound
             self.measured.excess_lsb = max(self.measured.excess_lsb, beyond)
             return
@@ -209,17 +207,23 @@ class Step:
             told = torch.isfinite(made) | (made == beside.quantized)
             self.measured.nonfinite += int(made.numel() - told.sum())
         if self.limits is not None and made.numel():
-            met.ends = ends_of(tensors.read(index, codes=True).numpy(), self.limits)
-        self._add(met, made.numel())
+            met.ends = ends = self._ends(tensors, self.limits)
+            sums.own_least, sums.own_greatest = map(self.limits.value, ends[:2])
+        self._add(sums, met.ends)
         if self.limits is None:
             tensors.keep_peak(index, sums.own_peak)
             self._judge_floats(sums, made, beside.quantized, reference, tensors)
         else:
             self._judge_codes(sums, reference, tensors)
 
+    @property
+    def elements(self) -> int:
+        """How many values a sample has here."""
+        return math.prod(self.reading.view.shape)
+
     def _is_handed_on(self, tensors: Tensors, whole: torch.Tensor) -> bool:
         """
-        Whether a tensor holds its source's values in another way, one by one.
+        Whether a tensor holds its source's values in another way, one by one, or padded by zeros.
 
         All that is known of the source beside the float model is known of it, too, then, and there
         is nothing else to be off.
@@ -228,7 +232,9 @@ class Step:
             return False
         (source,) = self.sources
         met = tensors.met.get(source.tensor)
-        if met is None or met.whole is not whole or met.view != self.handed_on.view:
+        if met is None or met.view != self.handed_on.view:
+            return False
+        if met.whole is not whole and not self.border:
             return False
         index = self.match.tensor
         theirs = tensors.codes_at(source.tensor, self.handed_on.view)
@@ -237,19 +243,26 @@ class Step:
             # To turn codes and to hold them in order takes half as long as out of order.
             theirs = tensors.codes_at(source.tensor, self.handed_on.view, last=True)
             ours = tensors.codes_at(index, self.reading.view, last=True)
-        if not (ours.numpy() == theirs.numpy()).all():
+        if self.border:
+            zero = 0 if self.limits is None else self.limits.zero_point
+            theirs = torch.constant_pad_nd(theirs, self.border, zero)
+        if not np.array_equal(ours.numpy(), theirs.numpy()):
             return False
         if self.limits is None and not np.isfinite(ours.numpy()).all():
             return False
-        tensors.place(index, self.reading.node, tensors.at(source.tensor, self.handed_on))
+        value = tensors.at(source.tensor, self.handed_on)
+        if self.border:
+            value = plainly_strided(torch.constant_pad_nd(value, self.border))
+        tensors.place(index, self.reading.node, value)
         return True
 
-    def _handed_sums(self, source: Met) -> Sums:
+    def _handed_sums(self, sums: Sums | None, ends: Ends | None) -> Sums:
+        """What is known of values that the source has as well."""
+        assert sums is not None, "sources are judged before what is made from them"
         shape = self.reading.view.shape
         least, greatest = math.inf, -math.inf
-        if source.ends is not None and self.limits is not None:
-            least, greatest = map(self.limits.value, source.ends[:2])
-        sums = source.sums
+        if ends is not None and self.limits is not None:
+            least, greatest = map(self.limits.value, ends[:2])
         return Sums(
             channels=np.zeros(shape[1]) if len(shape) > 1 else None,
             signal=sums.own_signal,
@@ -259,8 +272,22 @@ class Step:
             apart_noise=sums.apart_noise,
             apart_signal=sums.apart_signal,
             apart=sums.apart,
-            own_peak=sums.own_peak,
+            own_least=sums.own_least,
+            own_greatest=sums.own_greatest,
         )
+
+    def _told(self, tensors: Tensors, floats: torch.Tensor, whole: torch.Tensor) -> Sums | None:
+        """What is known of the source, where that is what it is held against."""
+        if self.nodes or len(self.taken) != 1:
+            return None
+        ((index, readings),) = self.taken
+        met = tensors.met.get(index)
+        if met is None or met.whole is not whole or floats is not tensors.at(index, readings[-1]):
+            return None
+        return met.sums
+
+    def _ends(self, tensors: Tensors, limits: Codes) -> Ends:
+        return ends_of(tensors.read(self.match.tensor, codes=True).numpy(), limits)
 
     @property
     def _bound(self) -> float:
@@ -281,7 +308,10 @@ class Step:
             if double or hybrid is not None:
                 seen = tensors.read(index, double=double)
                 if hybrid is not None and seen.is_floating_point():
-                    rounded, halves = hybrid.input.look(seen.numpy())
+                    met = tensors.met.get(index)
+                    sums = None if met is None else met.sums
+                    ends = None if sums is None else (sums.own_least, sums.own_greatest)
+                    rounded, halves = hybrid.input.look(seen.numpy(), ends)
                     seen = torch.from_numpy(rounded)
                     tensors.met[self.match.tensor].halves[index] = halves
             for reading in readings:
@@ -289,7 +319,7 @@ class Step:
                     value = tensors.at(index, reading)
                 else:
                     value = plainly_strided(reading.view.read(seen))
-                values[reading.node] = typed(reading.node, value, double=double)
+                values[reading.node] = self._typed(reading.node, value, double=double)
         calls, node = self._calls(reference, quantized=quantized, double=double)
         for call in calls:
             values[call.node] = call.run(values)
@@ -297,6 +327,13 @@ class Step:
         if quantized and self.spacing:
             result = result.clamp(*tensors.ends(self.match.tensor, self.reading))
         return result
+
+    def _typed(self, node: Node, value: torch.Tensor, *, double: bool) -> torch.Tensor:
+        """`typed`, which is looked up once."""
+        dtype = self.dtypes.get((node, double))
+        if dtype is None:
+            dtype = self.dtypes[node, double] = typed(node, value, double=double).dtype
+        return value if value.dtype is dtype else value.to(dtype)
 
     def _calls(
         self, reference: ReferenceGraph, *, quantized: bool, double: bool
@@ -309,17 +346,20 @@ class Step:
             # What is kept here others read, who are no inference.
             with torch.inference_mode(mode=False), torch.no_grad():
                 calls, held = straightened(
-                    reference.call(
-                        node, given, quantized=quantized, double=double, weights=self.weights
-                    )
-                    for node in self.nodes
+                    (
+                        reference.call(
+                            node, given, quantized=quantized, double=double, weights=self.weights
+                        )
+                        for node in self.nodes
+                    ),
+                    [self.reading.node],
                 )
             self.calls[key] = calls, held.get(self.reading.node, self.reading.node)
         return self.calls[key]
 
-    def _add(self, met: Met, elements: int) -> None:
-        measured, sums = self.measured, met.sums
-        measured.elements += elements
+    def _add(self, sums: Sums, ends: Ends | None) -> None:
+        measured = self.measured
+        measured.elements += self.elements
         measured.noise += sums.noise
         measured.signal += sums.signal
         measured.cumulative_noise += sums.apart_noise
@@ -329,7 +369,6 @@ class Step:
             if known is not None and known.shape == sums.channels.shape:
                 sums.channels += known
             measured.channel_noise = sums.channels
-        ends = met.ends
         if self.limits is None or ends is None:
             return
         measured.cumulative_lsb = max(measured.cumulative_lsb, sums.apart / self.limits.scale)
@@ -401,158 +440,6 @@ class Step:
             for index, each in halves.items()
         )
         return sum(ties) * self.hybrid.greatest_weight
-
-
-def make_steps(
-    graph: OpGraph,
-    matches: dict[int, Match],
-    reference: ReferenceGraph,
-    weights_of: Callable[[Op, Iterable[Node]], Mapping[Node, torch.Tensor]],
-) -> list[Step]:
-    """Everything that is measured, in the order of the file."""
-    steps = []
-    for match in matches.values():
-        op = match.op
-        if op is None:
-            continue
-        subgraph = graph.subgraphs[op.subgraph]
-        tensor = subgraph.tensors[match.tensor]
-        limits = _limits(tensor)
-        sources = tuple(matches[index] for index in match.sources)
-        given = {reading.node for source in sources for reading in source.readings}
-        reading = match.last
-        if match.same is not None:
-            reading = [each for each in match.readings if each.node in given][-1]
-        nodes = reference.between(reading.node, given)
-        made_by = [subgraph.ops[index] for index in match.ops]
-        bound = _bound(graph, made_by, op, match.tensor, limits is not None)
-        if bound is not None and limits is not None and len(made_by) == 1:
-            bound += _number_slack(graph, op, nodes)
-        rounds = (each for each in made_by if hybrid_position(graph, each) is not None)
-        hybrid = next((_hybrid(graph, each) for each in rounds), None)
-        weights: dict[Node, torch.Tensor] = {}
-        for each in made_by:
-            for node, weight in weights_of(each, given).items():
-                weights.setdefault(node, weight)
-        used = {each for node in nodes for each in node.all_input_nodes}
-        taken = tuple(
-            (source.tensor, tuple(r for r in source.readings if r.node in {*used, reading.node}))
-            for source in sources
-        )
-        weights = {node: laid_out(node, weight) for node, weight in weights.items() if node in used}
-        rounded = (node for node in used if not reference.varies(node))
-        differs = bool(weights) or any(map(reference.is_rounded, rounded))
-        handed_on = None
-        if not nodes and hybrid is None and len(sources) == 1:
-            handed_on = _handed_on(tensor, subgraph.tensors[sources[0].tensor], taken[0][1])
-        steps.append(
-            Step(
-                match,
-                reading,
-                op,
-                nodes,
-                differs,
-                hybrid,
-                bound,
-                limits,
-                sources,
-                taken,
-                weights,
-                handed_on,
-                float(tensor.scales.max()) / 2 if len(tensor.scales) > 1 else 0.0,
-            )
-        )
-    steps.sort(key=lambda step: (step.op.index, step.match.tensor))
-    asked_for: set[int] = set()
-    for step in reversed(steps):
-        last = {step.match.tensor, *(source.tensor for source in step.sources)} - asked_for
-        step.done = tuple(last)
-        asked_for |= last
-    return steps
-
-
-def _limits(tensor: Tensor) -> Codes | None:
-    limits = code_limits(tensor)
-    return None if limits is None else Codes(*limits)
-
-
-def _handed_on(tensor: Tensor, source: Tensor, readings: Sequence[Reading]) -> Reading | None:
-    """How the source is read, where the tensor may hold the same codes with the same meaning."""
-    alike = tensor.dtype == source.dtype and code_limits(tensor) == code_limits(source)
-    return readings[0] if alike and len(readings) == 1 else None
-
-
-def _hybrid(graph: OpGraph, op: Op) -> Hybrid:
-    stored = [each for each in roles_of(graph, op).weights if each.tensor.is_constant]
-    peaks = [float(np.abs(read_constant(graph, op, each).floats).max()) for each in stored]
-    return Hybrid(
-        HybridInput(graph, op),
-        float_bound(graph, op),
-        float_bound(graph, op, exact=True),
-        max(peaks, default=math.inf),
-    )
-
-
-def _bound(
-    graph: OpGraph, made_by: Sequence[Op], op: Op, tensor: int, has_codes: bool
-) -> float | None:
-    if not has_codes:
-        return sum(float_bound(graph, each) for each in made_by)
-    # What rounds between is carried on by what follows, by factors that are not known here.
-    for each in made_by[:-1]:
-        if graph.tensor(each, each.outputs[0]).is_quantized and rounding_bound(graph, each) != 0:
-            return None
-    bound = rounding_bound(graph, op, output=op.outputs.index(tensor))
-    if bound is None:
-        return _UNKNOWN
-    return bound + sum(_bias_slack(graph, each) for each in made_by)
-
-
-def _bias_slack(graph: OpGraph, op: Op) -> float:
-    """
-    What it moves an output, in LSB, that a bias was written by another input scale.
-
-    Told of by `findings` where it is more than observers differ, and costs a bit.
-    """
-    scales, made = written_scale(graph, op), graph.tensor(op, op.outputs[0])
-    if scales is None or len(made.scales) != 1:
-        return 0.0
-    apart = abs(scales[0] / scales[1] - 1)
-    if not apart or (apart > SAME_SCALE and not is_shared(graph, op)):
-        return 0.0
-    (stored,) = (each for each in roles_of(graph, op).biases if each.tensor.is_constant)
-    bias = read_constant(graph, op, stored).floats
-    return float(np.abs(bias).max(initial=0.0)) * apart / float(made.scales[0])
-
-
-def _number_slack(graph: OpGraph, op: Op, nodes: Sequence[Node]) -> float:
-    """
-    What it moves an output, in LSB, that a number in torch's code is a code in the file.
-
-    Constants that are tensors in torch are rounded for it as the file rounds them.
-    """
-    numbers = [(base_name(n), n.args[1]) for n in nodes if base_name(n) in _BY_NUMBERS]
-    operands = [graph.tensor(op, index) for index in op.inputs[:2]]
-    held = [each for each in operands if each.is_constant and math.prod(each.shape) == 1]
-    taken = [code_limits(each) for each in operands if not each.is_constant]
-    if op.name not in _TAKES_NUMBERS or len(numbers) != 1 or len(held) != 1 or not taken:
-        return 0.0
-    (name, number), limits = numbers[0], taken[0]
-    if not isinstance(number, (int, float)) or not number or limits is None:
-        return 0.0
-    stored = read_constant(graph, op, StoredTensor(held[0], False, held[0]))
-    wanted = 1 / number if name.startswith("div") and op.name == "MUL" else number
-    # Signs are the op's: SUB takes off what torch adds the negative of.
-    apart = abs(abs(float(stored.floats.flat[0])) - abs(wanted))
-    if stored.scales is None or not apart <= float(stored.scales.max()) * (0.5 + 2.0**-10):
-        return 0.0
-    low, high, scale, point = limits
-    reach = max(high - point, point - low) * scale if op.name == "MUL" else 1.0
-    return apart * reach / float(graph.tensor(op, op.outputs[0]).scales[0])
-
-
-_BY_NUMBERS = {"add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_"}
-_TAKES_NUMBERS = ("ADD", "SUB", "MUL")
 
 
 def _greatest(value: torch.Tensor) -> float:

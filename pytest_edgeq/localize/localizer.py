@@ -18,7 +18,7 @@ from pytest_edgeq.localize.fold import (
     move_biases,
     turn_products,
 )
-from pytest_edgeq.localize.local import Step, make_steps
+from pytest_edgeq.localize.local import Step
 from pytest_edgeq.localize.match import Matcher
 from pytest_edgeq.localize.outputs import output_findings
 from pytest_edgeq.localize.precomputed import (
@@ -30,6 +30,7 @@ from pytest_edgeq.localize.precomputed import (
 from pytest_edgeq.localize.reference import ReferenceGraph, export
 from pytest_edgeq.localize.results import Plan, layer_errors
 from pytest_edgeq.localize.rows import LayerErrors
+from pytest_edgeq.localize.steps import make_steps
 from pytest_edgeq.localize.sums import Beside, summed
 from pytest_edgeq.localize.tensors import Limits, Tensors
 from pytest_edgeq.localize.weights import rounded_constants
@@ -108,7 +109,8 @@ class Localizer:
             for step in plan.steps:
                 beside = step.measure(plan.reference, tensors, run.take(step.reading.node))
                 open_steps.append((step, beside))
-                elements += 0 if beside is None else beside.made.numel()
+                if beside is not None or step.elements > _TOGETHER:
+                    elements += step.elements
                 if elements > _TOGETHER:
                     _judge(open_steps, plan.reference, tensors)
                     open_steps, elements = [], 0

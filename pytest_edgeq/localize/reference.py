@@ -12,19 +12,19 @@ import heapq
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx.node import map_arg
 
+from pytest_edgeq.localize.calls import Call, Program, Values, straightened
 from pytest_edgeq.localize.kinds import CLAMPS, HEAVY, VIEWS, base_name
 
-__all__ = ["Call", "Program", "Reached", "ReferenceGraph", "export", "straightened"]
+__all__ = ["Program", "Reached", "ReferenceGraph", "export"]
 
 Node = torch.fx.Node
-Values = dict[Node, Any]
 
 _QUANTIZE = ("quantize_per_tensor", "quantize_per_channel", "quantize_per_token")
 _DEQUANTIZE = ("dequantize_per_tensor", "dequantize_per_channel", "dequantize_per_token")
@@ -52,150 +52,6 @@ class Reached:
     value: Any
     heavy: int
     sources: int
-
-
-class Call:
-    """
-    A node with all that it takes but the values that it is given.
-
-    Args:
-        node: The node.
-        function: What it calls; None where it hands on the one value that it takes.
-        args: Nodes stand for the values that are given.
-        kwargs: As `args`.
-        mutating: Whether it changes what it takes, which others take as well.
-
-    Attributes:
-        node: The node.
-        taken: The nodes whose values it is given.
-    """
-
-    def __init__(
-        self,
-        node: Node,
-        function: Callable[..., Any] | None,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        mutating: bool = False,
-    ) -> None:
-        taken: dict[Node, None] = {}
-        map_arg((args, kwargs), lambda n: taken.setdefault(n))
-        self.node = node
-        self.taken = tuple(taken)
-        self._function = function
-        self._args = args
-        self._kwargs = kwargs
-        self._mutating = mutating
-        self._places = [(i, each) for i, each in enumerate(args) if isinstance(each, Node)]
-        # Most take one value, before all else.
-        self._one = self._places[0][1] if [i for i, _ in self._places] == [0] else None
-        # Nodes in lists and by keyword are rare, and take longer to fill in.
-        self._nested = len(taken) > len({each for _, each in self._places}) or mutating
-
-    def run(self, values: Mapping[Node, Any]) -> Any:
-        """What the node gives."""
-        if self._function is None:
-            return values[self.taken[0]]
-        if self._nested:
-            return self._run_nested(values)
-        if self._one is not None:
-            return self._function(values[self._one], *self._args[1:], **self._kwargs)
-        args = self._args.copy()
-        for place, node in self._places:
-            args[place] = values[node]
-        return self._function(*args, **self._kwargs)
-
-    def hands_on(self) -> bool:
-        """Whether it gives the very value that it takes."""
-        return self._function is None
-
-    def taking(self, held: Mapping[Node, Node]) -> Call:
-        """The same, of other nodes where these have the values that it takes."""
-        if not any(node in held for node in self.taken):
-            return self
-        args, kwargs = map_arg((self._args, self._kwargs), lambda n: held.get(n, n))
-        return Call(self.node, self._function, list(args), dict(kwargs), self._mutating)
-
-    def _run_nested(self, values: Mapping[Node, Any]) -> Any:
-        args, kwargs = map_arg((self._args, self._kwargs), values.__getitem__)
-        if self._mutating:
-            args, kwargs = _cloned(args), _cloned(kwargs)
-        assert self._function is not None, "only what computes has arguments"
-        return self._function(*args, **kwargs)
-
-
-def straightened(calls: Iterable[Call]) -> tuple[list[Call], dict[Node, Node]]:
-    """
-    Leave out what hands on the value that it takes.
-
-    Returns:
-        The other calls, and by node that was left out the one that has its value.
-    """
-    left: list[Call] = []
-    held: dict[Node, Node] = {}
-    for call in calls:
-        if call.hands_on():
-            held[call.node] = held.get(call.taken[0], call.taken[0])
-        else:
-            left.append(call.taking(held))
-    return left, held
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Program:
-    """
-    The float model's nodes, in order, ready to run.
-
-    Attributes:
-        placeholders: Its inputs.
-        calls: All that it computes from them.
-        held: By node that only hands on what it takes, the one that has its value.
-        left: How often each value is taken, by calls and from outside.
-    """
-
-    placeholders: Sequence[Node]
-    calls: Sequence[Call]
-    held: Mapping[Node, Node]
-    left: Mapping[Node, int]
-
-    def start(self, inputs: Sequence[Any]) -> Run:
-        """Begin a run on a value for each placeholder."""
-        return Run(self, dict(zip(self.placeholders, inputs, strict=True)))
-
-
-class Run:
-    """
-    The float model on one sample, run as far as it is asked for.
-
-    Args:
-        program: The model.
-        values: Of the placeholders.
-    """
-
-    def __init__(self, program: Program, values: Values) -> None:
-        self._calls = iter(program.calls)
-        self._held = program.held
-        self._left = dict(program.left)
-        self._values = values
-
-    def take(self, node: Node) -> Any:
-        """The value of a node, which is let go of after its last use."""
-        node = self._held.get(node, node)
-        while node not in self._values:
-            call = next(self._calls)
-            self._values[call.node] = call.run(self._values)
-            for each in call.taken:
-                self._used(each)
-            if call.node not in self._left:
-                del self._values[call.node]
-        value = self._values[node]
-        self._used(node)
-        return value
-
-    def _used(self, node: Node) -> None:
-        self._left[node] -= 1
-        if not self._left[node]:
-            del self._values[node]
 
 
 class ReferenceGraph:
@@ -258,6 +114,15 @@ class ReferenceGraph:
     def varies(self, node: Node) -> bool:
         """Whether it depends on the inputs, or the file computes it at each run."""
         return node in self._varying
+
+    def origin(self, node: Node) -> Node:
+        """Where a value comes from that this node may only hand on."""
+        while self._hands_on(node):
+            node = node.all_input_nodes[0]
+        return node
+
+    def _hands_on(self, node: Node) -> bool:
+        return node in self._varying and (node in self._passing or _is_idle(node))
 
     def compute_anew(self, nodes: Iterable[Node]) -> None:
         """Take constants that the file computes at each run for what varies."""
@@ -336,7 +201,7 @@ class ReferenceGraph:
             double: In float64.
             weights: Quantized parameters, for a graph that has none.
         """
-        if node in self._varying and (node in self._passing or _is_idle(node)):
+        if self._hands_on(node):
             return Call(node, None, [node.all_input_nodes[0]], {})
         if node.op != "call_function":
             raise NotImplementedError(f"{node.op} node {node.name}")
@@ -363,7 +228,7 @@ class ReferenceGraph:
         """
         nodes = [n for n in self.nodes if n in self._varying and n.op == "call_function"]
         calls, held = straightened(
-            self.call(node, self._varying, quantized=False) for node in nodes
+            (self.call(node, self._varying, quantized=False) for node in nodes), uses
         )
         left = Counter(taken for call in calls for taken in call.taken)
         for node, times in uses.items():
@@ -500,14 +365,6 @@ def _double(value: Any) -> Any:
     return (
         value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
     )
-
-
-def _cloned(arguments: Any) -> Any:
-    if isinstance(arguments, (tuple, list)):
-        return type(arguments)(_cloned(each) for each in arguments)
-    if isinstance(arguments, dict):
-        return {key: _cloned(each) for key, each in arguments.items()}
-    return arguments.clone() if isinstance(arguments, torch.Tensor) else arguments
 
 
 def _widen(arguments: Any) -> Any:

@@ -124,7 +124,8 @@ class Sums:
         off: Greatest difference of the file and the quantized reference, cut to what codes reach.
         steps: Greatest difference of their codes, where it is more than was known.
         peak: Greatest magnitude of the quantized reference; where there are no codes.
-        own_peak: The same of the file.
+        own_least: The least value of the file; of codes it is `Ends` that tell.
+        own_greatest: The greatest.
     """
 
     noise: float = 0.0
@@ -141,7 +142,13 @@ class Sums:
     off: float = 0.0
     steps: float = 0.0
     peak: float = 0.0
-    own_peak: float = 0.0
+    own_least: float = math.inf
+    own_greatest: float = -math.inf
+
+    @property
+    def own_peak(self) -> float:
+        """Greatest magnitude of the file's values, NaN where there is one."""
+        return max(-self.own_least, self.own_greatest, 0.0)
 
 
 class Beside(NamedTuple):
@@ -155,6 +162,9 @@ class Beside(NamedTuple):
         whole: What the float model gives.
         codes: What the file's codes stand for, None of floats.
         known: Differences of codes up to this one are not looked for.
+        own: Whether the sum of the file's squares is asked for.
+        told: Sums of the tensor of the file that `floats` is, beside the same `whole`, if it is
+            one: what they tell is not looked for again.
     """
 
     made: torch.Tensor
@@ -163,6 +173,8 @@ class Beside(NamedTuple):
     whole: torch.Tensor
     codes: Codes | None
     known: float
+    own: bool = True
+    told: Sums | None = None
 
 
 def summed(given: Sequence[Beside]) -> list[Sums]:
@@ -179,7 +191,7 @@ def summed(given: Sequence[Beside]) -> list[Sums]:
             _sum_together([each for each, _ in small], [sums for _, sums in small])
         for each, sums in zip(given, found, strict=True):
             if each.made.numel() > SMALL:
-                _sum(sums, *each)
+                _sum(sums, each)
     return found
 
 
@@ -210,9 +222,10 @@ def _sum_together(given: Sequence[Beside], found: Sequence[Sums]) -> None:
     sizes = [count // n for n, count in zip(lines, counts, strict=True)]
     by_line = squared(made - floats, _starts(np.repeat(sizes, lines)))
     apart = made - whole
+    codes = [each.codes for each in given]
     # Floats have no end, and a step of 1.
-    scales = np.array([1.0 if each.codes is None else each.codes.scale for each in given])
-    ends = [(-math.inf, math.inf) if c is None else (c.floor, c.ceiling) for *_, c, _ in given]
+    scales = np.array([1.0 if c is None else c.scale for c in codes])
+    ends = [(-math.inf, math.inf) if c is None else (c.floor, c.ceiling) for c in codes]
     floor, ceiling = (np.repeat(each.astype(np.float32), counts) for each in np.array(ends).T)
     off = np.clip(quantized, floor, ceiling)
     off -= made
@@ -229,21 +242,23 @@ def _sum_together(given: Sequence[Beside], found: Sequence[Sums]) -> None:
         furthest_off,
         _steps_together(given, counts, furthest_off, (made, quantized, off)),
         np.maximum.reduceat(np.abs(quantized), starts),
-        np.maximum.reduceat(np.abs(made), starts),
+        np.minimum.reduceat(made, starts),
+        np.maximum.reduceat(made, starts),
     )
     start = line = 0
     for place, values in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
-        sums, shape, codes = found[place], shapes[place], given[place].codes
+        sums, shape = found[place], shapes[place]
         sums.noise, sums.signal, sums.own_signal, sums.least, sums.greatest = values[:5]
         sums.apart_noise, sums.apart_signal, sums.apart, sums.off, sums.steps = values[5:10]
-        sums.peak, sums.own_peak = values[10:]
+        sums.peak, sums.own_least, sums.own_greatest = values[10:]
         if len(shape) > 1:
             channels = by_line[line : line + lines[place]]
             one = shape[0] == 1
             sums.channels = channels if one else channels.reshape(shape[:2]).sum(axis=0)
-        if codes is not None:
+        limits = codes[place]
+        if limits is not None:
             own = floats[start : start + counts[place]]
-            _count_beyond(sums, own, sums.least, sums.greatest, codes)
+            _count_beyond(sums, own, sums.least, sums.greatest, limits)
         start += counts[place]
         line += lines[place]
 
@@ -286,6 +301,9 @@ def _steps_together(
 
 def in_channels_last(value: torch.Tensor) -> bool:
     """Whether channels lie last in memory and the second in the shape."""
+    if value.ndim == 4:
+        last = value.is_contiguous(memory_format=torch.channels_last)
+        return last and not value.is_contiguous()
     return (
         value.ndim > 2
         and not value.is_contiguous()
@@ -293,19 +311,12 @@ def in_channels_last(value: torch.Tensor) -> bool:
     )
 
 
-def _sum(
-    sums: Sums,
-    made: torch.Tensor,
-    floats: torch.Tensor,
-    quantized: torch.Tensor,
-    whole: torch.Tensor,
-    codes: Codes | None,
-    known: float,
-) -> None:
+def _sum(sums: Sums, given: Beside) -> None:
+    made, floats, quantized, whole, codes, known, own, told = given
     last = floats.ndim == 2 or in_channels_last(floats)
     # The quantized reference once more only where it is another.
-    given = (made, floats, whole) if quantized is floats else (made, floats, whole, quantized)
-    lines = [_lines(each, last=last) for each in given]
+    values = (made, floats, whole) if quantized is floats else (made, floats, whole, quantized)
+    lines = [_lines(each, last=last) for each in values]
     by_channel: list[Floats] = []
     spare: list[Floats] = []
     for piece in _pieces(lines):
@@ -316,22 +327,32 @@ def _sum(
         if codes is None:
             _take_floats(sums, piece, noise, other)
         else:
-            _take_codes(sums, piece, noise, other, codes, known)
+            _take_codes(sums, piece, noise, other, codes, known, told)
         squares = np.square(noise, out=other)
         count, size = squares.shape
         by_channel.append(np.dot(_ONES[:count], squares) if last else np.dot(squares, _ones(size)))
-        sums.signal += _square(piece[1])
-        sums.own_signal += _square(piece[0])
+        if own:
+            sums.own_signal += _square(piece[0])
+        if told is None:
+            sums.signal += _square(piece[1])
+            sums.apart_signal += _square(piece[2])
         apart = np.subtract(piece[0], piece[2], out=noise)
         sums.apart_noise += _square(apart)
-        sums.apart_signal += _square(piece[2])
         if codes is not None:
             sums.apart = _greater(sums.apart, apart)
-    _put_together(sums, by_channel, lines, made.shape, last=last)
+    if told is not None:
+        sums.signal, sums.apart_signal = told.own_signal, told.apart_signal
+    _put_together(sums, by_channel, lines, made.shape, last=last, own=own)
 
 
 def _put_together(
-    sums: Sums, by_channel: list[Floats], lines: list[Floats], shape: torch.Size, *, last: bool
+    sums: Sums,
+    by_channel: list[Floats],
+    lines: list[Floats],
+    shape: torch.Size,
+    *,
+    last: bool,
+    own: bool,
 ) -> None:
     """Sum up over pieces, all in float64 where squares leave what float32 holds."""
     made, floats, whole = lines[:3]
@@ -352,7 +373,7 @@ def _put_together(
         sums.channels = noises if one else noises.reshape(shape[:2]).sum(axis=0)
     if not _is_held(sums.signal, floats):
         sums.signal = _exact(floats)
-    if not _is_held(sums.own_signal, made):
+    if own and not _is_held(sums.own_signal, made):
         sums.own_signal = _exact(made)
     if not _is_held(sums.apart_noise, made, whole):
         sums.apart_noise = _exact(made, whole)
@@ -367,9 +388,13 @@ def _take_codes(
     spare: Floats,
     codes: Codes,
     known: float,
+    told: Sums | None,
 ) -> None:
     made, floats, quantized = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
-    least, greatest = float(floats.min()), float(floats.max())
+    if told is None:
+        least, greatest = float(floats.min()), float(floats.max())
+    else:
+        least, greatest = told.own_least, told.own_greatest
     sums.least, sums.greatest = _lesser(sums.least, least), -_lesser(-sums.greatest, -greatest)
     _count_beyond(sums, floats, least, greatest, codes)
     off = noise
@@ -408,7 +433,8 @@ def _apart_in_codes(quantized: Floats, made: Floats, codes: Codes) -> Floats:
 def _take_floats(sums: Sums, piece: Sequence[Floats], noise: Floats, spare: Floats) -> None:
     made, floats, quantized = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
     sums.peak = _peak(sums.peak, quantized)
-    sums.own_peak = _peak(sums.own_peak, made)
+    sums.own_least = _lesser(sums.own_least, float(made.min()))
+    sums.own_greatest = -_lesser(-sums.own_greatest, -float(made.max()))
     off = noise if quantized is floats else np.subtract(made, quantized, out=spare)
     sums.off = _greater(sums.off, off)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "Met", "Tensors", "plainly_strided"]
 
 Node = torch.fx.Node
+
+# Elements that are dequantized together: what a processor keeps at hand.
+_PIECE = 1 << 16
 
 
 class Limits(dict[int, "Codes | None"]):
@@ -56,7 +59,7 @@ class Met:
     Attributes:
         view: How it was read.
         whole: What the float model gives for it.
-        sums: Beside that, as soon as they are known.
+        sums: Beside that; None until they are known.
         ends: How far its codes reach, where it has any.
         halves: Of a kernel that rounds its own input, by source, where that is halfway between two
             codes.
@@ -64,7 +67,7 @@ class Met:
 
     view: View
     whole: torch.Tensor
-    sums: Sums = field(default_factory=Sums)
+    sums: Sums | None = None
     ends: Ends | None = None
     halves: dict[int, Halves] = field(default_factory=dict)
 
@@ -78,7 +81,8 @@ class _Held:
         stored: As the file has it.
         real: Dequantized.
         double: The same in float64.
-        turned: As it is stored, by view, with channels last in memory.
+        read: As it is stored, by view.
+        turned: The same with channels last in memory.
         placed: Dequantized, as the value of a node.
         peak: Greatest magnitude.
     """
@@ -86,6 +90,7 @@ class _Held:
     stored: torch.Tensor
     real: torch.Tensor | None = None
     double: torch.Tensor | None = None
+    read: dict[View, torch.Tensor] = field(default_factory=dict)
     turned: dict[View, torch.Tensor] = field(default_factory=dict)
     placed: dict[Node, torch.Tensor] = field(default_factory=dict)
     peak: float | None = None
@@ -110,10 +115,11 @@ class Tensors:
         self.met: dict[int, Met] = {}
 
     def _hold(self, index: int) -> _Held:
-        if index not in self._held:
+        held = self._held.get(index)
+        if held is None:
             stored = torch.from_numpy(np.asarray(self._runner.tensor(index)))
-            self._held[index] = _Held(stored)
-        return self._held[index]
+            held = self._held[index] = _Held(stored)
+        return held
 
     def read(self, index: int, *, codes: bool = False, double: bool = False) -> torch.Tensor:
         """
@@ -156,14 +162,17 @@ class Tensors:
             last: With channels last in memory; they are turned once.
         """
         held = self._hold(index)
-        codes = view.read(held.stored)
+        codes = held.read.get(view)
+        if codes is None:
+            codes = held.read[view] = view.read(held.stored)
         if not last or codes.ndim != 4 or codes.is_contiguous(memory_format=torch.channels_last):
             return codes
-        if view not in held.turned:
+        turned = held.turned.get(view)
+        if turned is None:
             # By numpy, which takes two thirds of the time.
             rows = np.ascontiguousarray(codes.numpy().transpose(0, 2, 3, 1))
-            held.turned[view] = torch.from_numpy(rows).permute(0, 3, 1, 2)
-        return held.turned[view]
+            turned = held.turned[view] = torch.from_numpy(rows).permute(0, 3, 1, 2)
+        return turned
 
     def at(self, index: int, reading: Reading, *, last: bool = False) -> torch.Tensor:
         """
@@ -231,7 +240,23 @@ def plainly_strided(value: torch.Tensor) -> torch.Tensor:
 
 def _dequantized(stored: torch.Tensor, codes: Codes, *, double: bool = False) -> torch.Tensor:
     # By numpy, which takes half as long to be called.
-    real: npt.NDArray[Any] = stored.numpy().astype(np.float64 if double else np.float32)
-    real -= codes.zero_point
-    real *= codes.scale
-    return torch.from_numpy(np.asarray(real))
+    array = stored.numpy()
+    real: npt.NDArray[Any] = np.empty_like(array, np.float64 if double else np.float32)
+    for into, given in _pieces(real, array):
+        np.copyto(into, given)
+        into -= codes.zero_point
+        into *= codes.scale
+    return torch.from_numpy(real)
+
+
+def _pieces(
+    real: npt.NDArray[Any], stored: npt.NDArray[Any]
+) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Parts of both, in the order of memory."""
+    if real.size <= _PIECE:
+        yield real, stored
+        return
+    order = sorted(range(real.ndim), key=lambda axis: -real.strides[axis])
+    into, given = (each.transpose(order).reshape(-1) for each in (real, stored))
+    for start in range(0, real.size, _PIECE):
+        yield into[start : start + _PIECE], given[start : start + _PIECE]

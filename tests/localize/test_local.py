@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fixtures.models import normal
 from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.localize.local import Step
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.reference import ReferenceGraph, export
 from pytest_edgeq.localize.rows import LayerErrors
@@ -24,9 +25,8 @@ PRESETS = ["pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp3
 def quantized(request: pytest.FixtureRequest, tmp_path_factory: Any) -> QuantizedModel:
     """Convolutions whose channels are turned to the front and flattened, in many small steps."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 24, 3), nn.ReLU6(), nn.Conv2d(24, 8, 3), nn.Flatten(), nn.Linear(1152, 10)
-    ).eval()
+    layers = [nn.Conv2d(3, 24, 3), nn.ReLU6(), nn.ZeroPad2d((2, 1, 0, 1)), nn.Conv2d(24, 8, 3)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 13 * 15, 10)).eval()
     maker = Edgeq(directory=tmp_path_factory.mktemp("local"))
     calibration = (normal(1, 3, 16, 16, seed=seed) for seed in range(8))
     return maker.quantize(
@@ -34,7 +34,9 @@ def quantized(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Quantize
     )
 
 
-def _localized(quantized: QuantizedModel, *, hand_on: bool, swapped: bool = False) -> LayerErrors:
+def _localized(
+    quantized: QuantizedModel, *, hand_on: bool, swapped: str | None = None
+) -> LayerErrors:
     given = [normal(1, 3, 16, 16, seed=seed) for seed in range(100, 103)]
     # The interpreter is the file's, and serves the next one, too.
     with Localizer(quantized) as localizer, pytest.MonkeyPatch.context() as patch:
@@ -43,11 +45,14 @@ def _localized(quantized: QuantizedModel, *, hand_on: bool, swapped: bool = Fals
         (plan,) = localizer._plans.values()
         steps = [step for step in plan.steps if step.handed_on is not None and step.sources[0].op]
         assert steps, "some op of the file only holds its input in another way"
+        assert any(step.border for step in steps), "one of them pads"
         if not hand_on:
+            patch.setattr(Step, "_told", lambda *_: None)
             for step in plan.steps:
                 step.handed_on = None
-        if swapped:
-            _swap(patch, localizer, steps[0].match.tensor)
+        if swapped is not None:
+            step = next(step for step in steps if bool(step.border) == (swapped == "padded"))
+            _swap(patch, localizer, step.match.tensor)
         for sample in rest:
             localizer.update(sample)
     return localizer.result()
@@ -83,15 +88,19 @@ def test_what_is_handed_on_is_what_would_be_measured(quantized: QuantizedModel) 
             assert value == expected, (name, ours, theirs)
 
 
-def test_what_differs_in_one_element_is_not_handed_on(quantized: QuantizedModel) -> None:
+@pytest.mark.parametrize("swapped", ["turned", "padded"])
+def test_what_differs_in_one_element_is_not_handed_on(
+    quantized: QuantizedModel, swapped: str
+) -> None:
     """It is measured, and named."""
     sound = _localized(quantized, hand_on=True)
-    assert sound.culprit is None
-    wrong = _localized(quantized, hand_on=True, swapped=True)
+    # A moving average over random samples keeps less than all values: the recipe's own loss.
+    assert sound.culprit is None or sound.culprit.verdict == "quantization"
+    wrong = _localized(quantized, hand_on=True, swapped=swapped)
 
     assert wrong.culprit is not None
     assert wrong.culprit.verdict == "lowering"
-    assert wrong.culprit.op in ("TRANSPOSE", "RESHAPE")
+    assert wrong.culprit.op in ({"PAD"} if swapped == "padded" else {"TRANSPOSE", "RESHAPE"})
     assert (wrong.culprit.excess_lsb or 0) > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +51,7 @@ def _given(name: str) -> _Four:
 
 
 def _alone(*beside: Any) -> Sums:
-    (sums,) = summed([Beside._make(beside)])
+    (sums,) = summed([Beside(*beside)])
     return sums
 
 
@@ -75,7 +76,8 @@ def _expected(given: Sequence[torch.Tensor]) -> Sums:
         off=float((cut - made).abs().max()),
         steps=float(((cut / CODES.scale).round() - codes).abs().max()),
         peak=float(quantized.abs().max()),
-        own_peak=float(made.abs().max()),
+        own_least=float(made.min()),
+        own_greatest=float(made.max()),
     )
 
 
@@ -100,6 +102,8 @@ def test_sums_are_those_of_float64(name: str) -> None:
     assert made.steps == expected.steps
     assert floats.peak == pytest.approx(expected.peak, abs=1e-6)
     assert floats.own_peak == pytest.approx(expected.own_peak, abs=1e-6)
+    ends = floats.own_least, floats.own_greatest
+    assert ends == pytest.approx((expected.own_least, expected.own_greatest), abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16])
@@ -128,6 +132,23 @@ def test_one_tensor_for_both_references() -> None:
     )
     assert (once.off, once.steps) == (twice.off, twice.steps)
     assert once.noise == twice.noise
+
+
+@pytest.mark.parametrize("name", ["rows", "channels last"])
+def test_what_is_told_of_a_source_is_what_would_be_found(name: str) -> None:
+    """A tensor held against another of the file, of which all is known."""
+    made, floats, _, whole = _given(name)
+    (source,) = summed([Beside(floats, made, made, whole, None, 0.0)])
+    alone, told = summed(
+        [Beside(made, floats, floats, whole, CODES, 0.0, told=t) for t in (None, source)]
+    )
+
+    assert source.own_signal == pytest.approx(alone.signal)
+    for each in dataclasses.fields(Sums):
+        expected = getattr(alone, each.name)
+        assert getattr(told, each.name) == pytest.approx(expected, rel=CLOSE), each.name
+    less = _alone(made, floats, floats, whole, CODES, 0.0, False)
+    assert (less.own_signal, less.signal) == (0.0, alone.signal)
 
 
 @pytest.mark.parametrize("name", ["sequence", "lines of pixels"])

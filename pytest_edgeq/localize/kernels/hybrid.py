@@ -19,7 +19,8 @@ run and sum whole numbers. Symmetric: scale max|x| / 127, `SymmetricQuantizeFloa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,6 +110,10 @@ class HybridInput:
     def _low(self) -> int:
         return -128 if self._is_asymmetric else -127
 
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether values of a shape can be what is quantized; a wrongly wired op takes others."""
+        return len(shape) > 0 and math.prod(shape) % (self._size or 1) == 0
+
     def seen(self, x: Floats) -> Floats:
         """
         The op's input as the kernel sees it after quantizing it.
@@ -122,16 +127,24 @@ class HybridInput:
         """
         return self.look(x)[0]
 
-    def look(self, x: Floats) -> tuple[Floats, Halves]:
-        """The same, and where the kernel may see another code: `ties` says what that is worth."""
+    def look(self, x: Floats, ends: tuple[float, float] | None = None) -> tuple[Floats, Halves]:
+        """
+        The same, and where the kernel may see another code: `ties` says what that is worth.
+
+        Args:
+            x: As of `seen`.
+            ends: The least of all values and the greatest, where they are known.
+        """
         rows = self._rows(x)
         seen = np.empty(rows.shape, x.dtype)
         near = []
         with np.errstate(all="ignore"):
-            steps = (_asymmetric if self._is_asymmetric else _symmetric)(rows)
+            low, high = _ends(rows, ends)
+            steps = (_asymmetric if self._is_asymmetric else _symmetric)(low, high)
+            cuts = _reaches_beyond(low, high, steps, self._low)
             for lines, part in _tiles(*rows.shape):
                 own = _Steps._make(each[lines] for each in steps)
-                codes, places = _codes(rows[lines, part], own, self._low)
+                codes, places = _codes(rows[lines, part], own, self._low if cuts else None)
                 np.multiply(codes, own.scale, out=seen[lines, part], dtype=x.dtype)
                 near.append((lines, part, places))
         if self._turned:
@@ -200,19 +213,27 @@ def is_packed(op: Op, weights: Tensor) -> bool:
     return n_in % 2 == 0 and n_in >= 32 and n_out >= 4
 
 
-def _symmetric(rows: Floats) -> _Steps:
+def _ends(rows: Floats, known: tuple[float, float] | None) -> tuple[Floats, Floats]:
+    """The least value of each row, and the greatest."""
+    if known is not None and len(rows) == 1:
+        low, high = (np.full((1, 1), end, np.float32) for end in known)
+        return low, high
+    return rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
+
+
+def _symmetric(low: Floats, high: Floats) -> _Steps:
     """Codes −127 … 127, and their scales, max|x| / 127."""
-    reach = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
+    reach = np.maximum(high, -low)
     empty = reach == 0
     safe = np.where(empty, np.float32(1), reach)
     scale = np.where(empty, np.float32(1), safe / np.float32(127))
     return _steps(np.float32(127) / safe, np.zeros_like(safe), scale)
 
 
-def _asymmetric(rows: Floats) -> _Steps:
+def _asymmetric(low: Floats, high: Floats) -> _Steps:
     """Over the range with 0 in it."""
-    low = np.minimum(rows.min(axis=1, keepdims=True), 0).astype(np.float64)
-    high = np.maximum(rows.max(axis=1, keepdims=True), 0).astype(np.float64)
+    low = np.minimum(low, 0).astype(np.float64)
+    high = np.maximum(high, 0).astype(np.float64)
     scale = (high - low) / 255
     empty = scale == 0
     scale[empty] = 1.0
@@ -238,8 +259,18 @@ def _tiles(count: int, size: int) -> Iterator[tuple[slice, slice]]:
             yield slice(line, line + lines), slice(start, start + part)
 
 
-def _codes(rows: Floats, steps: _Steps, low: int) -> tuple[Floats, npt.NDArray[np.intp]]:
-    """Codes less their zero point, and where they are near halfway between two of them."""
+def _reaches_beyond(low: Floats, high: Floats, steps: _Steps, least: int) -> bool:
+    """Whether a code may lie beyond the ends that there are; rounding keeps the order of values."""
+    first, last = (end * steps.factor + steps.zero_point for end in (low, high))
+    return not ((first > least - 0.5).all() and (last < 127.5).all())
+
+
+def _codes(rows: Floats, steps: _Steps, low: int | None) -> tuple[Floats, npt.NDArray[np.intp]]:
+    """
+    Codes less their zero point, and where they are near halfway between two of them.
+
+    Cut to `low` and 127, but where there is no `low`.
+    """
     exact = rows * steps.factor
     exact += steps.zero_point
     codes = np.rint(exact)
@@ -250,7 +281,8 @@ def _codes(rows: Floats, steps: _Steps, low: int) -> tuple[Floats, npt.NDArray[n
         halves = near[rest.reshape(-1)[near] == 0.5]
         exact = exact.reshape(-1)[halves]
         codes.reshape(-1)[halves] = exact + np.copysign(np.float32(0.5), exact)
-    np.clip(codes, low, 127, out=codes)
+    if low is not None:
+        np.clip(codes, low, 127, out=codes)
     codes -= steps.zero_point
     return codes, near
 
