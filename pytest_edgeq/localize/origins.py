@@ -14,6 +14,7 @@ from pytest_edgeq.localize.stored import Constant, read_constant
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of
+from pytest_edgeq.tflite.same import parameter_difference
 
 __all__ = ["origin_findings"]
 
@@ -55,8 +56,11 @@ def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> li
         tensor, wanted = graph.tensor(op, mine), origin.tensor(other, its)
         if not tensor.is_constant or not wanted.is_constant or tensor.is_external:
             continue
+        name = _role(graph, op, tensor) or f"constant operand {place}"
         held, given = graph.constant(tensor), origin.constant(wanted)
         if np.array_equal(held, given):
+            problem = parameter_difference(wanted, tensor)
+            told += [f"its {name}: {problem}"] if problem else []
             continue
         how = None
         if not (tensor.is_sparse or wanted.is_sparse):
@@ -65,7 +69,6 @@ def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> li
         if how is None:
             count = int((held != given).sum()) if held.shape == given.shape else len(held)
             how = f"{count} of {len(held)} bytes differ"
-        name = _role(graph, op, tensor) or f"constant operand {place}"
         told.append(f"its {name} is not the one that the flow wrote: {how}")
     return told
 

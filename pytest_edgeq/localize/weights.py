@@ -101,7 +101,7 @@ def _nearest_uses(
             yield alike[0]
             continue
         plain = reference.constant(node, quantized=False)
-        if not isinstance(plain, torch.Tensor):
+        if not isinstance(plain, torch.Tensor) or plain.numel() != constant.values.size:
             continue
         yield min(alike, key=lambda each: _nearest(op, constant, each, plain)[0])
 

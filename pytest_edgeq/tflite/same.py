@@ -11,7 +11,7 @@ from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.graph import Op, OpGraph, Signature, Tensor
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 
-__all__ = ["border_differences", "op_differences"]
+__all__ = ["border_differences", "op_differences", "parameter_difference"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -71,7 +71,7 @@ def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[s
     for here, there in zip(origin.subgraphs, other.subgraphs, strict=False):
         places.append(dict(zip(here.inputs, there.inputs, strict=False)))
         for ours, theirs in places[-1].items():
-            problem = _parameters(here.tensors[ours], there.tensors[theirs])
+            problem = parameter_difference(here.tensors[ours], there.tensors[theirs])
             if problem:
                 found.append(f"the input {here.tensors[ours].name!r}: {problem}")
     models = _raw(origin), _raw(other)
@@ -81,7 +81,7 @@ def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[s
         for ours, theirs in zip(one.outputs, two.outputs, strict=False):
             known[ours] = theirs
             if ours >= 0 and theirs >= 0:
-                problem = _parameters(origin.tensor(one, ours), other.tensor(two, theirs))
+                problem = parameter_difference(origin.tensor(one, ours), other.tensor(two, theirs))
                 wrong += [f"its output: {problem}"] if problem else []
         found += [f"{entry.where}: {each}" for each in wrong]
     for expected, got in _signatures(origin, other):
@@ -158,8 +158,8 @@ def _fields(model: Any, op: Op) -> dict[str, Any]:
     }
 
 
-def _parameters(ours: Tensor, theirs: Tensor) -> str:
-    """Say how the quantization parameters of two activations differ; nothing where they do not."""
+def parameter_difference(ours: Tensor, theirs: Tensor) -> str:
+    """Say how the quantization parameters of two tensors differ; nothing where they do not."""
     if len(ours.scales) != len(theirs.scales):
         return f"expected {len(ours.scales)} scales, got {len(theirs.scales)}"
     with np.errstate(invalid="ignore"):

@@ -69,3 +69,21 @@ def test_a_constant_is_told_by_its_role_and_by_what_became_of_it(
     assert "bytes" not in told
     assert "reference" not in told
     assert origin_findings(EdgeFile(built.tflite), built.edge) == {}
+
+
+@pytest.mark.parametrize(("place", "role"), [(1, "weight"), (2, "bias")])
+def test_a_constants_scale_is_held_against_the_flows(
+    built: QuantizedModel, place: int, role: str
+) -> None:
+    """With the very codes that the flow wrote."""
+    file = FlatFile(built.tflite)
+    op = next(i for i in range(len(file.operators)) if file.name(i) == "FULLY_CONNECTED")
+    quantization = file.tensor(int(file.operators[op].inputs[place])).quantization
+    scales = np.asarray(quantization.scale, np.float32)
+    quantization.scale = scales * np.float32(1.1)
+
+    found = origin_findings(EdgeFile(file.content()), built.edge)
+
+    assert found == {
+        op: (f"its {role}: expected the scale {scales[0]:.6g}, got {scales[0] * 1.1:.6g}",)
+    }
