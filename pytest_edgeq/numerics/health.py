@@ -46,6 +46,7 @@ __all__ = [
     "ZERO_OUTPUT",
     "Finding",
     "OutputHealth",
+    "Outside",
     "SampleLedger",
     "check_bias",
     "check_scales",
@@ -140,6 +141,55 @@ def more_than_chance(count: int, elements: int, *, averaged: int = 0) -> bool:
     return count > expected + _SIGMAS * spread
 
 
+@dataclass(slots=True)
+class Outside:
+    """
+    Counts elements that lie outside of a range, sample by sample.
+
+    Those of one sample go together: a loud one has many, and most have none.
+    """
+
+    count: int = 0
+    elements: int = 0
+    samples: int = 0
+    _shares: float = 0.0
+    _squares: float = 0.0
+
+    def update(self, count: int, elements: int) -> None:
+        """Add one sample."""
+        self.count += count
+        self.elements += elements
+        self.samples += 1
+        share = count / elements if elements else 0.0
+        self._shares += share
+        self._squares += share * share
+
+    def merge(self, other: Outside) -> None:
+        """Add all that another one has seen."""
+        self.count += other.count
+        self.elements += other.elements
+        self.samples += other.samples
+        self._shares += other._shares
+        self._squares += other._squares
+
+    def more_than_chance(self, *, averaged: bool) -> bool:
+        """
+        Whether these are more than chance explains, of elements and of samples.
+
+        Args:
+            averaged: the range was calibrated as an average over the samples.
+        """
+        samples = self.samples if averaged else 0
+        if not more_than_chance(self.count, self.elements, averaged=samples):
+            return False
+        if self.samples < 2:  # which says nothing of how much samples differ
+            return True
+        expected = min(CLIPPED_SHARE_LIMIT + _AVERAGED_ENDS * samples / self.elements, 1.0)
+        mean = self._shares / self.samples
+        variance = max(self._squares / self.samples - mean**2, 0.0) / (self.samples - 1)
+        return mean > expected + _SIGMAS * math.sqrt(variance)
+
+
 class OutputHealth:
     """
     Looks at one output sample by sample; merges over processes like the error accumulators.
@@ -156,7 +206,7 @@ class OutputHealth:
         self._n_samples = 0
         self._nonfinite = [0, 0]  # reference, actual
         self._extremes = (_Extremes(), _Extremes())  # reference, actual
-        self._clipped = 0
+        self._clipped = Outside()
         self._saturated = 0
         self._at_ends = 0
 
@@ -213,7 +263,7 @@ class OutputHealth:
         clipped = (reference < low - margin) | (reference > high + margin)
         clipped &= np.isfinite(reference)
         well_inside = (reference > low + inside) & (reference < high - inside)
-        self._clipped += int(np.count_nonzero(clipped))
+        self._clipped.update(int(np.count_nonzero(clipped)), clipped.size)
         self._at_ends += int(np.count_nonzero(at_low | at_high))
         self._saturated += int(np.count_nonzero((at_low | at_high) & well_inside))
 
@@ -231,7 +281,7 @@ class OutputHealth:
             )
         self.n_elements += other.n_elements
         self._n_samples += other._n_samples
-        self._clipped += other._clipped
+        self._clipped.merge(other._clipped)
         self._saturated += other._saturated
         self._at_ends += other._at_ends
         for i in range(2):
@@ -286,13 +336,12 @@ class OutputHealth:
         )
 
     def _clipped_finding(self) -> Finding | None:
-        averaged = self._n_samples if self.averaged else 0
-        if not more_than_chance(self._clipped, self.n_elements, averaged=averaged):
+        if not self._clipped.more_than_chance(averaged=self.averaged):
             return None
         return self._finding(
             CLIPPED_OUTPUT,
             f"expected the reference within what the codes reach, "
-            f"{self._reach()}, got {self._share(self._clipped)} outside, as far as "
+            f"{self._reach()}, got {self._share(self._clipped.count)} outside, as far as "
             f"[{self._extremes[0].low:.3g}, {self._extremes[0].high:.3g}]; "
             f"{self._share(self._at_ends)} are at qmin or qmax; calibrate with samples like those "
             f"evaluated{AVERAGES if self.averaged else ''}",

@@ -8,7 +8,7 @@ import numpy as np
 
 from .errors import BorderSpec
 from .findings import CLIPPED_INPUT, COARSE_INPUT, Finding
-from .health import CLIPPED_LSB, more_than_chance
+from .health import CLIPPED_LSB, Outside
 from .sums import Array
 
 __all__ = ["InputHealth"]
@@ -49,7 +49,7 @@ class InputHealth:
         self._scale, self._zero_point = scale, zero_point
         self._codes = (low, high)
         self._least, self._greatest = math.inf, -math.inf
-        self._elements = self._samples = self._outside = 0
+        self._outside = Outside()
 
     def update(self, values: Array) -> None:
         """
@@ -63,39 +63,38 @@ class InputHealth:
             return
         values = np.asarray(values, dtype=np.float64).ravel()
         values = values[np.isfinite(values)]
-        self._elements += values.size
-        self._samples += 1
         if not values.size:
             return
         low, high = self._reach()
         self._least = min(self._least, float(values.min()))
         self._greatest = max(self._greatest, float(values.max()))
-        margin = CLIPPED_LSB * self._scale
+        margin, count = CLIPPED_LSB * self._scale, 0
         if self._least < low - margin or self._greatest > high + margin:
             outside = (values < low - margin) | (values > high + margin)
-            self._outside += int(np.count_nonzero(outside))
+            count = int(np.count_nonzero(outside))
+        self._outside.update(count, values.size)
 
     def findings(self) -> list[Finding]:
         """Return what is wrong with this input; empty where it is sound."""
-        if not self._elements:
+        count, elements = self._outside.count, self._outside.elements
+        if not elements:
             return []
         low, high = self._reach()
         reach = f"[{low:.3g}, {high:.3g}]"
         met = f"[{self._least:.3g}, {self._greatest:.3g}]"
-        averaged = self._samples if self._averaged else 0
-        if more_than_chance(self._outside, self._elements, averaged=averaged):
-            share = 100 * self._outside / self._elements
+        if self._outside.more_than_chance(averaged=self._averaged):
+            share = 100 * count / elements
             return [
                 self._finding(
                     CLIPPED_INPUT,
-                    f"expected values within what its codes reach, {reach}, got {self._outside} of "
-                    f"{self._elements} elements ({share:.3g} %) outside, as far as {met}; "
+                    f"expected values within what its codes reach, {reach}, got {count} of "
+                    f"{elements} elements ({share:.3g} %) outside, as far as {met}; "
                     "calibrate with samples like those evaluated, preprocessed alike",
                 )
             ]
         codes = (max(self._greatest, 0.0) - min(self._least, 0.0)) / self._scale + 1
         # Zeros have nothing to lose.
-        if self._elements >= _ENOUGH and 1 < codes < _FEWEST_CODES:
+        if elements >= _ENOUGH and 1 < codes < _FEWEST_CODES:
             all_codes = self._codes[1] - self._codes[0] + 1
             return [
                 self._finding(

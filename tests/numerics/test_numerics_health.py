@@ -137,9 +137,21 @@ def test_an_average_of_ranges_cuts_the_ends_of_small_samples(averaged: bool) -> 
     scale = float(high - low) / 255
     spec = BorderSpec("y", scale, round(-128 - low / scale), -128, 127)
     health = OutputHealth(spec, averaged=averaged)
-    for values in rng.normal(0, 1, (8, 4)):
+    for values in rng.normal(0, 1, (32, 4)):
         health.update(values, quantize(values, spec)[0])
     assert kinds(health.findings()) == ([] if averaged else ["clipped_output"])
+
+
+@pytest.mark.parametrize(("n_loud", "found"), [(2, []), (8, ["clipped_output"])])
+def test_what_lies_outside_goes_together_in_a_sample(n_loud: int, found: list[str]) -> None:
+    """Two of eight samples leave the range by most that they have: of elements a sixth."""
+    rng = np.random.default_rng(0)
+    health = [OutputHealth(INT8), OutputHealth(INT8)]
+    for place, values in enumerate(rng.uniform(-12, 12, (8, 16))):
+        loud = values + 16 if place < n_loud else values
+        health[place % 2].update(loud, quantize(loud)[0])
+    health[0].merge(health[1])
+    assert kinds(health[0].findings()) == found
 
 
 def test_an_average_of_ranges_does_not_hide_a_wrong_one() -> None:
