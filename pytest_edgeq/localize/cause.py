@@ -26,6 +26,7 @@ from pytest_edgeq.localize.mistakes import (
     mistake,
     never_calibrated,
     one_channel,
+    too_narrow,
     too_wide,
 )
 from pytest_edgeq.localize.rows import (
@@ -50,6 +51,9 @@ it is held against; of four it would.
 
 _FENCES = 3.0
 """Interquartile ranges beyond the median."""
+
+_ROUNDED = 2 / math.sqrt(12)
+"""Root mean square in LSB beyond which rounding makes less than a quarter of an error's power."""
 
 _LAYERS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
 """Ops with weights that every flow quantizes where it quantizes one of them."""
@@ -79,7 +83,13 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
     )
     everywhere = _everywhere(judged, evidence)
     strangers = [i for i, given in enumerate(evidence) if given.stranger and not everywhere]
+    alone = None if everywhere else _alone(judged, evidence)
     culprit = _culprit(judged, evidence, losses or mistaken, strangers)
+    if alone is not None and (culprit is None or culprit in losses or culprit in mistaken):
+        place, cause = alone
+        if culprit is None or _sqnr(judged[place]) < _sqnr(judged[culprit]):
+            row = replace(judged[place], verdict=QUANTIZATION)
+            return _blamed((*judged[:place], row, *judged[place + 1 :]), place, cause)
     if culprit is not None:
         cause = cause_of(judged[culprit], evidence[culprit], losses.get(culprit))
         first = _first_of_group(judged[culprit], evidence[culprit])
@@ -218,7 +228,7 @@ def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[
     scaled = [
         i
         for i, given in enumerate(evidence)
-        if given.scale and rows[i].matched and not given.untaken
+        if given.scale and rows[i].matched and not (given.untaken or _is_endless(given))
     ]
     found = {
         i: text
@@ -241,12 +251,7 @@ def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[in
 
     The kind is op and scheme; where there are too few of it, the scheme alone.
     """
-    known = [
-        i
-        for i, row in enumerate(rows)
-        if row.matched and row.local_sqnr_db is not None
-        if not (_only_rounds(row, evidence[i]) or evidence[i].untaken or _is_endless(evidence[i]))
-    ]
+    known = _comparable(rows, evidence)
     found = {}
     for i in known:
         schemes = [j for j in known if evidence[j].scheme == evidence[i].scheme]
@@ -258,6 +263,26 @@ def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[in
         if told:
             found[i] = told
     return found
+
+
+def _alone(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> tuple[int, str] | None:
+    """
+    The one row that loses a bit more than any other, as its range cuts off what it gives.
+
+    Where there are few of its kind, or all differ, nothing else tells it. Of few values chance may
+    cut off as many, where a range is an average over samples; they are lost all the same.
+    """
+    known = sorted(_comparable(rows, evidence), key=lambda i: _sqnr(rows[i]))
+    if len(known) < _LEAST_LAYERS:
+        return None
+    (worst, next_worst), given = known[:2], evidence[known[0]]
+    far = _sqnr(rows[worst]) < _sqnr(rows[next_worst]) - BIT_DB
+    if not far or not sum(given.beyond) or not (rows[worst].local_rmse_lsb or 0) > _ROUNDED:
+        return None
+    return worst, (
+        f"{too_narrow(rows[worst], given)}; {_sqnr(rows[worst]):.1f} dB locally, where no other op "
+        f"has less than {_sqnr(rows[next_worst]):.1f} dB"
+    )
 
 
 def _cut_off(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
@@ -275,6 +300,16 @@ def _only_rounds(row: LayerError, evidence: Evidence) -> bool:
     to_float = evidence.scheme == "float" or row.op == "DEQUANTIZE"
     in_float = to_float and row.excess_lsb is not None
     return in_float and not _beyond_rounding(row, evidence)
+
+
+def _comparable(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> list[int]:
+    """Rows whose losses tell something beside those of others."""
+    return [
+        i
+        for i, row in enumerate(rows)
+        if row.matched and row.local_sqnr_db is not None
+        if not (_only_rounds(row, evidence[i]) or evidence[i].untaken or _is_endless(evidence[i]))
+    ]
 
 
 def _is_endless(evidence: Evidence) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -142,8 +142,11 @@ def foreign_findings(
         elif len(taken) > 1:
             text = _pair(op, taken, users, _through(op, covered, reference))
             blamed = _hander(whole, op, _odd(taken, users)) if text else op
-        elif op.index not in explained and _takes_no_constant(op, users[0], reference):
-            text = _NOTHING + _done(users[0])
+        elif op.index not in explained:
+            if _takes_no_constant(op, users[0], reference):
+                text = _NOTHING + _done(users[0])
+            else:
+                text = _other_number(graph, op, users[0])
         if text is not None:
             where = "" if blamed is op else f"behind it, at {op.name} #{op.index}, "
             found[blamed.index] = (f"{where}{text}",)
@@ -159,6 +162,38 @@ def _takes_no_constant(op: Op, users: set[Node], reference: ReferenceGraph) -> b
         if base_name(node) not in _ARITHMETIC or sum(map(reference.varies, _operands(node))) < 2:
             return False
     return True
+
+
+def _other_number(graph: OpGraph, op: Op, users: set[Node]) -> str | None:
+    """Of a product with a number: it must be torch's, as far as the file's scale rounds it."""
+    held = [graph.tensor(op, i) for i in op.inputs if graph.tensor(op, i).is_constant]
+    if op.name not in ("MUL", "DIV") or len(held) != 1 or math.prod(held[0].shape) != 1:
+        return None
+    wanted: dict[float, Node] = {}
+    for user in users:
+        if base_name(user) not in _PRODUCTS:
+            return None
+        node, product = user, 1.0
+        while base_name(node) in _PRODUCTS and len(node.args) == 2:
+            number: Any = node.args[1]
+            if not isinstance(number, (int, float)) or not number:
+                break
+            product *= 1 / number if base_name(node).startswith("div") else number
+            wanted[abs(product)] = node
+            if len(node.users) != 1:
+                break
+            node = next(iter(node.users))
+    if not wanted:
+        return None
+    stored = read_constant(graph, op, StoredTensor(held[0], False, held[0]))
+    got = abs(float(stored.floats.flat[0]))
+    got = 1 / got if op.name == "DIV" and got else got
+    half = 0.0 if stored.scales is None else 0.5 * float(stored.scales.max())
+    # What float32 makes of a product of some, and of the quotient by the scale.
+    if any(abs(got - each) <= half * (1 + 2.0**-10) + each * 2.0**-20 for each in wanted):
+        return None
+    number, node = next(iter(wanted.items()))
+    return f"it multiplies by {got:.6g}, where torch does by {number:.6g} ({node.name})"
 
 
 def _operands(node: Node) -> list[Node]:

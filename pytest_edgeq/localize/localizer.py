@@ -19,7 +19,9 @@ from pytest_edgeq.localize.fold import (
     turn_products,
 )
 from pytest_edgeq.localize.local import Step
+from pytest_edgeq.localize.masks import mask_findings
 from pytest_edgeq.localize.match import Matcher
+from pytest_edgeq.localize.movers import mover_findings
 from pytest_edgeq.localize.outputs import output_findings
 from pytest_edgeq.localize.precomputed import (
     computed_behind,
@@ -195,7 +197,10 @@ class Localizer:
             tensors.read,
             turned={each.name for each in signature.outputs if quantized.edge.layouts.of(each)},
         )
-        return Plan(reference, matches, steps, program, {**misplaced, **matcher.broken}, computed)
+        masks = mask_findings(graph, signature.subgraph, matches, reference, tensors.read)
+        moved = mover_findings(graph, signature.subgraph, matches, reference, tensors.read)
+        broken = {**moved, **masks, **misplaced, **matcher.broken}
+        return Plan(reference, matches, steps, program, broken, computed)
 
     def _module_of(self, op: Op) -> str | None:
         modules = self._quantized.edge.modules

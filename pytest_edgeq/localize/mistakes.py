@@ -20,6 +20,7 @@ __all__ = [
     "mistake",
     "never_calibrated",
     "one_channel",
+    "too_narrow",
     "too_wide",
 ]
 
@@ -42,6 +43,14 @@ _ENOUGH = 32
 
 _MOST = 0.5
 """Share of torch's values beyond a range that so few tell of, too, if it is more than chance."""
+
+_FEW_VALUES = 2
+"""Values a sample whose least and greatest are all that they are: averaged, they are their mean."""
+
+_AVERAGED_VALUE = (
+    "a recipe averages the ranges of the samples, and that of so few values is about their mean; "
+    "leave it in float, or calibrate by pt2e_static_int8, which keeps the ends of all"
+)
 
 _OWN_RANGE = {"ADD", "SUB", "MUL", "DIV", "BATCH_MATMUL", "QUANTIZE"}
 """
@@ -165,9 +174,11 @@ def calibrated_on_nothing(evidence: Evidence) -> str | None:
     # A range that keeps one value in a hundred can only come from samples that were none.
     if spans is None or spans[0] > spans[1] / 100:
         return None
+    few = evidence.averaged and evidence.elements <= _FEW_VALUES * evidence.averaged
+    why = _AVERAGED_VALUE if few else "calibrated on zeros"
     return (
         f"its range is {_range(evidence)}, next to nothing, where torch gives "
-        f"{_between(evidence.reference)}: calibrated on zeros"
+        f"{_between(evidence.reference)}: {why}"
     )
 
 
@@ -179,9 +190,15 @@ def clipped(row: LayerError, evidence: Evidence) -> str | None:
     chance = not more_than_chance(round(beyond * elements), elements, averaged=evidence.averaged)
     if chance and not is_cut_off(row, evidence):
         return None
+    return too_narrow(row, evidence)
+
+
+def too_narrow(row: LayerError, evidence: Evidence) -> str:
+    """Say how much lies beyond a range."""
+    beyond = _percent(sum(evidence.beyond))
     at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
     return (
-        f"its range {_range(evidence)} is too narrow: {_percent(beyond)} of torch's values lie "
+        f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie "
         f"beyond{at_ends}; calibrate with samples like those evaluated"
         f"{AVERAGES if evidence.averaged else ''}"
     )

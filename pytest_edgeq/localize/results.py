@@ -16,6 +16,7 @@ from pytest_edgeq.localize.foreign import clamp_findings, foreign_findings, pad_
 from pytest_edgeq.localize.groups import group_bound
 from pytest_edgeq.localize.kinds import IDENTITIES
 from pytest_edgeq.localize.local import Measured, Step
+from pytest_edgeq.localize.masks import is_mask_cut
 from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.readers import Readers
@@ -93,7 +94,7 @@ def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerError
             replace(
                 given,
                 stranger=stranger,
-                untaken=op.index in untaken,
+                untaken=op.index in untaken or _cuts_mask(graph, op, own, plan.reference),
                 widened=readers.widens(op) if own else None,
                 group=_group(subgraph.ops, own),
                 together=_together(graph, own),
@@ -135,6 +136,10 @@ def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, 
             if position not in found:
                 found[position] = texts
     return found
+
+
+def _cuts_mask(graph: OpGraph, op: Op, own: Sequence[Step], reference: ReferenceGraph) -> bool:
+    return bool(own) and is_mask_cut(graph, op, own[0].reading.node, reference)
 
 
 def _group(ops: Sequence[Op], own: Sequence[Step]) -> tuple[int, ...]:

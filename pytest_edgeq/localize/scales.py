@@ -283,6 +283,9 @@ def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
             text = given and unexpected_qparams("its output", given, fixed, "the kernel")
             if text:
                 found[op.index] = (text,)
+        text = _has_scales_of_channels(graph, op) if op.name == "BATCH_MATMUL" else None
+        if text:
+            found[op.index] = (text,)
         if op.name not in _HANDS_ON or not op.inputs or op.inputs[0] < 0:
             continue
         taken, made = (qparams(graph.tensor(op, i)) for i in (op.inputs[0], op.outputs[0]))
@@ -292,3 +295,17 @@ def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
         if text:
             found[op.index] = (f"{text}: it only moves codes",)
     return found
+
+
+def _has_scales_of_channels(graph: OpGraph, op: Op) -> str | None:
+    """Tell of a BATCH_MATMUL whose constant has several scales, of which its kernels take one."""
+    taken = [graph.tensor(op, index) for index in op.inputs[:2]]
+    if not any(each.is_quantized and not each.is_constant for each in taken):
+        return None
+    for each in taken:
+        if each.is_constant and len(each.scales) > 1:
+            return (
+                f"its constant operand has {len(each.scales)} scales, and its kernels know one for "
+                "all alone: give that constant one scale, or leave the op in float"
+            )
+    return None

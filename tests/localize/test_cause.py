@@ -331,6 +331,27 @@ def test_a_range_that_cuts_off_all_is_told_of_few_values_of_a_rare_kind() -> Non
     assert left.culprit.index == 3
 
 
+def test_the_one_layer_whose_range_costs_a_bit_more_than_any_other_is_to_blame() -> None:
+    """Where all differ no quartile tells it, and an averaged range may cut off as many."""
+    spread = {i: {"local_sqnr_db": 23.0 + 4 * i} for i in range(7)}
+    last = {"op": "FULLY_CONNECTED", "local_sqnr_db": 6.5, "local_rmse_lsb": 80.0, "clipped": 0.4}
+    cut = {"elements": 80, "averaged": 8, "beyond": (0.1, 0.1)}
+    errors = judged(spread | {7: last}, {7: cut})
+    assert errors.culprit is not None
+    assert (errors.culprit.index, errors.culprit.verdict) == (7, "quantization")
+    assert "is too narrow: 20 % of torch's values lie beyond" in errors.cause
+    assert errors.cause.endswith("6.5 dB locally, where no other op has less than 23.0 dB")
+    for other in ({"local_rmse_lsb": 0.5}, {"local_sqnr_db": 17.5}):
+        assert judged(spread | {7: last | other}, {7: cut}).culprit is None
+    assert judged(spread | {7: last}, {7: {"beyond": (0.0, 0.0)}}).culprit is None
+
+
+def test_what_is_infinite_in_torch_is_no_loss() -> None:
+    """The logarithm of 0, which nothing takes: no range reaches it, and none is next to nothing."""
+    endless = {"reference": (-math.inf, 1.0), "beyond": (0.1, 0.0)}
+    assert judged({3: {"local_sqnr_db": -math.inf}}, {3: endless}).culprit is None
+
+
 def test_few_values_say_nothing_of_a_range() -> None:
     """The four scores of one sample need not use the range."""
     evidence = replace(SOUND, elements=4, codes=(-1, 2), beyond=(0.25, 0.0))

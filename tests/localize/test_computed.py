@@ -14,7 +14,7 @@ from fixtures.models import SmallModel, normal, seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.rows import LOWERING
 from tests.detection.flatfile import FlatFile
-from tests.localize.builds import STATIC, Build, blamed, localized
+from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
@@ -89,9 +89,32 @@ class Spiking(SmallModel):
         return (normal(3, 8, seed=seed),)
 
 
+class Mixed(SmallModel):
+    """Tokens that a parameter mixes from the left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.mix = nn.Linear(6, 6), nn.Parameter(normal(4, 5, seed=3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give four tokens."""
+        tokens: torch.Tensor = self.mix @ self.lift(x)
+        return tokens
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Five tokens."""
+        return (normal(5, 6, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
-    [*((Between, flow) for flow in (DYNAMIC, None)), (Bucketed, STATIC), (Spiking, DYNAMIC)],
+    [
+        *((Between, flow) for flow in (DYNAMIC, None)),
+        (Bucketed, STATIC),
+        (Spiking, DYNAMIC),
+        (Mixed, PT2E),
+    ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_is_computed_or_folded_is_matched_and_not_blamed(
@@ -150,3 +173,12 @@ def test_a_defect_in_what_is_computed_or_folded_is_found(
 
     assert errors.culprit is not None, errors
     assert (errors.culprit.index, errors.culprit.verdict) == (op, LOWERING), errors
+
+
+def test_a_constant_that_kernels_cannot_read_is_told(maker: Edgeq, build: Build) -> None:
+    """ai-edge-quantizer 0.10 gives a BATCH_MATMUL's constant a scale a channel."""
+    errors = localized(maker, build(Mixed, STATIC), Mixed)
+
+    assert errors.culprit is not None, errors
+    assert errors.culprit.op == "BATCH_MATMUL"
+    assert "its constant operand has 5 scales, and its kernels know one" in errors.cause

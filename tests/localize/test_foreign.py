@@ -412,3 +412,107 @@ def test_waves_scales_and_pools_are_sound(localize: Localize, flow: str) -> None
 
     assert [row.name for row in errors.rows if not row.matched] == []
     assert [row.name for row in errors.rows if row.verdict == LOWERING] == []
+
+
+class Shuffled(SmallModel):
+    """A part of the channels, shuffled, between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 9, 3, padding=1), nn.Conv2d(6, 4, 3, padding=1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give rows."""
+        x = torch.relu(self.first(x))[:, 2:8]
+        x = x.reshape(1, 2, 3, 8, 8).transpose(1, 2).reshape(1, 6, 8, 8)
+        rows: torch.Tensor = self.head(torch.relu(self.last(x)).transpose(2, 3))
+        return rows
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 8, 8, seed=seed),)
+
+
+def _begins_earlier(file: FlatFile) -> int:
+    op = _first(file, "SLICE")
+    begin = int(file.operators[op].inputs[1])
+    values = file.constant(begin)
+    assert values is not None
+    file.store(begin, np.where(values > 0, values - 1, values).astype(values.dtype))
+    return op
+
+
+def _rows_for_columns(file: FlatFile) -> int:
+    """The image with its axes in another order, in front of the first convolution."""
+    op = _first(file, "TRANSPOSE")
+    axes = int(file.operators[op].inputs[1])
+    file.store(axes, np.array([0, 3, 2, 1], np.int32))
+    return op
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("spoil", [_begins_earlier, _rows_for_columns])
+def test_an_op_that_moves_otherwise_is_named_itself(
+    localize: Localize, flow: str, spoil: Spoil
+) -> None:
+    """Not the product behind, which computes rightly what it is given."""
+    errors, op = localize(Shuffled, flow, spoil)
+
+    assert errors.culprit is not None, f"not found:\n{errors}"
+    assert errors.culprit.index == op, f"got:\n{errors}"
+    assert "it moves what it takes otherwise than torch" in errors.cause
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_parts_and_turns_are_sound(localize: Localize, flow: str) -> None:
+    """Every op has its node, and none is blamed."""
+    errors, _ = localize(Shuffled, flow, lambda _: 0)
+
+    assert [row.name for row in errors.rows if not row.matched] == []
+    assert [row.name for row in errors.rows if row.verdict == LOWERING] == []
+
+
+class Dotted(SmallModel):
+    """An attention whose query and key are each multiplied by one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give as many tokens."""
+        parts = self.parts(x).chunk(3, -1)
+        query, key, value = (part.reshape(1, 5, 2, 4).transpose(1, 2) for part in parts)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        tokens: torch.Tensor = mixed.transpose(1, 2).reshape(1, 5, 8)
+        return tokens
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Five tokens."""
+        return (2 * normal(1, 5, 8, seed=seed),)
+
+
+def _other_factor(file: FlatFile) -> int:
+    """Of both products: they share the number."""
+    op = _first(file, "MUL")
+    (number,) = (i for i in map(int, file.operators[op].inputs) if file.constant(i) is not None)
+    scales = np.array(file.scales(number), np.float32) * np.float32(1.1)
+    file.tensor(number).quantization.scale = scales
+    return op
+
+
+def test_a_number_that_is_not_torch_s_is_named(localize: Localize) -> None:
+    """Though what it makes stands for a torch call only with others that round in between."""
+    flow = "recipe_static_wi8_ai8"
+    sound, _ = localize(Dotted, flow, lambda _: 0)
+    assert [row.name for row in sound.rows if row.verdict == LOWERING] == []
+
+    errors, op = localize(Dotted, flow, _other_factor)
+
+    assert errors.culprit is not None, f"not found:\n{errors}"
+    assert errors.culprit.index == op, f"got:\n{errors}"
+    assert "it multiplies by 0.77" in errors.cause
+    assert "where torch does by 0.707107" in errors.cause
