@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -24,7 +24,16 @@ from pytest_edgeq.localize.layouts import axis_names, channel_axis, to_file_layo
 from pytest_edgeq.localize.stored import Constant
 from pytest_edgeq.tflite.boundary import code_range
 
-__all__ = ["FOLDED", "Context", "check_weight", "half_spacing", "ratio", "where"]
+__all__ = [
+    "FOLDED",
+    "Context",
+    "check_weight",
+    "costs_a_bit",
+    "half_spacing",
+    "hold_all",
+    "ratio",
+    "where",
+]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -59,13 +68,15 @@ def check_weight(
     others: Mapping[str, Array] | None = None,
     torch_op: str | None = None,
     narrowed: bool = False,
+    kept: Callable[[], bool] = lambda: False,
 ) -> tuple[str, ...]:
     """
     Hold a weight of the file against the reference's.
 
     With `expected`, codes, scales and zero points must be those. With `reference`, every code must
-    be the nearest to its value in the file's own scale, or the last one where the value lies beyond
-    it; floats must be equal within what folding rounds. Both may be given.
+    be the nearest to its value in the file's own scale; floats must be equal within what folding
+    rounds. Both may be given. A value may lie beyond its scale, and have the last code, where the
+    quantizer cuts values off: not where other scales of the weight are those that hold them all.
 
     Weights that were not rounded to the nearest (GPTQ), or that were scaled or rotated before
     (OSCAR and Hadamard recipes), have no reference here: give what they became, or nothing.
@@ -79,6 +90,7 @@ def check_weight(
             call them: where one was put in place of this one, the finding says so.
         torch_op: As for `to_file_layout`.
         narrowed: The lowest code was taken for the next one (−128 → −127) on purpose.
+        kept: Gives whether scales of the whole file are those that hold all values.
 
     Returns:
         A sentence for each thing that is wrong, most telling first; none where it is sound.
@@ -120,7 +132,7 @@ def check_weight(
             wanted = Constant(expected.dtype, turned[0], turned[1], turned[2], expected.grouping)
             found += _against_codes(stored, wanted, context, narrowed)
         if reference is not None and not found:
-            found += _against_floats(stored, laid_out(reference, which), context)
+            found += _against_floats(stored, laid_out(reference, which), context, kept)
         if not found:
             return ()
         first = first or tuple(found)
@@ -176,7 +188,7 @@ def _against_codes(
 ) -> list[str]:
     if stored.scales is None:
         # The op stayed in float, with the values that the codes stand for.
-        return _against_floats(stored, wanted.floats, context)
+        return _float_against_floats(stored, wanted.floats, context)
     if wanted.scales is None or wanted.zero_points is None or stored.zero_points is None:
         return [f"the weight is {stored.dtype}, and the reference's {wanted.dtype}"]
     codes = wanted.values
@@ -262,7 +274,9 @@ def where(wrong: Array, context: Context, shape: tuple[int, ...]) -> str:
     return f" in {len(channels)} of {shape[axis]} {name}s ({listed})"
 
 
-def _against_floats(stored: Constant, reference: Array, context: Context) -> list[str]:
+def _against_floats(
+    stored: Constant, reference: Array, context: Context, kept: Callable[[], bool]
+) -> list[str]:
     reference = reference.astype(np.float64)
     if stored.scales is None:
         return _float_against_floats(stored, reference, context)
@@ -274,7 +288,7 @@ def _against_floats(stored: Constant, reference: Array, context: Context) -> lis
     claim = context.claim(stored, target, 0.5 + np.abs(target) * rounded)
     if not claim.holds.all():
         return ["the weight's codes: " + explain(claim)]
-    return _beyond_the_range(stored, claim) or _unused_range(stored, claim)
+    return _beyond(stored, claim, kept) or _unused_range(stored, claim)
 
 
 def _float_against_floats(stored: Constant, reference: Array, context: Context) -> list[str]:
@@ -303,32 +317,89 @@ def half_spacing(dtype: str, reference: Array) -> Array:
         return np.spacing(np.abs(reference).astype(np.float16)).astype(np.float64) / 2
 
 
-def _beyond_the_range(stored: Constant, claim: Claim) -> list[str]:
-    """
-    Tell of the reference's values that no code reaches, though the last one is the nearest.
-
-    A range from the values reaches each of them. One that minimizes an error clips the largest of
-    all channels alike, or of most: those of fewer are none that it was made from.
-    """
-    reach = (claim.low - claim.tolerance, claim.high + claim.tolerance)
-    beyond = (claim.target < reach[0]) | (claim.target > reach[1])
-    assert stored.scales is not None
-    if _in_blocks(stored):
-        # Recipes of four bits clip some blocks and others not.
+def _beyond(stored: Constant, claim: Claim, kept: Callable[[], bool]) -> list[str]:
+    """Tell of values that lie beyond their scale, where those beside them do not on purpose."""
+    over = np.maximum(claim.target - claim.high, claim.low - claim.target)
+    wrong = over > claim.tolerance
+    if not wrong.any():
         return []
-    shared = tuple(i for i, size in enumerate(np.shape(stored.scales)) if size == 1)
-    ranges = beyond.any(axis=shared)
-    if not 0 < 2 * int(ranges.sum()) < ranges.size:
+    alike = _least_scales(stored, claim.target, ~wrong)
+    cut = np.clip(claim.target, claim.low, claim.high)
+    # What is cut off in a weight of its own may be so on purpose: as far as it costs next to none.
+    if not (_most(alike) or (kept() and costs_a_bit(claim.target - cut, claim.target, claim.high))):
         return []
-    farthest = np.where(beyond, np.abs(claim.target), 0).argmax()
-    place = [int(i) for i in np.unravel_index(farthest, beyond.shape)]
-    count = int(beyond.sum())
+    place = np.unravel_index(int(np.where(wrong, over, -1).argmax()), wrong.shape)
+    count = int(wrong.sum())
     return [
-        f"the weight's codes: {count} of {beyond.size} {'lies' if count == 1 else 'lie'} beyond "
-        f"what {'its' if count == 1 else 'their'} scale reaches: {place} is "
-        f"{claim.actual.flat[farthest]:.0f} where the reference gives "
-        f"{claim.target.flat[farthest]:.4g}"
+        f"the weight's codes: {count} of {wrong.size} {'lies' if count == 1 else 'lie'} beyond "
+        f"what {'its' if count == 1 else 'their'} scale reaches: {[int(i) for i in place]} is "
+        f"{claim.actual[place]:.0f} where the reference gives {claim.target[place]:.4g}"
     ]
+
+
+def hold_all(weights: Iterator[tuple[str, Constant, Array, str]]) -> bool:
+    """
+    Whether most scales of several weights are the least that hold all of their values.
+
+    So are those of a range from the least to the greatest value. One that minimises an error cuts
+    off more or less of each channel, and one that learned is not of the values that are left.
+
+    Args:
+        weights: Op, constant, reference and torch's function of each, as of `check_weight`.
+    """
+    found: list[bool] = []
+    for name, stored, reference, torch_op in weights:
+        laid_out = to_file_layout(name, reference, stored.values.shape, torch_op=torch_op)
+        if stored.scales is not None and laid_out:
+            steps = laid_out[0].astype(np.float64) / stored.scales
+            found += _least_scales(stored, steps, np.ones(steps.shape, bool))
+    return _most(found)
+
+
+def _most(alike: list[bool]) -> bool:
+    return 2 * sum(alike) > len(alike)
+
+
+def _least_scales(stored: Constant, steps: Array, right: Array) -> list[bool]:
+    """Of each scale whose values are all right whether it is the least that holds them."""
+    assert stored.scales is not None, "codes have scales"
+    scales, shape = stored.scales, steps.shape
+    size = int(str(stored.grouping).split("_")[-1]) if _in_blocks(stored) else 0
+    if size and shape[-1] % size == 0:
+        shape = (*shape[:-1], -1, size)
+        scales = np.broadcast_to(scales, steps.shape).reshape(shape)[..., :1]
+    steps, right = steps.reshape(shape), right.reshape(shape)
+    aside = tuple(i for i, length in enumerate(scales.shape) if length == 1)
+    if not aside:
+        # Laid out anew, a scale for each value: whose it is cannot be told.
+        return []
+    low, high = code_range(stored.dtype)
+    least, greatest = steps.min(axis=aside, initial=0.0), steps.max(axis=aside, initial=0.0)
+    if np.any(stored.zero_points):
+        reach, codes, more = greatest - least, high - low, [0.0]
+    else:
+        # torch may divide by a code more than there is: half of it lies beyond either end.
+        reach, codes, more = np.maximum(greatest, -least), high, [0.0, 0.5]
+    counted = right.all(axis=aside) & (reach > 0) & (scales.max(axis=aside) > _LEAST_SCALE)
+    slack = FOLDED + (_BFLOAT16 if size else 0)
+    held = np.any([np.abs(reach / (codes + each) - 1) <= slack for each in more], axis=0)
+    alike: list[bool] = held[counted].tolist()
+    return alike
+
+
+def costs_a_bit(lost: Array, steps: Array, high: Array | float) -> bool:
+    """
+    Whether cutting values off costs more than a bit: four times the power of what rounding takes.
+
+    No quantizer does so on purpose: a scale that holds all values loses less.
+
+    Args:
+        lost: How far values lie beyond the ends, in steps.
+        steps: The values, in steps from the zero point.
+        high: The last step.
+    """
+    wider = float((np.abs(steps) / high).max(initial=0.0))
+    return bool(np.square(lost).mean() + 1 / 12 > 4 * wider**2 / 12)
 
 
 def _unused_range(stored: Constant, claim: Claim) -> list[str]:

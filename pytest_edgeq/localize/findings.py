@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,13 @@ from pytest_edgeq.localize.biases import (
     qparams,
     written_scale,
 )
-from pytest_edgeq.localize.constants import FOLDED, check_weight
+from pytest_edgeq.localize.constants import FOLDED, check_weight, hold_all
 from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name, is_heavy
 from pytest_edgeq.localize.layouts import to_file_layout
 from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
 from pytest_edgeq.localize.scales import costs_no_bit, hands_on, is_shared
-from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.localize.stored import Constant, read_constant
 from pytest_edgeq.localize.weights import (
     Taken,
     constants_behind,
@@ -64,6 +65,7 @@ def constant_findings(
     found: dict[int, tuple[str, ...]] = {}
     steps = list(steps)
     pairs = list(_pairs(graph, steps, reference))
+    kept = functools.cache(lambda: hold_all(_weights(graph, pairs, reference)))
     matches = {match.tensor: match for step in steps for match in (step.match, *step.sources)}
     # Those of all layers, so that one in another's place is told.
     nodes = {taken.node for _, taken, _ in pairs} | set(product_weights(reference))
@@ -73,7 +75,7 @@ def constant_findings(
     }
     for op, taken, step in pairs:
         on_weight = _weight_findings(
-            graph, op, taken, reference, floats, narrowed=op.index in narrowed
+            graph, op, taken, reference, floats, narrowed=op.index in narrowed, kept=kept
         )
         if on_weight and _lies_in_another_order(graph, op, taken, step, reference):
             on_weight = ()
@@ -182,6 +184,7 @@ def _weight_findings(
     floats: Mapping[Node, Array],
     *,
     narrowed: bool,
+    kept: Callable[[], bool],
 ) -> tuple[str, ...]:
     stored = _weight(graph, op)
     assert stored is not None, "chosen by it"
@@ -196,12 +199,35 @@ def _weight_findings(
         return check_weight(
             op.name, constant, expected=expected, others=others, torch_op=kind, narrowed=narrowed
         )
+    scaled = _as_folded(op, constant, taken, own)
+    if scaled is None:
+        return ()
+    return check_weight(op.name, constant, scaled, others=others, torch_op=kind, kept=kept)
+
+
+def _as_folded(op: Op, constant: Constant, taken: Taken, own: Array) -> Array | None:
+    """The reference's weight times what the file has folded into it; None in no layout of it."""
+    kind = base_name(taken.user)
     if not to_file_layout(op.name, own, constant.values.shape, torch_op=kind):
-        return ()
+        return None
     factor = nearest_factor(op, constant, taken, torch.from_numpy(own))
-    if factor is None:
-        return ()
-    return check_weight(op.name, constant, own * factor, others=others, torch_op=kind)
+    return None if factor is None else own * factor
+
+
+def _weights(
+    graph: OpGraph, pairs: Iterable[tuple[Op, Taken, Step]], reference: ReferenceGraph
+) -> Iterator[tuple[str, Constant, Array, str]]:
+    """The file's weights that are quantized, with the reference's."""
+    for op, taken, _ in pairs:
+        stored = _weight(graph, op)
+        assert stored is not None, "chosen by it"
+        constant = read_constant(graph, op, stored)
+        if constant.scales is None:
+            continue
+        own = _array(reference.constant(taken.node, quantized=False))
+        scaled = _as_folded(op, constant, taken, own)
+        if scaled is not None:
+            yield op.name, constant, scaled, base_name(taken.user)
 
 
 def _called(weight: Node) -> str:

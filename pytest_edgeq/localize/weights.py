@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pytest_edgeq.localize.biases import qparams
+from pytest_edgeq.localize.constants import costs_a_bit
 from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name
 from pytest_edgeq.localize.layouts import to_file_layout
 from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
@@ -333,10 +334,32 @@ def _rounded(op: Op, constant: Constant, taken: Taken, plain: torch.Tensor) -> t
     wanted = steps + points
     # As far as ½ from the real value, one code is as near as the other, up to float32's rounding.
     tied = np.abs(wanted - codes) <= 0.5 + (np.abs(steps) + 1) * 2.0**-20
-    held = np.where(tied, codes, np.clip(np.round(wanted), low, high))
+    nearest = np.round(wanted)
+    if not _is_beyond(op, wanted, (low, high), points):
+        nearest = np.clip(nearest, low, high)
+    # A symmetric range leaves the lowest code out.
+    tied |= (wanted < low) & (codes == low + 1)
+    held = np.where(tied, codes, nearest)
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where(spread == 0, plain.double().numpy(), (held - points) * scales / spread)
     return torch.from_numpy(values).to(plain.dtype)
+
+
+def _is_beyond(op: Op, wanted: Array, limits: tuple[int, int], points: Array) -> bool:
+    """
+    Whether a constant lies beyond its scale where nothing explains it.
+
+    Weights are held to theirs for themselves; what masks with no finite value no scale holds.
+    """
+    if op.name not in _OF_OWN_RANGE or not np.isfinite(wanted).all():
+        return False
+    lost = wanted - np.clip(wanted, *limits)
+    ends = np.maximum(limits[1] - points, points - limits[0])
+    return bool((np.abs(lost) > 1).any()) and costs_a_bit(lost, wanted - points, ends)
+
+
+# Ops whose constants have a range for themselves; that of others is what the op gives.
+_OF_OWN_RANGE = ("ADD", "SUB", "MUL", "DIV")
 
 
 def _places(op: Op, constant: Constant, taken: Taken, shape: tuple[int, ...]) -> Array | None:
