@@ -22,6 +22,7 @@ from pytest_edgeq.tflite.roles import roles_of, stored_constant
 __all__ = [
     "fold_batch_norms",
     "fold_in_front",
+    "fold_signs",
     "is_subtracted",
     "join_biases",
     "move_biases",
@@ -388,6 +389,41 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
         nearest = _nearest_form(forms, behind, _of_this_use(forms, behind, stored, *place))
         if nearest is not forms[0]:
             _replace(module, node, nearest)
+    module.graph.eliminate_dead_code()
+
+
+def fold_signs(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
+    """
+    Let −linear(x, W, b) be linear(x, −W, −b) wherever the file has it so.
+
+    The converter does it to the lower half of a PReLU, relu(x) − a·relu(−x), and leaves the upper
+    half the layer as it is.
+
+    Args:
+        module: A graph whose parameters are attributes; changed in place.
+        graph: The file.
+        subgraph: Index of the subgraph.
+    """
+    stored = list(_stored(graph, subgraph))
+    for node in list(module.graph.nodes):
+        layer = node.args[0] if base_name(node) == "mul" and node.args[1] == -1 else None
+        if not isinstance(layer, Node) or base_name(layer) != "linear":
+            continue
+        own, bias = (_laid_out_constant(module, each) for each in (*layer.args[1:], None)[:2])
+        if own is None or (bias is None and len(layer.args) > 2):
+            continue
+        negated = torch.zeros(own.shape[0]) if bias is None else -bias
+        if _apart(-own, negated, stored) >= _ALIKE:
+            continue
+        with module.graph.inserting_before(node):
+            turned = module.graph.node_copy(layer)
+        turned.args = (
+            layer.args[0],
+            _new_constant(module, turned, "negated_weight", -own),
+            *(() if bias is None else (_new_constant(module, turned, "negated_bias", negated),)),
+        )
+        node.replace_all_uses_with(turned)
+        module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
 
 

@@ -13,6 +13,7 @@ from pytest_edgeq.localize.decompose import decompose
 from pytest_edgeq.localize.fold import (
     fold_batch_norms,
     fold_in_front,
+    fold_signs,
     is_subtracted,
     join_biases,
     move_biases,
@@ -153,6 +154,7 @@ class Localizer:
         fed = self._fed(placeholders, inputs)
         module = decompose(given, fed, is_subtracted(graph, signature.subgraph))
         fold_in_front(module, graph, signature.subgraph)
+        fold_signs(module, graph, signature.subgraph)
         reference = ReferenceGraph(module)
         names = list(quantized.input_names)
         borders = {}

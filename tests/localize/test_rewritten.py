@@ -1,0 +1,101 @@
+"""Products with −1 as the converter has them, and defects of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import SmallModel, normal
+from pytest_edgeq import Edgeq
+from tests.detection.flatfile import FlatFile
+from tests.localize.builds import STATIC, Build, blamed, localized
+
+DYNAMIC = "recipe_dynamic_wi8_afp32"
+
+
+class Sloped(SmallModel):
+    """Two layers with a slope below zero: the lower half is a layer of negated weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(8, 12), nn.PReLU(12), nn.Linear(12, 3, bias=False))
+        self.last = nn.PReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        scores: torch.Tensor = self.last(self.parts(x))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Features."""
+        return (normal(1, 8, seed=seed),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flow"),
+    [
+        *((Sloped, flow) for flow in (STATIC, DYNAMIC, None)),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_what_the_converter_rewrites_is_matched_and_not_blamed(
+    maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
+) -> None:
+    """Every op has its torch nodes, and none computes anything else."""
+    errors = localized(maker, build(kind, flow), kind)
+
+    assert [row.name for row in errors.rows if not row.matched] == []
+    assert blamed(errors) == {}
+
+
+def test_a_layer_of_negated_weights_is_one(build: Build) -> None:
+    """Else nothing of it would be seen above."""
+    file = FlatFile(build(Sloped, STATIC).tflite)
+    first, second = (file.constant(file.operators[op].inputs[1]) for op in _ops(file)[:2])
+    assert first is not None
+    assert second is not None
+    assert (first == -second).all()
+
+
+def _ops(file: FlatFile, name: str = "FULLY_CONNECTED") -> list[int]:
+    return [i for i in range(len(file.operators)) if file.name(i) == name]
+
+
+def _negated_again(file: FlatFile) -> int:
+    op = _ops(file)[1]
+    tensor = int(file.operators[op].inputs[1])
+    values = file.constant(tensor)
+    assert values is not None
+    values = values.copy()
+    values[2] = -values[2]
+    file.store(tensor, values)
+    return op
+
+
+def _not_clamped(file: FlatFile) -> int:
+    op = _ops(file)[0]
+    file.operators[op].builtinOptions.fusedActivationFunction = 0
+    return op
+
+
+DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
+    "a row of the lower half as in the upper one": (Sloped, STATIC, _negated_again),
+    "a half that is not clamped": (Sloped, DYNAMIC, _not_clamped),
+}
+
+
+@pytest.mark.parametrize("what", DEFECTS)
+def test_a_defect_of_the_same_place_is_found(maker: Edgeq, build: Build, what: str) -> None:
+    """What a sound file is allowed hides none that is not."""
+    kind, flow, change = DEFECTS[what]
+    quantized = build(kind, flow)
+    file = FlatFile(quantized.tflite)
+    op = change(file)
+
+    errors = localized(maker, quantized.with_tflite(file.content()), kind)
+
+    assert op in blamed(errors), errors
