@@ -85,13 +85,15 @@ class ReferenceGraph:
         example = node.meta.get("val")
         if base_name(node) not in ("mul", "mul_") or not isinstance(example, torch.Tensor):
             return False
-        for each in node.all_input_nodes:
-            if each not in self._varying and not torch.any(self.constant(each, quantized=False)):
-                for quantized in (False, True):
-                    zeros = torch.zeros(example.shape, dtype=example.dtype)
-                    self._constants[node, quantized, False] = zeros
-                return True
-        return False
+        constants = [n for n in node.all_input_nodes if n not in self._varying]
+        zeros = [n for n in constants if not torch.any(self.constant(n, quantized=False))]
+        # Behind what PT2E quantizes a number is a factor of the file's, too.
+        if not zeros and (0 not in node.args or is_dequantize(node.all_input_nodes[0])):
+            return False
+        for quantized in (False, True):
+            value = torch.zeros(example.shape, dtype=example.dtype)
+            self._constants[node, quantized, False] = value
+        return True
 
     def order(self, node: Node) -> int:
         """Position in the order of execution."""

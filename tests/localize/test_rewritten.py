@@ -1,4 +1,4 @@
-"""Products with −1 as the converter has them, and defects of these."""
+"""Products with −1, with 0 and with constants as the converter has them, and defects of these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from fixtures.models import SmallModel, normal
 from pytest_edgeq import Edgeq
 from tests.detection.flatfile import FlatFile
-from tests.localize.builds import STATIC, Build, blamed, localized
+from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
@@ -35,10 +35,34 @@ class Sloped(SmallModel):
         return (normal(1, 8, seed=seed),)
 
 
+class Scanned(SmallModel):
+    """A recurrence that begins with the number 0, of which no op is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay, self.given, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores a step."""
+        decay, given = torch.sigmoid(self.decay(x)), self.given(x)
+        state, states = 0, []
+        for step in range(3):
+            state = decay[:, step] * state + given[:, step]
+            states.append(state * decay[:, step])
+        scores: torch.Tensor = self.head(torch.stack(states, 1))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Three steps."""
+        return (normal(1, 3, 8, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
         *((Sloped, flow) for flow in (STATIC, DYNAMIC, None)),
+        *((Scanned, flow) for flow in (STATIC, DYNAMIC, PT2E)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -82,9 +106,17 @@ def _not_clamped(file: FlatFile) -> int:
     return op
 
 
+def _clamped(file: FlatFile) -> int:
+    """The first sum of the recurrence, which is that of its second step."""
+    op = _ops(file, "ADD")[0]
+    file.operators[op].builtinOptions.fusedActivationFunction = 1
+    return op
+
+
 DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
     "a row of the lower half as in the upper one": (Sloped, STATIC, _negated_again),
     "a half that is not clamped": (Sloped, DYNAMIC, _not_clamped),
+    "a state that is clamped": (Scanned, STATIC, _clamped),
 }
 
 
