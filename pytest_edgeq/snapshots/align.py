@@ -179,4 +179,31 @@ def _with_moves(
         else:
             appeared.append(index)
     disappeared = sorted(index for indices in gone.values() for index in indices)
-    return Alignment(changed, moved, disappeared, appeared)
+    left = _pairs_of_one_place(old, new, disappeared, appeared)
+    return Alignment(
+        sorted([*changed, *left]),
+        moved,
+        [index for index in disappeared if index not in {before for before, _ in left}],
+        [index for index in appeared if index not in {after for _, after in left}],
+    )
+
+
+def _pairs_of_one_place(
+    old: Sequence[Row], new: Sequence[Row], disappeared: Sequence[int], appeared: Sequence[int]
+) -> list[Pair]:
+    """
+    Ops that went and came under one name and module: other fields, and among others in the order.
+
+    Where as many went as came, that is: else nothing tells which of them is which.
+    """
+    places: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for side, (rows, indices) in enumerate(((old, disappeared), (new, appeared))):
+        for index in indices:
+            row = rows[index]
+            places[row["op"], row["module"], row["subgraph"]][side].append(index)
+    return [
+        pair
+        for before, after in places.values()
+        if len(before) == len(after)
+        for pair in zip(before, after, strict=True)
+    ]

@@ -51,6 +51,27 @@ def test_ops_in_front_shift_nothing(residual: Make, op: Make) -> None:
     assert (found.appeared, found.size) == ([0, 1], 2)
 
 
+def test_ops_that_changed_where_another_moved_are_paired_all_the_same(op: Make) -> None:
+    """By their rows fewer ops differ, as a QUANTIZE only moved: what is left is still one op."""
+
+    def floats(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "scheme": "float", "inputs": ["float32"], "outputs": ["float32"]}
+
+    joined, added = op("CONCATENATION", module=""), op("ADD", module="")
+    layers = [op("CONV_2D", module=f"layer{index}") for index in range(4)]
+    old = [*layers, op("QUANTIZE"), joined, added]
+    new = [op("QUANTIZE"), *layers, floats(joined), op("QUANTIZE"), floats(added)]
+
+    found = align(old, new)
+
+    assert [(old[a]["op"], new[b]["op"]) for a, b in found.changed] == [
+        ("CONCATENATION", "CONCATENATION"),
+        ("ADD", "ADD"),
+    ]
+    assert found.disappeared == []
+    assert [new[index]["op"] for index in found.appeared] == ["QUANTIZE"]
+
+
 def test_a_changed_op_is_paired_across_its_borders(residual: Make, borders: Make) -> None:
     """An ADD that went to float is the same ADD, between the conversions that came with it."""
     old = residual()["ops"]
