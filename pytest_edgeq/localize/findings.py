@@ -77,7 +77,10 @@ def constant_findings(
         on_weight = _weight_findings(
             graph, op, taken, reference, floats, narrowed=op.index in narrowed, kept=kept
         )
-        if on_weight and _lies_in_another_order(graph, op, taken, step, reference):
+        if on_weight and (
+            _lies_in_another_order(graph, op, taken, step, reference)
+            or _is_as_it_is(graph, op, taken, step, floats[taken.node])
+        ):
             on_weight = ()
         on_bias = _bias_findings(graph, op, taken, step, reference)
         scales = None if on_weight else written_scale(graph, op)
@@ -264,6 +267,20 @@ def _lies_in_another_order(
         if (apart <= rounding * (1 + FOLDED)).all():
             return True
     return False
+
+
+def _is_as_it_is(graph: OpGraph, op: Op, taken: Taken, step: Step, own: Array) -> bool:
+    """
+    Whether a weight is the reference's, and what would be folded into it is done by ops in front.
+
+    That they do something else than torch is not the weight's fault.
+    """
+    ops, stored = graph.subgraphs[op.subgraph].ops, _weight(graph, op)
+    before = {ops[index].name for index in step.match.ops if index < op.index}
+    if stored is None or before.isdisjoint(("MUL", "DIV", "ADD", "SUB")):
+        return False
+    constant, kind = read_constant(graph, op, stored), base_name(taken.user)
+    return not check_weight(op.name, constant, own, torch_op=kind)
 
 
 def _bias_findings(

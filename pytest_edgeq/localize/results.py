@@ -44,8 +44,8 @@ class Plan:
         matches: What each matched tensor stands for.
         steps: What is measured, in the order of the file.
         program: The float model, held against the file at every step.
-        broken: Ops whose result has another size than torch's, or that are wired to another output,
-            with a sentence.
+        broken: Ops whose result has another size than torch's, that are wired to another output,
+            mask nothing or move what they take otherwise, with a sentence.
         computed: The tensors that the file computes from constants alone.
     """
 

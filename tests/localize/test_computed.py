@@ -182,3 +182,41 @@ def test_a_constant_that_kernels_cannot_read_is_told(maker: Edgeq, build: Build)
     assert errors.culprit is not None, errors
     assert errors.culprit.op == "BATCH_MATMUL"
     assert "its constant operand has 5 scales, and its kernels know one" in errors.cause
+
+
+class Prepared(SmallModel):
+    """An image that the model itself brings to its range."""
+
+    def __init__(self, *, tint: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.tint = tint
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give a smaller image."""
+        if self.tint:
+            x = x.flip(1) * torch.tensor([1.0, 0.8, 0.6]).reshape(1, 3, 1, 1)
+        image: torch.Tensor = self.first((x / 255 - 0.4) / 0.25)
+        return image
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 8, 8, seed=seed).abs() * 80,)
+
+
+def test_a_weight_is_not_blamed_for_what_stands_in_front_of_it(maker: Edgeq, build: Build) -> None:
+    """The weight is the reference's; what the reference multiplies the image by is not."""
+
+    class Tinted(Prepared):
+        def __init__(self) -> None:
+            super().__init__(tint=True)
+
+    content = build(Prepared, PT2E).tflite
+    sound = localized(maker, maker.load(content, reference=seeded(Prepared)), Prepared)
+    assert blamed(sound) == {}
+
+    errors = localized(maker, maker.load(content, reference=seeded(Tinted)), Prepared)
+
+    assert errors.culprit is not None, errors
+    assert [row.findings for row in errors.rows if "weight" in row.dtypes] == [()], errors
