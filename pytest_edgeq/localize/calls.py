@@ -1,8 +1,9 @@
 """
 What is run of a torch graph: calls with all that they take but the values that they are given.
 
-Calls are looked up once and run on every sample. What only hands on a value is left out, and what
-clamps a result that no other takes does so in its place, which saves a pass over memory or two.
+Calls are looked up once and run on every sample. What only hands on a value is left out; what
+clamps a result that no other takes does so in its place, and a convolution pads what no other takes
+padded: each saves a pass over memory or two.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _IN_PLACE: dict[Any, Callable[..., Any]] = {
     _aten.relu.default: _aten.relu_.default,
     _aten.relu_.default: _aten.relu_.default,
 }
+
+# What conv2d takes where nothing is said: value, weight, bias, stride, padding, dilation, groups.
+_CONVOLVED: list[Any] = [None, None, None, [1, 1], [0, 0], [1, 1], 1]
 
 # What gives a value of its own. (einsum may give a view, and `add_` adds to a copy here.)
 _ANEW = {*HEAVY, "add", "add_", "batch_norm"} - {"einsum"}
@@ -111,6 +115,20 @@ class Call:
             return None
         return Call(self.node, self._function, [before._args[0], low, high], {})
 
+    def with_pad(self, before: Call) -> Call | None:
+        """The same and the call before it as one, where a convolution can pad what it takes."""
+        both = ((self, _aten.conv2d.default), (before, _aten.pad.default))
+        if any(call._function is not called or not call._takes_one() for call, called in both):
+            return None
+        value, amounts, *rest = before._args
+        evenly = len(amounts) == 4 and amounts[::2] == amounts[1::2] and min(amounts) >= 0
+        if not evenly or rest not in ([], ["constant"], ["constant", None], ["constant", 0]):
+            return None
+        given = [*self._args, *_CONVOLVED[len(self._args) :]]
+        rows, columns = given[4] if len(given[4]) == 2 else given[4] * 2
+        given[0], given[4] = value, [rows + amounts[2], columns + amounts[0]]
+        return Call(self.node, self._function, given, {})
+
     def in_place(self, before: Call) -> Call | None:
         """The same, written over what the call before it gives, if it clamps."""
         function = _IN_PLACE.get(self._function)
@@ -128,8 +146,11 @@ class Call:
 
     def _is_plain_clamp(self) -> bool:
         """Whether it clamps, by numbers."""
-        plain = self._function is _aten.clamp.default
-        return plain and self._one is not None and not self._kwargs
+        return self._function is _aten.clamp.default and self._takes_one()
+
+    def _takes_one(self) -> bool:
+        """Whether it takes one value, before all else, and nothing by name."""
+        return self._one is not None and not self._nested and not self._kwargs
 
     def _bounds(self) -> tuple[Any, Any]:
         _, low, high, *_ = (*self._args, None, None)
@@ -147,7 +168,7 @@ def straightened(
     calls: Iterable[Call], kept: Iterable[Node]
 ) -> tuple[list[Call], dict[Node, Node]]:
     """
-    Leave out what hands on the value that it takes, and put clamps in the place of what they clamp.
+    Leave out what hands on the value that it takes, and join what makes one pass over memory.
 
     Args:
         calls: In order.
@@ -165,7 +186,7 @@ def straightened(
             left[call.node] = call.taking(held)
     uses = Counter(taken for call in left.values() for taken in call.taken)
     uses.update(held.get(node, node) for node in kept)
-    for step in (Call.with_clamp, Call.in_place):
+    for step in (Call.with_clamp, Call.with_pad, Call.in_place):
         for node, call in list(left.items()):
             before = left.get(call.taken[0]) if call.taken else None
             if before is None or uses[before.node] > 1:

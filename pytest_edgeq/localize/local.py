@@ -120,6 +120,7 @@ class Step:
         calls: What is run, with its constants, and the node that has the value at last: as
             quantized or not, in float64 or not.
         dtypes: What the values that are taken have in torch, in float64 or not.
+        elements: How many values a sample has here.
     """
 
     match: Match
@@ -141,6 +142,10 @@ class Step:
     calls: dict[tuple[bool, bool], tuple[list[Call], Node]] = field(default_factory=dict)
     dtypes: dict[tuple[Node, bool], torch.dtype] = field(default_factory=dict)
     measured: Measured = field(default_factory=Measured)
+    elements: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.elements = math.prod(self.reading.view.shape)
 
     def measure(
         self, reference: ReferenceGraph, tensors: Tensors, whole: torch.Tensor
@@ -215,11 +220,6 @@ class Step:
             self._judge_floats(sums, made, beside.quantized, reference, tensors)
         else:
             self._judge_codes(sums, reference, tensors)
-
-    @property
-    def elements(self) -> int:
-        """How many values a sample has here."""
-        return math.prod(self.reading.view.shape)
 
     def _is_handed_on(self, tensors: Tensors, whole: torch.Tensor) -> bool:
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -240,23 +240,18 @@ def plainly_strided(value: torch.Tensor) -> torch.Tensor:
 
 def _dequantized(stored: torch.Tensor, codes: Codes, *, double: bool = False) -> torch.Tensor:
     # By numpy, which takes half as long to be called.
-    array = stored.numpy()
-    real: npt.NDArray[Any] = np.empty_like(array, np.float64 if double else np.float32)
-    for into, given in _pieces(real, array):
-        np.copyto(into, given)
-        into -= codes.zero_point
-        into *= codes.scale
-    return torch.from_numpy(real)
-
-
-def _pieces(
-    real: npt.NDArray[Any], stored: npt.NDArray[Any]
-) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Parts of both, in the order of memory."""
-    if real.size <= _PIECE:
-        yield real, stored
-        return
+    array, dtype = stored.numpy(), np.float64 if double else np.float32
+    if array.size <= _PIECE:
+        real: npt.NDArray[Any] = array.astype(dtype)
+        real -= codes.zero_point
+        real *= codes.scale
+        return torch.from_numpy(np.asarray(real))
+    real = np.empty_like(array, dtype)
     order = sorted(range(real.ndim), key=lambda axis: -real.strides[axis])
-    into, given = (each.transpose(order).reshape(-1) for each in (real, stored))
+    into, given = (each.transpose(order).reshape(-1) for each in (real, array))
     for start in range(0, real.size, _PIECE):
-        yield into[start : start + _PIECE], given[start : start + _PIECE]
+        piece = into[start : start + _PIECE]
+        np.copyto(piece, given[start : start + _PIECE])
+        piece -= codes.zero_point
+        piece *= codes.scale
+    return torch.from_numpy(real)

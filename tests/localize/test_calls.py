@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fixtures.models import normal
 from pytest_edgeq.localize.reference import ReferenceGraph, export
@@ -59,6 +61,50 @@ def test_clamps_are_joined_and_give_the_same(name: str) -> None:
     expected = model(x)
     assert all(torch.equal(each, expected) for each in made)
     assert torch.equal(given, x)
+
+
+_WEIGHT = normal(4, 1, 3, 3, seed=1)
+
+PADS: dict[str, tuple[Function, int]] = {
+    "evenly": (lambda x: _convolved(functional.pad(x, (2, 2, 1, 1))), 1),
+    "on one axis": (lambda x: _convolved(functional.pad(x, (1, 1, 0, 0)), stride=2), 1),
+    "and once more": (lambda x: _convolved(functional.pad(x, (1, 1, 2, 2)), padding=(1, 0)), 1),
+    "on one side": (lambda x: _convolved(functional.pad(x, (0, 1, 0, 1))), 2),
+    "the last axis alone": (lambda x: _convolved(functional.pad(x, (1, 1))), 2),
+    "by ones": (lambda x: _convolved(functional.pad(x, (1, 1, 1, 1), value=1.0)), 2),
+    "by itself": (lambda x: _convolved(functional.pad(x, (1, 1, 1, 1), mode="reflect")), 2),
+    "cut off": (lambda x: _convolved(functional.pad(x, (-1, -1, -1, -1))), 2),
+    "taken again": (lambda x: _convolved(y := functional.pad(x, (1, 1, 1, 1))) + y.mean(), 4),
+}
+
+
+def _convolved(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    return functional.conv2d(x, _WEIGHT, groups=4, **options)
+
+
+class _Padded(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A convolution of what is padded."""
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", PADS)
+def test_a_convolution_pads_what_it_alone_takes(name: str) -> None:
+    """By zeros, as much on both sides; sums of other order apart."""
+    function, calls = PADS[name]
+    model, x = _Padded(function), normal(2, 4, 9, 8, seed=0)
+    graph = ReferenceGraph(export(model, (x,), {}))
+    (returned,) = (node for node in graph.nodes if node.op == "output")
+    (last,) = returned.all_input_nodes
+    program = graph.program({last: 1})
+    made = program.start([x]).take(last)
+
+    assert len(program.calls) == calls
+    torch.testing.assert_close(made, model(x))
 
 
 def test_what_is_asked_for_is_not_written_over() -> None:

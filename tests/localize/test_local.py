@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fixtures.models import normal
 from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.localize.kernels import HybridInput
 from pytest_edgeq.localize.local import Step
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.reference import ReferenceGraph, export
@@ -154,3 +155,15 @@ def test_inputs_halfway_between_two_codes_are_told(
     assert seen.flat[-1 - len(halves) : -1].tolist() == away
     assert (seen.flat[:3] == [-128, 127, 0]).all()
     assert hybrid.input.ties(x, found) == len(halves)
+
+
+@pytest.mark.parametrize("quantized", ["recipe_dynamic_wi8_afp32"], indirect=True)
+def test_a_kernel_quantizes_whole_rows(quantized: QuantizedModel) -> None:
+    """Values that are none are not what it takes, as where an op in front is wired wrongly."""
+    graph = quantized.graph
+    (op,) = (op for op in graph.subgraphs[0].ops if op.name == "FULLY_CONNECTED")
+    hybrid = HybridInput(graph, op)
+    size = graph.tensor(op, op.inputs[1]).shape[-1]
+
+    assert all(map(hybrid.takes, [(1, size), (3, size), (size,), (1, 2, size)]))
+    assert not any(map(hybrid.takes, [(), (1,), (1, size - 1), (2, size + 1)]))

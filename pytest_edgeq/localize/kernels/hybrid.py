@@ -141,7 +141,8 @@ class HybridInput:
         with np.errstate(all="ignore"):
             low, high = _ends(rows, ends)
             steps = (_asymmetric if self._is_asymmetric else _symmetric)(low, high)
-            cuts = _reaches_beyond(low, high, steps, self._low)
+            # Few are cut in less time than it takes to ask.
+            cuts = x.size <= _TILE or _reaches_beyond(low, high, steps, self._low)
             for lines, part in _tiles(*rows.shape):
                 own = _Steps._make(each[lines] for each in steps)
                 codes, places = _codes(rows[lines, part], own, self._low if cuts else None)
