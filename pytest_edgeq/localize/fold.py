@@ -171,7 +171,8 @@ def move_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
     """
     Let (x·W + b) + c be x·W + (b + c) wherever the file has it so.
 
-    The converter sums the two constants up, and leaves the layer without a bias.
+    The converter sums the two constants up, and leaves the layer without a bias: a linear one, or a
+    convolution in front of a map of positions.
 
     Args:
         module: A graph whose parameters are attributes; changed in place.
@@ -183,15 +184,19 @@ def move_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
         if base_name(node) != "add" or len(node.args) != 2:
             continue
         for value, other in (node.args, node.args[::-1]):
-            constant, layer = _laid_out_constant(module, other), _linear_above(value)
+            constant, layer = _computed(module, other), _linear_above(value)
+            held, spatial = stored, 0
+            if _is_convolution(value):
+                layer, spatial = value, len(_shape(value) or ()) - 2
+                held = [np.moveaxis(each, -1, 1) for each in stored if each.ndim == spatial + 2]
             if constant is None or layer is None:
                 continue
             bias = _attribute(module, layer.args[2]) if len(layer.args) > 2 else None
             if bias is None or len(layer.users) > 1 or not bias.any():
                 continue
-            summed = constant + bias
-            if _nearest(summed, stored) < _nearest(constant, stored):
-                layer.args = layer.args[:2]
+            summed = constant + bias.reshape(-1, *[1] * spatial)
+            if _nearest(summed, held) < _nearest(constant, held):
+                layer.args = (*layer.args[:2], None, *layer.args[3:])
                 node.args = (value, _new_constant(module, node, "moved_bias", summed))
                 break
 
@@ -280,6 +285,10 @@ def _linear_above(node: Any) -> Node | None:
     return None
 
 
+def _is_convolution(node: Any) -> bool:
+    return isinstance(node, Node) and base_name(node) in ("conv1d", "conv2d", "conv_transpose2d")
+
+
 def _keeps_features(node: Node) -> bool:
     """Whether what is laid out anew has the same last axis as before."""
     if base_name(node) == "transpose":
@@ -309,14 +318,19 @@ def _laid_out_constant(module: torch.fx.GraphModule, node: Any) -> Any:
 _LAID_OUT = MOVING - {"quantize_per_tensor", "dequantize_per_tensor"}
 
 
+_MADE_OF_NUMBERS = ("arange", "full", "linspace", "ones", "scalar_tensor", "zeros")
+
+
 def _computed(module: torch.fx.GraphModule, node: Any, steps: int = 8) -> Any:
     """
     A constant, or what the graph computes of constants alone: what a batch norm scales by.
 
     In as many steps as γ / √(σ² + ε), laid out anew, takes: what is further off is none.
     """
-    if not isinstance(node, Node) or node.op != "call_function" or not node.all_input_nodes:
+    if not isinstance(node, Node) or node.op != "call_function":
         return _attribute(module, node)
+    if not node.all_input_nodes and base_name(node) not in _MADE_OF_NUMBERS:
+        return None
     values: dict[Node, Any] = {}
     for each in node.all_input_nodes:
         value = _computed(module, each, steps - 1) if steps else None

@@ -198,6 +198,26 @@ class Carried(SmallModel):
         return (normal(1, 3, 8, 8, seed=seed),)
 
 
+class Placed(SmallModel):
+    """Maps of positions behind convolutions: the bias of these goes into what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 6, 3, stride=2)
+        self.places = nn.Parameter(0.5 * torch.randn(1, 4, 8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give a smaller image."""
+        x = torch.relu(self.first(x) + self.places)
+        image: torch.Tensor = self.second(x) + torch.linspace(-1, 1, 3).reshape(1, 1, 1, 3)
+        return image
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 8, 8, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
@@ -208,6 +228,7 @@ class Carried(SmallModel):
         (Repeated, STATIC),
         *((Causal, flow) for flow in (PT2E, None)),
         *((kind, PT2E) for kind in (Carried, Twofold)),
+        *((Placed, flow) for flow in (STATIC, PT2E, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -302,6 +323,8 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a weight of the second use": (
         *(Repeated, STATIC, _constant("FULLY_CONNECTED", _flipped, 1, 1)),
     ),
+    "a row that is added": (Placed, None, _constant("ADD", lambda v: v * 1.05, 1)),
+    "a map that is added": (Placed, STATIC, _constant("ADD", lambda v: np.roll(v, 1, -1))),
     "a scale narrower on both sides": (Carried, PT2E, _both_sides(0.5)),
 }
 
