@@ -8,7 +8,15 @@ from typing import Any
 import torch
 
 from pytest_edgeq.localize.codes import clipped, code_limits, is_near
-from pytest_edgeq.localize.kinds import HEAVY, IDENTITIES, TWINS, base_name, fits, is_heavy
+from pytest_edgeq.localize.kinds import (
+    CLAMPS,
+    HEAVY,
+    IDENTITIES,
+    TWINS,
+    base_name,
+    fits,
+    is_heavy,
+)
 from pytest_edgeq.localize.matches import Match, module_of, typed
 from pytest_edgeq.localize.moves import MOVING, moved
 from pytest_edgeq.localize.reference import Reached, ReferenceGraph
@@ -22,6 +30,8 @@ Node = torch.fx.Node
 
 Near = tuple[float, Reached, View]
 """How far a node's value is from the file's (rms), the node, and how the file reads as it."""
+
+_FUSED_CLAMPS = ("RELU", "RELU6", "RELU_N1_TO_1")
 
 # Codes in use below which rounding moves a value as far as other functions do.
 _FEW = 8
@@ -71,6 +81,7 @@ class Chooser:
             matches: What is matched so far, by tensor.
         """
         taken = {reading.node for i in sources for reading in matches[i].readings}
+        near = self._clamping(op, near)
         near = self._own(op, ops, near, taken) or self._told(op, index, near)
         near = self._of_module(op, index, near, taken)
         least = min(each[0] for each in near)
@@ -78,6 +89,19 @@ class Chooser:
         kinds = self._by_constant(op, index, kinds, sources, matches)
         fitting = [e for e in kinds if fits(op.name, self._reference.kind(e[1].node))]
         return self._told_apart(fitting or kinds, index, sources, ops, matches), near
+
+    def _clamping(self, op: Op, near: list[Near]) -> list[Near]:
+        """
+        Of an op with a clamp in it those that clamp, where the same is also taken as it is.
+
+        In a range that begins at 0 both are as near; the file has an op for each.
+        """
+        own = [each for each in near if base_name(each[1].node) in CLAMPS]
+        if op.fused_activation not in _FUSED_CLAMPS:
+            return near
+        beside = (self._reference.computing(each[1].node).users for each in own)
+        twice = any(sum(n.op == "call_function" for n in users) > 1 for users in beside)
+        return own if twice else near
 
     def _of_module(self, op: Op, index: int, near: list[Near], taken: set[Node]) -> list[Near]:
         """

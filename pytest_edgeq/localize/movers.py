@@ -91,9 +91,10 @@ def _sound_product(
     assert op is not None, "made by an op"
     given = {reading.node for index in match.sources for reading in matches[index].readings}
     products = [n for n in reference.between(last.node, given) if base_name(n) in HEAVY]
-    if len(products) != 1 or not isinstance(products[0].args[0], Node):
+    varying = [n for each in products for n in each.all_input_nodes if reference.varies(n)]
+    if len(products) != 1 or len(varying) != 1:
         return None
-    taken: Any = products[0].args[0]
+    (taken,) = varying
     values: dict[Node, Any] = {
         reading.node: typed(reading.node, reading.view.read(read(index)))
         for index in match.sources
@@ -101,6 +102,8 @@ def _sound_product(
     }
     for each in reference.between(taken, set(values)):
         values[each] = reference.compute(each, values, quantized=True)
+    if not isinstance(values.get(taken), torch.Tensor):
+        return None
     index = op.inputs[INPUT_AT[op.name]]
     maker = graph.subgraphs[op.subgraph].producer.get(index)
     if maker is not None and maker.name in ("PAD", "PADV2") and base_name(products[0]) in _PADDED:

@@ -516,3 +516,31 @@ def test_a_number_that_is_not_torch_s_is_named(localize: Localize) -> None:
     assert errors.culprit.index == op, f"got:\n{errors}"
     assert "it multiplies by 0.77" in errors.cause
     assert "where torch does by 0.707107" in errors.cause
+
+
+class Beside(SmallModel):
+    """A layer whose result is taken before its ReLU and behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give features."""
+        x = self.lift(x)
+        return x - torch.relu(x)
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Four things."""
+        return (normal(4, 6, seed=seed),)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_a_layer_that_is_there_with_its_relu_and_without_is_sound(
+    localize: Localize, flow: str
+) -> None:
+    """The converter writes one op for each."""
+    errors, _ = localize(Beside, flow, lambda _: 0)
+
+    assert [row.name for row in errors.rows if row.verdict == LOWERING] == [], errors
