@@ -192,7 +192,7 @@ def _weight_findings(
     stored = _weight(graph, op)
     assert stored is not None, "chosen by it"
     constant = read_constant(graph, op, stored)
-    kind = base_name(taken.user)
+    kind = taken.kind
     own = floats[taken.node]
     others = {_called(node): each for node, each in floats.items() if node is not taken.node}
     if reference.is_rounded(taken.node):
@@ -210,7 +210,7 @@ def _weight_findings(
 
 def _as_folded(op: Op, constant: Constant, taken: Taken, own: Array) -> Array | None:
     """The reference's weight times what the file has folded into it; None in no layout of it."""
-    kind = base_name(taken.user)
+    kind = taken.kind
     if not to_file_layout(op.name, own, constant.values.shape, torch_op=kind):
         return None
     factor = nearest_factor(op, constant, taken, torch.from_numpy(own))
@@ -230,7 +230,7 @@ def _weights(
         own = _array(reference.constant(taken.node, quantized=False))
         scaled = _as_folded(op, constant, taken, own)
         if scaled is not None:
-            yield op.name, constant, scaled, base_name(taken.user)
+            yield op.name, constant, scaled, taken.kind
 
 
 def _called(weight: Node) -> str:
@@ -257,7 +257,7 @@ def _lies_in_another_order(
         return False
     constant = read_constant(graph, op, stored)
     own = _array(reference.constant(taken.node, quantized=False))
-    kind = base_name(taken.user)
+    kind = taken.kind
     steps = 1.0 if constant.scales is None else constant.scales
     rounding = (
         FOLDED * np.abs(constant.floats) + (0.5 if constant.scales is not None else 0) * steps

@@ -32,8 +32,14 @@ __all__ = [
 Node = torch.fx.Node
 Array = np.ndarray[Any, Any]
 
-# Where torch's functions take their weight; the others in the second place.
-_WEIGHT_AT = {"addmm": 2, "baddbmm": 2, "embedding": 0, "einsum": 1}
+# Where torch's functions take their weight; the others in the second place. A product of two
+# matrices may have it first, as one of learned queries with keys.
+_WEIGHT_AT = {
+    "embedding": (0,),
+    "addmm": (2, 1),
+    "baddbmm": (2, 1),
+    **dict.fromkeys(("matmul", "mm", "bmm"), (1, 0)),
+}
 _SCALES = ("mul", "div", "mul_", "div_")
 
 
@@ -52,6 +58,14 @@ class Taken:
     user: Node
     node: Node
     factors: list[torch.Tensor]
+
+    @property
+    def kind(self) -> str:
+        """The function that takes it; of the first of two matrices the one whose rows it has."""
+        name = base_name(self.user)
+        places = _WEIGHT_AT.get(name, ())
+        is_first = len(places) > 1 and self.user.args[places[1]] is self.node
+        return "linear" if is_first else name
 
 
 def rounded_constants(
@@ -135,9 +149,7 @@ def expected_codes(
 
 
 def _same_codes(op: Op, stored: Constant, expected: Constant, taken: Taken) -> bool:
-    laid_out = to_file_layout(
-        op.name, expected.values, stored.values.shape, torch_op=base_name(taken.user)
-    )
+    laid_out = to_file_layout(op.name, expected.values, stored.values.shape, torch_op=taken.kind)
     return any(np.array_equal(each, stored.values) for each in laid_out)
 
 
@@ -248,10 +260,10 @@ def constants_behind(reference: ReferenceGraph, given: Iterable[Node]) -> Iterat
             seen[user] = seen[node]
             constants = [n for n in user.all_input_nodes if not reference.varies(n)]
             if name in HEAVY or name == "embedding":
-                place = _WEIGHT_AT.get(name, 1)
-                weight = user.args[place]
-                if isinstance(weight, Node) and weight in constants:
-                    yield Taken(user, weight, _factors(reference, user, seen[node]))
+                for place in _WEIGHT_AT.get(name, (1,)):
+                    weight = user.args[place]
+                    if isinstance(weight, Node) and weight in constants:
+                        yield Taken(user, weight, _factors(reference, user, seen[node]))
                 continue
             scale = _scale(reference, user)
             if scale is not None:
@@ -265,9 +277,8 @@ def constants_behind(reference: ReferenceGraph, given: Iterable[Node]) -> Iterat
 def product_weights(reference: ReferenceGraph) -> Iterator[Node]:
     """The weights of all matrix products, as far as they are constants."""
     for node in reference.nodes:
-        place = _WEIGHT_AT.get(base_name(node), 1)
-        if base_name(node) in HEAVY and len(node.args) > place:
-            weight = node.args[place]
+        for place in _WEIGHT_AT.get(base_name(node), (1,)) if base_name(node) in HEAVY else ():
+            weight = node.args[place] if len(node.args) > place else None
             if isinstance(weight, Node) and not reference.varies(weight):
                 yield weight
 
@@ -365,7 +376,7 @@ _OF_OWN_RANGE = ("ADD", "SUB", "MUL", "DIV")
 def _places(op: Op, constant: Constant, taken: Taken, shape: tuple[int, ...]) -> Array | None:
     """Where in torch's layout each element of a constant of the file's belongs, as flat indices."""
     indices = np.arange(math.prod(shape)).reshape(shape)
-    places = to_file_layout(op.name, indices, constant.values.shape, torch_op=base_name(taken.user))
+    places = to_file_layout(op.name, indices, constant.values.shape, torch_op=taken.kind)
     return places[0] if places else None
 
 

@@ -58,11 +58,32 @@ class Scanned(SmallModel):
         return (normal(1, 3, 8, seed=seed),)
 
 
+class Queried(SmallModel):
+    """A learned query, which is the first of a product's two matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds = nn.Parameter(normal(1, 4, 8, seed=3))
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give shares of ten tokens."""
+        scores = torch.bmm(self.query(self.seeds), self.key(x).transpose(1, 2))
+        shares: torch.Tensor = scores.softmax(2)
+        return shares
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Ten tokens."""
+        return (normal(1, 10, 8, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
         *((Sloped, flow) for flow in (STATIC, DYNAMIC, None)),
         *((Scanned, flow) for flow in (STATIC, DYNAMIC, PT2E)),
+        *((Queried, flow) for flow in (STATIC, DYNAMIC)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -113,10 +134,20 @@ def _clamped(file: FlatFile) -> int:
     return op
 
 
+def _another_query(file: FlatFile) -> int:
+    op = _ops(file)[1]
+    tensor = int(file.operators[op].inputs[1])
+    values = file.constant(tensor)
+    assert values is not None
+    file.store(tensor, values[::-1].copy())
+    return op
+
+
 DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
     "a row of the lower half as in the upper one": (Sloped, STATIC, _negated_again),
     "a half that is not clamped": (Sloped, DYNAMIC, _not_clamped),
     "a state that is clamped": (Scanned, STATIC, _clamped),
+    "queries in another order": (Queried, DYNAMIC, _another_query),
 }
 
 
