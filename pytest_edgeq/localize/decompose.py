@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -89,6 +91,7 @@ def decompose(
         else:
             known[node] = _inline(graph, node, parts, known, added)
     _hoist_scales(graph)
+    _slice_parts(graph)
     _merge_equals(graph)
     _share_means(graph)
     held = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
@@ -188,6 +191,64 @@ def _hoist_scales(graph: torch.fx.Graph) -> None:
         below.replace_input_with(above, scaled)
         node.replace_all_uses_with(before)
         graph.erase_node(node)
+
+
+def _slice_parts(graph: torch.fx.Graph) -> None:
+    """
+    Slice of what is joined the one part that has all of a slice, in place of the whole.
+
+    So the converter has it, as of the end of a cache that the input was joined to. What no other
+    op takes is joined of the parts alone that a slice has elements of.
+    """
+    for node in list(graph.nodes):
+        joined = node.args[0] if base_name(node) in ("slice", "select", "narrow") else None
+        if not isinstance(joined, torch.fx.Node) or base_name(joined) != "cat":
+            continue
+        whole, parts = _shape(joined), list(joined.args[0])  # type: ignore[arg-type]
+        shapes = [_shape(part) for part in parts]
+        # torch leaves out of a join what is empty, whatever its shape.
+        if not whole or any(len(each) != len(whole) for each in shapes):
+            continue
+        axis: Any = (joined.args[1] if len(joined.args) > 1 else 0) % len(whole)  # type: ignore[operator]
+        start, end = _reach(node, axis, whole[axis])
+        if start >= end:
+            continue
+        ends = list(itertools.accumulate(shape[axis] for shape in shapes))
+        first, last = bisect.bisect_right(ends, start), bisect.bisect_left(ends, end)
+        offset, source = ends[first] - shapes[first][axis], parts[first]
+        if last > first:
+            if len(joined.users) > 1 or last - first + 1 == len(parts):
+                continue
+            joined.args, source = (parts[first : last + 1], axis), joined
+            size = [ends[last] - offset if i == axis else n for i, n in enumerate(whole)]
+            joined.meta["val"] = joined.meta["val"].new_empty(size)
+        bounds = (start - offset, end - offset) if base_name(node) == "slice" else (start - offset,)
+        node.args = (source, axis, *bounds, *node.args[2 + len(bounds) :])
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    example = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return tuple(example.shape) if isinstance(example, torch.Tensor) else ()
+
+
+def _reach(node: torch.fx.Node, axis: int, length: int) -> tuple[int, int]:
+    """Where a slice along an axis begins and ends; an empty reach where that is not known."""
+    dim, *bounds = (*node.args[1:], None, None)[:3] if len(node.args) > 1 else (0, None, None)
+    example = node.args[0].meta["val"]  # type: ignore[union-attr]
+    if not isinstance(dim, int) or dim % example.ndim != axis:
+        return 0, 0
+    first, second = bounds
+    if base_name(node) == "slice":
+        first, second = (0 if first is None else first), (length if second is None else second)
+    elif base_name(node) == "select":
+        second = 1
+    if not isinstance(first, int) or not isinstance(second, int):
+        return 0, 0
+    if base_name(node) == "slice":
+        start, end, _ = slice(first, second).indices(length)
+        return start, end
+    start = first % length
+    return start, start + second
 
 
 def _share_means(graph: torch.fx.Graph) -> None:

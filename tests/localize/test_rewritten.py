@@ -78,12 +78,32 @@ class Queried(SmallModel):
         return (normal(1, 10, 8, seed=seed),)
 
 
+class Cached(SmallModel):
+    """Parts of a join that lie in one or two of the three that are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Give tokens, some of them twice."""
+        joined = torch.cat([torch.tanh(x[:, :2]), self.first(x), self.second(x)], 1)
+        alone = torch.cat([x, self.head(x), torch.relu(x)], 1)[:, 7:12]
+        return self.head(joined), joined[:, 4:9], joined[:, -3:], joined[:, 1] * 2 + alone
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Five tokens."""
+        return (normal(1, 5, 8, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
         *((Sloped, flow) for flow in (STATIC, DYNAMIC, None)),
         *((Scanned, flow) for flow in (STATIC, DYNAMIC, PT2E)),
         *((Queried, flow) for flow in (STATIC, DYNAMIC)),
+        *((Cached, flow) for flow in (STATIC, PT2E, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -143,11 +163,22 @@ def _another_query(file: FlatFile) -> int:
     return op
 
 
+def _of_another_place(file: FlatFile) -> int:
+    """The last slice, one token further up."""
+    op = _ops(file, "SLICE")[-1]
+    tensor = int(file.operators[op].inputs[1])
+    values = file.constant(tensor)
+    assert values is not None
+    file.store(tensor, values - (values > 0))
+    return op
+
+
 DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
     "a row of the lower half as in the upper one": (Sloped, STATIC, _negated_again),
     "a half that is not clamped": (Sloped, DYNAMIC, _not_clamped),
     "a state that is clamped": (Scanned, STATIC, _clamped),
     "queries in another order": (Queried, DYNAMIC, _another_query),
+    "tokens of another place": (Cached, None, _of_another_place),
 }
 
 
