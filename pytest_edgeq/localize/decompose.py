@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ _COMPOSED = {
         "prelu",
         *("lstm", "gru", "rnn_tanh", "rnn_relu"),
         *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
-        *("softmax", "log_softmax", "einsum"),
+        *("softmax", "log_softmax", "logsumexp", "einsum"),
         "scaled_dot_product_attention",
         "addmm",
         "mish",
@@ -94,6 +95,7 @@ def decompose(
     _slice_parts(graph)
     _merge_equals(graph)
     _share_means(graph)
+    _share_maxima(graph)
     held = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
     own = {name: operator.attrgetter(name)(module) for name in held - set(added)}
     return torch.fx.GraphModule({**own, **added}, graph)
@@ -273,6 +275,40 @@ def _share_means(graph: torch.fx.Graph) -> None:
                 same.meta.update(node.meta)
             node.replace_all_uses_with(same)
             graph.erase_node(node)
+
+
+def _share_maxima(graph: torch.fx.Graph) -> None:
+    """
+    Let a softmax be that of what its maximum was taken from, where another node takes this one.
+
+    The converter finds no softmax in what torch writes it as, then, but in the rest of it: so next
+    to a logsumexp of the same values.
+    """
+    maxima = {node.args[0]: node for node in graph.nodes if _is_last_maximum(node)}
+    for node in list(graph.nodes):
+        if base_name(node) not in ("softmax", "_softmax") or node.args[0] not in maxima:
+            continue
+        value, least = node.args[0], maxima[node.args[0]]
+        dim, rank = node.args[1], len(_shape(value))
+        if not isinstance(dim, int) or dim % rank != rank - 1 or _shape(node) != _shape(value):
+            continue
+        aten: Any = torch.ops.aten
+        with graph.inserting_before(node):
+            lowest = graph.call_function(aten.full.default, ([], -math.inf))
+            bounded = graph.call_function(aten.maximum.default, (least, lowest))
+            apart = graph.call_function(aten.sub.Tensor, (value, bounded))
+        bounded.meta.update(least.meta)
+        apart.meta.update(node.meta)
+        node.args = (apart, *node.args[1:])
+
+
+def _is_last_maximum(node: torch.fx.Node) -> bool:
+    """Whether it is the maximum over the last axis, which it keeps."""
+    if base_name(node) != "amax" or node.args[2:] != (True,):
+        return False
+    dims: Any = node.args[1]
+    rank = len(_shape(node.args[0]))
+    return len(dims) == 1 and rank > 0 and dims[0] % rank == rank - 1
 
 
 def _merge_equals(graph: torch.fx.Graph) -> None:

@@ -97,6 +97,25 @@ class Cached(SmallModel):
         return (normal(1, 5, 8, seed=seed),)
 
 
+class Mixture(SmallModel):
+    """Shares and their energy, which take one maximum, and energies of more axes than one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give shares by energy, and the energy of all."""
+        x = self.lift(x)
+        weighed = torch.logsumexp(x, -1, keepdim=True) * torch.softmax(x, -1)
+        return weighed, torch.tanh(x).logsumexp((1, 2))
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Five tokens."""
+        return (normal(1, 5, 8, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
@@ -104,6 +123,7 @@ class Cached(SmallModel):
         *((Scanned, flow) for flow in (STATIC, DYNAMIC, PT2E)),
         *((Queried, flow) for flow in (STATIC, DYNAMIC)),
         *((Cached, flow) for flow in (STATIC, PT2E, None)),
+        *((Mixture, flow) for flow in (STATIC, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -163,6 +183,16 @@ def _another_query(file: FlatFile) -> int:
     return op
 
 
+def _summed_of_differences(file: FlatFile) -> int:
+    """The first sum of exponentials, which takes the exponents."""
+    op = _ops(file, "SUM")[0]
+    exponential = _ops(file, "EXP")[0]
+    assert file.operators[op].inputs[0] == file.operators[exponential].outputs[0]
+    source = file.operators[exponential].inputs[0]
+    file.operators[op].inputs = [source, *file.operators[op].inputs[1:]]
+    return op
+
+
 def _of_another_place(file: FlatFile) -> int:
     """The last slice, one token further up."""
     op = _ops(file, "SLICE")[-1]
@@ -179,6 +209,7 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a state that is clamped": (Scanned, STATIC, _clamped),
     "queries in another order": (Queried, DYNAMIC, _another_query),
     "tokens of another place": (Cached, None, _of_another_place),
+    "an energy without exponentials": (Mixture, None, _summed_of_differences),
 }
 
 
