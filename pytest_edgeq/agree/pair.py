@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.localize.kernels import float_bound, hybrid_position, rounding_bound
+from pytest_edgeq.localize.kernels import float_bound, float_reach, hybrid_position, rounding_bound
 from pytest_edgeq.localize.kernels.floats import reduction_length
 from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.boundary import code_range
@@ -181,7 +181,7 @@ def _float_allowance(graph: OpGraph, op: Op, values: Mapping[int, Array]) -> tup
     """What two sound float kernels may differ by: by float32's rounding, and in all; absolute."""
     floats = [np.abs(v) for v in values.values() if np.issubdtype(v.dtype, np.floating)]
     greatest = max((float(v[v < GREATEST].max(initial=0.0)) for v in floats), default=0.0)
-    allowance = noise = 2 * float_bound(graph, op) * greatest
+    allowance = noise = 2 * float_bound(graph, op) * max(greatest, float_reach(graph, op))
     data = hybrid_position(graph, op)
     if data is not None:
         # Each kernel rounds its input to codes by its own rule, and is off by half a code at most.

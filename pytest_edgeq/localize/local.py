@@ -116,6 +116,7 @@ class Step:
         border: By how much the op pads what it holds, with zeros; in the order of torch's `pad`.
         own: Whether an op behind holds these values in another way, and takes their sums.
         spacing: Half of the greatest scale of a tensor with one a channel, which is read as floats.
+        reach: What the bound of a float op is relative to at the least.
         done: The tensors that no step behind this one asks for.
         calls: What is run, with its constants, and the node that has the value at last: as
             quantized or not, in float64 or not.
@@ -138,6 +139,7 @@ class Step:
     border: tuple[int, ...]
     own: bool
     spacing: float = 0.0
+    reach: float = 0.0
     done: tuple[int, ...] = ()
     calls: dict[tuple[bool, bool], tuple[list[Call], Node]] = field(default_factory=dict)
     dtypes: dict[tuple[Node, bool], torch.dtype] = field(default_factory=dict)
@@ -409,7 +411,7 @@ class Step:
         if self.bound is None:
             return
         taken = [tensors.peak(source.tensor) for source in self.sources]
-        size = max([sums.peak, *taken]) if quantized.numel() else 0.0
+        size = max([sums.peak, self.reach, *taken]) if quantized.numel() else 0.0
         # torch rounds as much as the kernel does.
         allowed, worst = 2 * self.bound * size + self.spacing, sums.off
         if not (made.is_floating_point() or made.dtype == torch.bool):

@@ -14,6 +14,7 @@ from pytest_edgeq.localize.codes import code_limits
 from pytest_edgeq.localize.kernels import (
     HybridInput,
     float_bound,
+    float_reach,
     hybrid_position,
     rounding_bound,
 )
@@ -103,6 +104,7 @@ def make_steps(
                 border,
                 False,
                 float(tensor.scales.max()) / 2 if len(tensor.scales) > 1 else 0.0,
+                max(float_reach(graph, each) for each in made_by),
             )
         )
     steps.sort(key=lambda step: (step.op.index, step.match.tensor))

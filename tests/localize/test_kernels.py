@@ -18,6 +18,7 @@ from pytest_edgeq.edgeq import Edgeq
 from pytest_edgeq.localize.kernels import (
     HybridInput,
     float_bound,
+    float_reach,
     hybrid_position,
     rounding_bound,
 )
@@ -399,3 +400,22 @@ def test_weights_alone_leave_the_kernel_in_floats(dtype: str) -> None:
     assert _relative(single, _run(single.content, [x]), x) <= bound
     sums = float(np.abs(w).sum(axis=1).max())
     assert bound == pytest.approx((65 + 12) * 2.0**-24 * max(1.0, sums), rel=0.2)
+
+
+def test_a_dequantize_rounds_at_its_zero_point() -> None:
+    """The kernel takes q · s − z · s, of which both are large where the result is a step or two."""
+    codes = np.arange(-128, -125, dtype=np.int8).repeat(16)
+    alone = within = 0.0
+    for scale in np.geomspace(1, 2, 33, dtype=np.float32):
+        given = {"dtype": "int8", "shape": (48,), "scales": [float(scale)], "zero_points": [-128]}
+        content = one_op("DEQUANTIZE", [given], [{"dtype": "float32", "shape": (48,)}])
+        graph, op = _read(content)
+        exact = (codes.astype(np.float64) + 128) * scale
+        off = float(np.abs(_run(content, [codes]) - exact).max())
+        bound, reach = float_bound(graph, op), float_reach(graph, op)
+        assert reach == 128 * scale
+        within = max(within, off / (bound * max(float(exact.max()), reach)))
+        alone = max(alone, off / (bound * float(exact.max())))
+    assert within <= 1
+    # By the result alone what is sound would not be.
+    assert alone > 1

@@ -9,8 +9,15 @@ gives the input of kernels that quantize it on the fly. Read from the sources of
 
 from __future__ import annotations
 
-from pytest_edgeq.localize.kernels.floats import float_bound
+from pytest_edgeq.localize.kernels.floats import float_bound, float_reach
 from pytest_edgeq.localize.kernels.hybrid import Halves, HybridInput, hybrid_position
 from pytest_edgeq.localize.kernels.rounding import rounding_bound
 
-__all__ = ["Halves", "HybridInput", "float_bound", "hybrid_position", "rounding_bound"]
+__all__ = [
+    "Halves",
+    "HybridInput",
+    "float_bound",
+    "float_reach",
+    "hybrid_position",
+    "rounding_bound",
+]

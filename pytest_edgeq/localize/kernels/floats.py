@@ -13,7 +13,7 @@ from pytest_edgeq.localize.kernels.site import ULP, elements, option, reach_of
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 
-__all__ = ["float_bound", "reduction_length"]
+__all__ = ["float_bound", "float_reach", "reduction_length"]
 
 #: What functions and the operations around a sum are off, in units in the last place: Eigen's
 #: rational approximations of tanh and the logistic function are within 6, measured; twice that.
@@ -75,6 +75,19 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False) -> float:
         shifted = 2 * 8 * n * float(weights.scales.max()) if is_packed(op, weights) else 0.0
         return (_SIGMAS * roots + shifted + _FUNCTION) * ULP
     return (min(n, _SIGMAS * math.sqrt(n)) + _FUNCTION) * ULP * max(1.0, sums)
+
+
+def float_reach(graph: OpGraph, op: Op) -> float:
+    """
+    What `float_bound` is relative to at the least, whatever goes in and out; in the op's unit.
+
+    A DEQUANTIZE may take the zero point off in floats, q · s − z · s: each product is rounded, and
+    |q| · s is at most the result and |z| · s.
+    """
+    given = graph.tensor(op, op.inputs[0])
+    if op.name != "DEQUANTIZE" or not given.is_quantized:
+        return 0.0
+    return float(np.abs(given.zero_points * given.scales).max(initial=0.0))
 
 
 #: Axes of the weights that one output value sums over.
