@@ -6,7 +6,7 @@ import bisect
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ _COMPOSED = {
         *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
         *("softmax", "log_softmax", "logsumexp", "einsum"),
         "scaled_dot_product_attention",
-        "addmm",
+        *("addmm", "baddbmm", "lerp", "cosine_similarity"),
         "mish",
         *("var", "std", "var_mean", "std_mean", "stack", "avg_pool2d", "clamp", "clip", "hardtanh"),
     ),
@@ -43,6 +43,8 @@ def decompose(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
     is_subtracted: Callable[[torch.Tensor], bool] = lambda _: False,
+    *,
+    sliced: Container[tuple[int, int]] = (),
 ) -> torch.fx.GraphModule:
     """
     A graph of the same values in smaller steps; the module itself is left as it was.
@@ -53,6 +55,8 @@ def decompose(
             may not hold (as after training), or hold for any size.
         is_subtracted: Whether the file subtracts this constant, the mean of a batch norm, which it
             does where it holds images with channels last; elsewhere it is a part of what is added.
+        sliced: How many elements joins and slices of them have where the file slices the join, and
+            not a part of it.
     """
     examples = _Examples(module)
     with torch.no_grad():
@@ -92,7 +96,7 @@ def decompose(
         else:
             known[node] = _inline(graph, node, parts, known, added)
     _hoist_scales(graph)
-    _slice_parts(graph)
+    _slice_parts(graph, sliced)
     _merge_equals(graph)
     _share_means(graph)
     _share_maxima(graph)
@@ -195,7 +199,7 @@ def _hoist_scales(graph: torch.fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _slice_parts(graph: torch.fx.Graph) -> None:
+def _slice_parts(graph: torch.fx.Graph, sliced: Container[tuple[int, int]]) -> None:
     """
     Slice of what is joined the one part that has all of a slice, in place of the whole.
 
@@ -210,6 +214,8 @@ def _slice_parts(graph: torch.fx.Graph) -> None:
         shapes = [_shape(part) for part in parts]
         # torch leaves out of a join what is empty, whatever its shape.
         if not whole or any(len(each) != len(whole) for each in shapes):
+            continue
+        if (math.prod(whole), math.prod(_shape(node))) in sliced:
             continue
         axis: Any = (joined.args[1] if len(joined.args) > 1 else 0) % len(whole)  # type: ignore[operator]
         start, end = _reach(node, axis, whole[axis])
@@ -289,10 +295,15 @@ def _share_maxima(graph: torch.fx.Graph) -> None:
         if base_name(node) not in ("softmax", "_softmax") or node.args[0] not in maxima:
             continue
         value, least = node.args[0], maxima[node.args[0]]
+        assert isinstance(value, torch.fx.Node), "of which the maximum was taken"
         dim, rank = node.args[1], len(_shape(value))
         if not isinstance(dim, int) or dim % rank != rank - 1 or _shape(node) != _shape(value):
             continue
         aten: Any = torch.ops.aten
+        # It may have been taken behind the softmax.
+        first = next(each for each in graph.nodes if value in each.all_input_nodes)
+        if first is not least:
+            first.prepend(least)
         with graph.inserting_before(node):
             lowest = graph.call_function(aten.full.default, ([], -math.inf))
             bounded = graph.call_function(aten.maximum.default, (least, lowest))

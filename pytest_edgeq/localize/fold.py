@@ -26,6 +26,7 @@ __all__ = [
     "is_subtracted",
     "join_biases",
     "move_biases",
+    "sliced_joins",
     "turn_products",
 ]
 
@@ -165,6 +166,21 @@ def _laid_apart(layer: _Layer, weight: torch.Tensor, kind: str) -> float:
     """How far a weight is from one of the file's, in shares of its size."""
     laid_out = to_file_layout(layer.op, weight.double().numpy(), layer.weight.shape, torch_op=kind)
     return min((_share(layer.weight - each, each) for each in laid_out), default=math.inf)
+
+
+def sliced_joins(graph: OpGraph, subgraph: int) -> set[tuple[int, int]]:
+    """How many elements joins and slices have where the file slices the join, as torch does."""
+    whole = graph.subgraphs[subgraph]
+    slices = (op for op in whole.ops if op.name in ("SLICE", "STRIDED_SLICE"))
+    makers = ((op, whole.producer.get(op.inputs[0])) for op in slices)
+    return {
+        (
+            math.prod(whole.tensors[op.inputs[0]].shape),
+            math.prod(whole.tensors[op.outputs[0]].shape),
+        )
+        for op, maker in makers
+        if maker is not None and maker.name == "CONCATENATION"
+    }
 
 
 def move_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:

@@ -341,6 +341,24 @@ def _times(value: torch.Tensor, factor: float) -> torch.Tensor:
     return value if factor == 1 else value * factor
 
 
+def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
+    """From one value towards another, whichever is nearer."""
+    value: torch.Tensor = start + (end - start) * weight
+    return value
+
+
+def _addmm(
+    value: torch.Tensor,
+    one: torch.Tensor,
+    other: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> torch.Tensor:
+    """A linear layer, whose factors go into the bias and the weight."""
+    return torch.addmm(_times(value, beta), one, _times(other, alpha))
+
+
 FORMS: dict[str, Callable[..., Any]] = {
     "batch_norm": _batch_norm,
     "linalg_vector_norm": _vector_norm,
@@ -363,6 +381,8 @@ FORMS: dict[str, Callable[..., Any]] = {
     "clip": _clamp,
     "hardtanh": lambda value, low=-1.0, high=1.0: _clamp(value, low, high),
     "avg_pool2d": _avg_pool,
+    "lerp": _lerp,
+    "addmm": _addmm,
     "expm1": lambda value: torch.exp(value) - 1,
     "log1p": lambda value: torch.log(value + 1),
     "prelu": _prelu,

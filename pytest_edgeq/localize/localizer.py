@@ -17,6 +17,7 @@ from pytest_edgeq.localize.fold import (
     is_subtracted,
     join_biases,
     move_biases,
+    sliced_joins,
     turn_products,
 )
 from pytest_edgeq.localize.local import Step
@@ -152,7 +153,12 @@ class Localizer:
         given = self._module(sample)
         placeholders = [node for node in given.graph.nodes if node.op == "placeholder"]
         fed = self._fed(placeholders, inputs)
-        module = decompose(given, fed, is_subtracted(graph, signature.subgraph))
+        module = decompose(
+            given,
+            fed,
+            is_subtracted(graph, signature.subgraph),
+            sliced=sliced_joins(graph, signature.subgraph),
+        )
         fold_in_front(module, graph, signature.subgraph)
         fold_signs(module, graph, signature.subgraph)
         reference = ReferenceGraph(module)

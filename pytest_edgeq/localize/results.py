@@ -125,10 +125,14 @@ def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, 
     for position, texts in clamps.items():
         # Another layer's weights are more telling than that it clamps and this one does not.
         found[position] = (*found.get(position, ()), *texts)
-    producer = graph.subgraphs[signature.subgraph].producer
+    subgraph = graph.subgraphs[signature.subgraph]
     for position, texts in moved_findings(graph, signature.subgraph).items():
+        if subgraph.ops[position].name == "BATCH_MATMUL":
+            # What its kernels make of scales by channel looks like another constant.
+            found[position] = (*texts, *found.get(position, ()))
+            continue
         # Either side may be the wrong one: what is known of what makes its input comes first.
-        maker = producer.get(graph.subgraphs[signature.subgraph].ops[position].inputs[0])
+        maker = subgraph.producer.get(subgraph.ops[position].inputs[0])
         if maker is None or maker.index not in found:
             found[position] = (*found.get(position, ()), *texts)
     if quantized.origin is not None:

@@ -198,6 +198,29 @@ class Carried(SmallModel):
         return (normal(1, 3, 8, 8, seed=seed),)
 
 
+class Scored(SmallModel):
+    """Functions of two branches: a mixture, how alike they are, scores with factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.bias, self.weight = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(8, 6))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Give each of them."""
+        one, other = self.first(x), self.second(x)
+        mixed = torch.lerp(one, other, 0.3)
+        alike = functional.cosine_similarity(one, other, dim=-1)
+        scores = torch.baddbmm(x[..., :5], one, other.transpose(1, 2), beta=0.5, alpha=0.3)
+        folded = torch.addmm(self.bias, mixed[0], self.weight, beta=0.5, alpha=2.0)
+        return folded, alike, scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Five places of features."""
+        return (normal(1, 5, 8, seed=seed),)
+
+
 class Placed(SmallModel):
     """Maps of positions behind convolutions: the bias of these goes into what is added."""
 
@@ -229,6 +252,7 @@ class Placed(SmallModel):
         *((Causal, flow) for flow in (PT2E, None)),
         *((kind, PT2E) for kind in (Carried, Twofold)),
         *((Placed, flow) for flow in (STATIC, PT2E, None)),
+        *((Scored, flow) for flow in (STATIC, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -323,6 +347,10 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a weight of the second use": (
         *(Repeated, STATIC, _constant("FULLY_CONNECTED", _flipped, 1, 1)),
     ),
+    "the factor of a mixture": (
+        *(Scored, None, _constant("MUL", lambda v: np.where(v == np.float32(0.3), 0.33, v))),
+    ),
+    "a weight with a factor": (*(Scored, None, _constant("FULLY_CONNECTED", _flipped, 2, 1)),),
     "a row that is added": (Placed, None, _constant("ADD", lambda v: v * 1.05, 1)),
     "a map that is added": (Placed, STATIC, _constant("ADD", lambda v: np.roll(v, 1, -1))),
     "a scale narrower on both sides": (Carried, PT2E, _both_sides(0.5)),

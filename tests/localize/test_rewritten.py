@@ -97,6 +97,24 @@ class Cached(SmallModel):
         return (normal(1, 5, 8, seed=seed),)
 
 
+class Streamed(SmallModel):
+    """A convolution over what comes and what came, whose end is given for the next time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 6, 5)
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give features, and the new cache."""
+        joined = torch.cat([cache, x], 2)
+        return torch.relu(self.conv(joined)), joined[:, :, -4:]
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Eight steps, and the last four before them."""
+        return normal(1, 4, 8, seed=seed), normal(1, 4, 4, seed=seed + 1000)
+
+
 class Mixture(SmallModel):
     """Shares and their energy, which take one maximum, and energies of more axes than one."""
 
@@ -107,7 +125,7 @@ class Mixture(SmallModel):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Give shares by energy, and the energy of all."""
         x = self.lift(x)
-        weighed = torch.logsumexp(x, -1, keepdim=True) * torch.softmax(x, -1)
+        weighed = torch.softmax(x, -1) * torch.logsumexp(x, -1, keepdim=True)
         return weighed, torch.tanh(x).logsumexp((1, 2))
 
     @staticmethod
@@ -124,6 +142,7 @@ class Mixture(SmallModel):
         *((Queried, flow) for flow in (STATIC, DYNAMIC)),
         *((Cached, flow) for flow in (STATIC, PT2E, None)),
         *((Mixture, flow) for flow in (STATIC, None)),
+        *((Streamed, flow) for flow in (STATIC, PT2E)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
