@@ -29,6 +29,10 @@ _RANDOM = frozenset({"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"})
 _MOST_BYTES = 2**31 - 2**26
 
 
+# Ops that only prepare constants.
+_PREPARES = {"CAST", "DENSIFY", "DEQUANTIZE", "QUANTIZE", "RESHAPE", "TRANSPOSE", "EXPAND_DIMS"}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
     """
@@ -58,8 +62,8 @@ def cut_ops(
     """
     Let every op of a subgraph stand alone.
 
-    What is computed from constants only, such as weights behind a DEQUANTIZE, stays with the op
-    that takes it, as kernels treat such operands apart; it is no op to look at.
+    A constant behind a DEQUANTIZE, or laid out anew, stays with the op that takes it, as kernels
+    treat such operands apart; it is no op to look at. What else is computed from constants is.
 
     Args:
         graph: The whole file.
@@ -138,13 +142,13 @@ class _Cutter:
         for op in self.subgraph.ops:
             raw = self.raw.subgraphs[self.subgraph.index].operators[op.index]
             cause = self._cannot_stand(op, raw, computed)
-            is_fixed = not (cause or any(index in computed for index in op.inputs))
-            if not is_fixed:
+            is_fixed = op.name in _PREPARES and not any(index in computed for index in op.inputs)
+            if cause or not is_fixed:
                 computed.update(index for index in op.outputs if index >= 0)
             if cause:
                 left_out.append((op, cause))
             elif is_fixed or self.wanted is None or op.index in self.wanted:
-                self._add(op, raw, computed)
+                self._add(op, raw, computed, is_fixed=is_fixed)
         return Cut(self._content(), self.inputs, tuple(self.outputs), tuple(left_out))
 
     def _cannot_stand(self, op: Op, raw: Any, computed: set[int]) -> str:
@@ -169,8 +173,7 @@ class _Cutter:
             return "its constants lie in a file of their own"
         return "" if taken else "it takes nothing"
 
-    def _add(self, op: Op, raw: Any, computed: set[int]) -> None:
-        is_fixed = not any(index in computed for index in op.inputs)
+    def _add(self, op: Op, raw: Any, computed: set[int], *, is_fixed: bool) -> None:
         lone = copy.copy(raw)
         lone.opcodeIndex = self._opcode(raw.opcodeIndex)
         lone.mutatingVariableInputs = None

@@ -118,6 +118,29 @@ def test_weights_behind_a_dequantize_stay_with_their_op() -> None:
         np.testing.assert_allclose(two, one, rtol=0, atol=2e-6)  # 16 units of 2^-24, values to 2
 
 
+def test_what_is_computed_of_constants_is_an_op_to_look_at() -> None:
+    """Else its error would be that of the op which takes it, as of a table of positions."""
+    file = FileWriter()
+    graph = file.graph()
+    x = graph.tensor("float32", (1, 4))
+    table = graph.tensor("float32", (1, 4), data=np.full((1, 4), 3, np.float32))
+    squared, laid_out = graph.tensor("float32", (1, 4)), graph.tensor("float32", (1, 4))
+    shape = graph.tensor("int32", (2,), data=np.array([1, 4], np.int32))
+    y = graph.tensor("float32", (1, 4))
+    graph.op("MUL", [table, table], [squared])
+    graph.op("RESHAPE", [squared, shape], [laid_out])
+    graph.op("ADD", [x, laid_out], [y])
+    graph.borders([x], [y])
+
+    cut = cut_ops(OpGraph.read(file.content()), 0)
+
+    assert [op.name for op, _ in cut.outputs] == ["MUL", "RESHAPE", "ADD"]
+    assert sorted(cut.inputs.values()) == sorted([squared, laid_out, x])
+    values = {name: np.full((1, 4), tensor, np.float32) for name, tensor in cut.inputs.items()}
+    made = EdgeFile(cut.content).runner("builtin").run(values)
+    assert [value[0, 0] for value in made] == [9, squared, x + laid_out]
+
+
 def test_a_tensor_that_an_op_takes_twice_is_one_input() -> None:
     """As of x · x; and a tensor that two ops read is an input of each."""
     file = FileWriter()
