@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 
 from pytest_edgeq.localize.forms import FORMS, batch_norm_in_steps, decompositions
 from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name
+from pytest_edgeq.tflite.graph import OpGraph
 
-__all__ = ["decompose"]
+__all__ = ["decompose", "sliced_joins"]
 
 # What the converter lowers to several ops, each with a tensor of its own between.
 _COMPOSED = {
@@ -197,6 +198,21 @@ def _hoist_scales(graph: torch.fx.Graph) -> None:
         below.replace_input_with(above, scaled)
         node.replace_all_uses_with(before)
         graph.erase_node(node)
+
+
+def sliced_joins(graph: OpGraph, subgraph: int) -> set[tuple[int, int]]:
+    """How many elements joins and slices have where the file slices the join, as torch does."""
+    whole = graph.subgraphs[subgraph]
+    slices = (op for op in whole.ops if op.name in ("SLICE", "STRIDED_SLICE"))
+    makers = ((op, whole.producer.get(op.inputs[0])) for op in slices)
+    return {
+        (
+            math.prod(whole.tensors[op.inputs[0]].shape),
+            math.prod(whole.tensors[op.outputs[0]].shape),
+        )
+        for op, maker in makers
+        if maker is not None and maker.name == "CONCATENATION"
+    }
 
 
 def _slice_parts(graph: torch.fx.Graph, sliced: Container[tuple[int, int]]) -> None:

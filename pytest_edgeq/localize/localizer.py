@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_edgeq.localize.decompose import decompose
-from pytest_edgeq.localize.fold import (
-    fold_batch_norms,
-    fold_in_front,
-    fold_signs,
-    is_subtracted,
-    join_biases,
-    move_biases,
-    sliced_joins,
-    turn_products,
-)
+from pytest_edgeq.localize.addends import is_subtracted, join_biases, move_biases
+from pytest_edgeq.localize.decompose import decompose, sliced_joins
+from pytest_edgeq.localize.fold import fold_batch_norms, turn_products
+from pytest_edgeq.localize.in_front import fold_in_front, fold_signs
 from pytest_edgeq.localize.local import Step
 from pytest_edgeq.localize.masks import mask_findings
 from pytest_edgeq.localize.match import Matcher

@@ -10,7 +10,7 @@ import torch
 
 from pytest_edgeq.localize.codes import clipped, code_limits
 from pytest_edgeq.localize.kinds import IDENTITIES, VIEWS, base_name
-from pytest_edgeq.localize.matches import Match, typed
+from pytest_edgeq.localize.matches import Match, values_taken
 from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
 from pytest_edgeq.localize.views import View
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
@@ -112,15 +112,17 @@ def _in_front(whole: Subgraph) -> Iterator[list[Op]]:
 
 def _masking(whole: Subgraph, index: int) -> Iterator[Op]:
     """The ops in front of a tensor that may put a mask to it, up to what makes the scores."""
-    maker = whole.producer.get(index)
-    if maker is None or maker.name == "TRANSPOSE":
-        # Another axis is the last one there.
-        return
-    if maker.name in _PUTS:
-        yield maker
-    if maker.name in _PUTS or maker.name in IDENTITIES:
-        for taken in maker.inputs:
-            yield from _masking(whole, taken)
+    left, seen = [index], {index}
+    while left:
+        maker = whole.producer.get(left.pop())
+        # Behind a TRANSPOSE another axis is the last one.
+        if maker is None or maker.name == "TRANSPOSE":
+            continue
+        if maker.name in _PUTS:
+            yield maker
+        if maker.name in _PUTS or maker.name in IDENTITIES:
+            left += [each for each in maker.inputs if each not in seen]
+            seen.update(maker.inputs)
 
 
 def _lost(
@@ -135,11 +137,7 @@ def _lost(
     lowest = _lowest(node, reference)
     if lowest > _MASKING:
         return None
-    values: dict[Node, Any] = {
-        reading.node: typed(reading.node, reading.view.read(read(source)))
-        for source in match.sources
-        for reading in matches[source].readings
-    }
+    values = values_taken(match, matches, read)
     for each in reference.between(node, set(values)):
         values[each] = reference.compute(each, values, quantized=False)
     file = read(match.tensor).double()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from pytest_edgeq.localize.views import View
 from pytest_edgeq.tflite.graph import Op
 
-__all__ = ["Match", "Reading", "module_of", "typed"]
+__all__ = ["Match", "Reading", "module_of", "typed", "values_taken"]
 
 Node = torch.fx.Node
 
@@ -66,6 +68,24 @@ def typed(node: Node, value: torch.Tensor, *, double: bool = False) -> torch.Ten
     if double or not isinstance(example, torch.Tensor):
         return value.to(torch.float64 if double else torch.float32)
     return value.to(example.dtype)
+
+
+def values_taken(
+    match: Match, matches: Mapping[int, Match], read: Callable[[int], torch.Tensor]
+) -> dict[Node, Any]:
+    """
+    What a tensor was made from, as the values of torch's nodes.
+
+    Args:
+        match: The tensor.
+        matches: What each matched tensor stands for.
+        read: Gives a tensor of the file, dequantized.
+    """
+    return {
+        reading.node: typed(reading.node, reading.view.read(read(source)))
+        for source in match.sources
+        for reading in matches[source].readings
+    }
 
 
 def module_of(node: Node) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 
@@ -11,7 +10,7 @@ from pytest_edgeq.localize.biases import INPUT_AT
 from pytest_edgeq.localize.codes import clipped, is_near
 from pytest_edgeq.localize.kernels import hybrid_position
 from pytest_edgeq.localize.kinds import HEAVY, IDENTITIES, base_name
-from pytest_edgeq.localize.matches import Match, typed
+from pytest_edgeq.localize.matches import Match, typed, values_taken
 from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.views import distance
 from pytest_edgeq.localize.weights import rounded_constants
@@ -95,11 +94,7 @@ def _sound_product(
     if len(products) != 1 or len(varying) != 1:
         return None
     (taken,) = varying
-    values: dict[Node, Any] = {
-        reading.node: typed(reading.node, reading.view.read(read(index)))
-        for index in match.sources
-        for reading in matches[index].readings
-    }
+    values = values_taken(match, matches, read)
     for each in reference.between(taken, set(values)):
         values[each] = reference.compute(each, values, quantized=True)
     if not isinstance(values.get(taken), torch.Tensor):

@@ -1,0 +1,254 @@
+"""Products and sums in front of a linear layer that the converter folds into it, or does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytest_edgeq.localize.kinds import VIEWS, base_name
+from pytest_edgeq.localize.parameters import (
+    as_bias,
+    computed_constant,
+    keeps_features,
+    laid_out_constant,
+    new_constant,
+    share_of,
+)
+from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.roles import roles_of
+
+__all__ = ["ALIKE", "fold_in_front", "fold_signs", "layers_apart", "stored_layers"]
+
+Node = torch.fx.Node
+
+_Stored = list[tuple[np.ndarray, "np.ndarray | None"]]
+_Parts = tuple[Node, torch.Tensor, torch.Tensor, tuple[Node, ...], bool]
+_Behind = tuple[torch.Tensor, torch.Tensor]
+_PASSES_ON = ("dropout", "contiguous", "clone", "alias", "detach")
+# Shares of a constant's size that rounding to 8 bits may take.
+ALIKE = 0.01
+
+
+def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
+    """
+    Let linear(x·γ + β, W, b) be linear(x, W·γ, b + W·β) wherever the file has it so.
+
+    The converter does it to a normalisation's γ and β in front of a linear layer, and to the bias
+    of another linear layer there; it has either form in the file, or both for two users. Which is
+    told by the file's weights and biases.
+
+    Args:
+        module: A graph whose parameters are attributes; changed in place.
+        graph: The file.
+        subgraph: Index of the subgraph.
+    """
+    stored = list(stored_layers(graph, subgraph))
+    layers = [n for n in module.graph.nodes if base_name(n) == "linear" and len(n.args) > 1]
+    uses = {node: [each for each in layers if each.args[1] is node.args[1]] for node in layers}
+    for node in layers:
+        own = laid_out_constant(module, node.args[1])
+        bias = node.args[2] if len(node.args) > 2 else None
+        own_bias = None if bias is None else laid_out_constant(module, bias)
+        if own is None or (bias is not None and own_bias is None):
+            continue
+        added = torch.zeros(own.shape[0], dtype=own.dtype) if own_bias is None else own_bias
+        forms: list[_Parts] = [(node.args[0], own, added, (), False)]
+        for source, scale, shift, turns, bare in _in_front(module, node.args[0], own.shape[1]):
+            forms.append((source, own * scale, added + own @ shift, turns, bare))
+        if len(forms) == 1:
+            continue
+        behind = _behind(module, node, own.shape[0])
+        place = uses[node].index(node), len(uses[node])
+        nearest = _nearest_form(forms, behind, _of_this_use(forms, behind, stored, *place))
+        if nearest is not forms[0]:
+            _replace(module, node, nearest)
+    module.graph.eliminate_dead_code()
+
+
+def fold_signs(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
+    """
+    Let −linear(x, W, b) be linear(x, −W, −b) wherever the file has it so.
+
+    The converter does it to the lower half of a PReLU, relu(x) − a·relu(−x), and leaves the upper
+    half the layer as it is.
+
+    Args:
+        module: A graph whose parameters are attributes; changed in place.
+        graph: The file.
+        subgraph: Index of the subgraph.
+    """
+    stored = list(stored_layers(graph, subgraph))
+    for node in list(module.graph.nodes):
+        layer = node.args[0] if base_name(node) == "mul" and node.args[1] == -1 else None
+        if not isinstance(layer, Node) or base_name(layer) != "linear":
+            continue
+        own, bias = (laid_out_constant(module, each) for each in (*layer.args[1:], None)[:2])
+        if own is None or (bias is None and len(layer.args) > 2):
+            continue
+        negated = torch.zeros(own.shape[0]) if bias is None else -bias
+        if layers_apart(-own, negated, stored) >= ALIKE:
+            continue
+        with module.graph.inserting_before(node):
+            turned = module.graph.node_copy(layer)
+        turned.args = (
+            layer.args[0],
+            new_constant(module, turned, "negated_weight", -own),
+            *(() if bias is None else (new_constant(module, turned, "negated_bias", negated),)),
+        )
+        node.replace_all_uses_with(turned)
+        module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+
+
+def _nearest_form(forms: Sequence[_Parts], behind: Sequence[_Behind], stored: _Stored) -> _Parts:
+    return min(forms, key=lambda form: _form_apart(form, behind, stored))
+
+
+def _form_apart(form: _Parts, behind: Sequence[_Behind], stored: _Stored) -> float:
+    """How far a form is from the file's nearest layer, with what may be folded in from behind."""
+    return min(
+        layers_apart(form[1] * scale[:, None], form[2] * scale + shift, stored)
+        for scale, shift in behind
+    )
+
+
+def _of_this_use(
+    forms: Sequence[_Parts], behind: Sequence[_Behind], stored: _Stored, which: int, uses: int
+) -> _Stored:
+    """
+    Of a layer that is used several times, the file's for one of these, which are in order.
+
+    One use may stand behind a norm and another not: all are near one of the forms.
+    """
+    near = [
+        each for each in stored if min(_form_apart(form, behind, [each]) for form in forms) < ALIKE
+    ]
+    return near[which : which + 1] if uses > 1 and len(near) == uses else stored
+
+
+def _behind(module: torch.fx.GraphModule, node: Node, size: int) -> list[_Behind]:
+    """
+    What multiplies a layer's result and is added to it, which may be folded into it as well.
+
+    Nothing first; then each with what stands before it, one number or one a feature.
+    """
+    found = [(torch.ones(size), torch.zeros(size))]
+    while len(node.users) == 1:
+        node = next(iter(node.users))
+        name = base_name(node)
+        if name in _PASSES_ON or (name in VIEWS and keeps_features(node)):
+            continue
+        if name not in ("mul", "add") or len(node.args) != 2 or node.kwargs:
+            break
+        held = [own for each in node.args if (own := as_bias(module, each, size)) is not None]
+        if len(held) != 1:
+            break
+        scale, shift = found[-1]
+        found.append(
+            (scale * held[0], shift * held[0]) if name == "mul" else (scale, shift + held[0])
+        )
+    return found
+
+
+def stored_layers(graph: OpGraph, subgraph: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Weight and bias of the file's linear layers, dequantized."""
+    for op in graph.subgraphs[subgraph].ops:
+        if op.name != "FULLY_CONNECTED":
+            continue
+        roles = roles_of(graph, op)
+        weights = [each for each in roles.weights if each.tensor.is_constant]
+        biases = [each for each in roles.biases if each.tensor.is_constant]
+        if len(weights) != 1 or weights[0].tensor.is_sparse:
+            continue
+        bias = read_constant(graph, op, biases[0]).floats.reshape(-1) if biases else None
+        yield read_constant(graph, op, weights[0]).floats, bias
+
+
+def _in_front(module: torch.fx.GraphModule, node: Any, size: int) -> Iterator[_Parts]:
+    """
+    What x a value is x·scale + shift of, one scale and one shift a feature: nearest x first.
+
+    With the nodes in between that turn other axes than that of the features, the last one first.
+    Of a linear layer, which comes last, x is what it gives without its bias, as the last says.
+    """
+    scale, shift = torch.ones(size), torch.zeros(size)
+    turns: list[Node] = []
+    while isinstance(node, Node) and node.op == "call_function":
+        name = base_name(node)
+        if name in _PASSES_ON:
+            node = node.args[0]
+            continue
+        if name in VIEWS and keeps_features(node):
+            turns.append(node)
+            node = node.args[0]
+            continue
+        if name == "linear":
+            bias = laid_out_constant(module, node.args[2]) if len(node.args) > 2 else None
+            if bias is not None and bias.numel() == size and bias.any():
+                yield node, scale, shift + scale * bias, tuple(turns), True
+            return
+        if name not in ("mul", "add") or len(node.args) != 2:
+            return
+        constants = [computed_constant(module, each) for each in node.args]
+        places = [i for i, each in enumerate(constants) if each is not None]
+        if len(places) != 1 or len(node.kwargs):
+            return
+        value = constants[places[0]]
+        assert value is not None, "chosen by it"
+        if value.numel() != size or value.shape[-1] != size:
+            return
+        if name == "mul":
+            scale = scale * value.reshape(-1)
+        else:
+            shift = shift + scale * value.reshape(-1)
+        node = node.args[1 - places[0]]
+        yield node, scale, shift, tuple(turns), False
+
+
+def layers_apart(
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    stored: list[tuple[np.ndarray, np.ndarray | None]],
+) -> float:
+    """How far a layer is from the file's nearest, in shares of the weight's and the bias's size."""
+    own, added = weight.double().numpy(), bias.double().numpy()
+    found = [float("inf")]
+    for held, held_bias in stored:
+        if held.size != own.size or (held_bias is not None and held_bias.size != added.size):
+            continue
+        given = np.zeros_like(added) if held_bias is None else held_bias
+        found.append(share_of(held.reshape(own.shape) - own, own) + share_of(given - added, added))
+    return min(found)
+
+
+def _without_bias(module: torch.fx.GraphModule, layer: Node) -> Node:
+    """The layer's product alone; to others that take the layer its bias is added behind."""
+    with module.graph.inserting_after(layer):
+        product = module.graph.node_copy(layer)
+    product.args = layer.args[:2]
+    with module.graph.inserting_after(product):
+        add: Any = torch.ops.aten.add.Tensor
+        whole = module.graph.call_function(add, (product, layer.args[2]))
+    whole.meta.update(layer.meta)
+    layer.replace_all_uses_with(whole)
+    module.graph.erase_node(layer)
+    return product
+
+
+def _replace(module: torch.fx.GraphModule, node: Node, parts: _Parts) -> None:
+    source, weight, bias, turns, bare = parts
+    if bare:
+        source = _without_bias(module, source)
+    for turn in reversed(turns):
+        with module.graph.inserting_before(node):
+            before, source = source, module.graph.node_copy(turn)
+        source.args = (before, *turn.args[1:])
+    node.args = (
+        source,
+        new_constant(module, node, "folded_weight", weight),
+        new_constant(module, node, "folded_bias", bias),
+    )

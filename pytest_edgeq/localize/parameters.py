@@ -1,0 +1,124 @@
+"""Parameters of a torch graph, what is computed of them alone, and how values are laid out."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx.node import map_arg
+
+from pytest_edgeq.localize.kinds import base_name
+from pytest_edgeq.localize.moves import MOVING
+
+__all__ = [
+    "as_bias",
+    "attribute",
+    "computed_constant",
+    "keeps_features",
+    "laid_out_constant",
+    "new_constant",
+    "shape_of",
+    "share_of",
+]
+
+Node = torch.fx.Node
+
+_LAID_OUT = MOVING - {"quantize_per_tensor", "dequantize_per_tensor"}
+_MADE_OF_NUMBERS = ("arange", "full", "linspace", "ones", "scalar_tensor", "zeros")
+
+
+def attribute(module: torch.fx.GraphModule, node: Any) -> torch.Tensor | None:
+    """The parameter or buffer that a node is; None of any other node."""
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    value = operator.attrgetter(str(node.target))(module)
+    return value.detach() if isinstance(value, torch.Tensor) else None
+
+
+def computed_constant(module: torch.fx.GraphModule, node: Any, steps: int = 8) -> Any:
+    """
+    A constant, or what the graph computes of constants alone: what a batch norm scales by.
+
+    In as many steps as γ / √(σ² + ε), laid out anew, takes: what is further off is none.
+    """
+    if not isinstance(node, Node) or node.op != "call_function":
+        return attribute(module, node)
+    if not node.all_input_nodes and base_name(node) not in _MADE_OF_NUMBERS:
+        return None
+    values: dict[Node, Any] = {}
+    for each in node.all_input_nodes:
+        value = computed_constant(module, each, steps - 1) if steps else None
+        if value is None:
+            return None
+        values[each] = value
+    target: Any = node.target
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    return target(*args, **kwargs)
+
+
+def laid_out_constant(module: torch.fx.GraphModule, node: Any) -> Any:
+    """A parameter or a part of one, laid out anew; an attention has its weights in one."""
+    if not isinstance(node, Node) or node.op != "call_function" or base_name(node) not in _LAID_OUT:
+        return attribute(module, node)
+    if len(node.all_input_nodes) != 1:
+        return None
+    above = laid_out_constant(module, node.all_input_nodes[0])
+    target: Any = node.target
+    return None if above is None else target(above, *node.args[1:], **node.kwargs)
+
+
+def as_bias(module: torch.fx.GraphModule, other: Any, size: int) -> torch.Tensor | None:
+    """What is added, one a feature; None of what is not one number or one a feature."""
+    if isinstance(other, (int, float)):
+        return torch.full((size,), float(other))
+    own = computed_constant(module, other)
+    if own is None or own.numel() not in (1, size) or (own.ndim and own.shape[-1] != own.numel()):
+        return None
+    bias: torch.Tensor = own.reshape(-1).expand(size).clone()
+    return bias
+
+
+def new_constant(module: torch.fx.GraphModule, user: Node, name: str, value: torch.Tensor) -> Node:
+    """A constant of the graph, in front of the node that it is named after."""
+    attribute = f"{user.name}_{name}"
+    module.register_buffer(attribute, value)
+    with module.graph.inserting_before(user):
+        return module.graph.get_attr(attribute)
+
+
+def shape_of(node: Any) -> tuple[int, ...] | None:
+    """The shape of a node's example; None where it has none."""
+    example = node.meta.get("val") if isinstance(node, Node) else None
+    return tuple(example.shape) if isinstance(example, torch.Tensor) else None
+
+
+def keeps_features(node: Node) -> bool:
+    """Whether what is laid out anew has the same last axis as before."""
+    if base_name(node) == "transpose":
+        return _keeps_last(node)
+    if base_name(node) == "permute":
+        axes: Any = node.args[1]
+        return axes[-1] in (-1, len(axes) - 1)
+    shapes = [
+        tuple(each.shape)
+        for each in (node.args[0].meta.get("val"), node.meta.get("val"))  # type: ignore[union-attr]
+        if isinstance(each, torch.Tensor)
+    ]
+    return len(shapes) == 2 and bool(shapes[0]) and shapes[0][-1:] == shapes[1][-1:]
+
+
+def _keeps_last(node: Node) -> bool:
+    """Whether a transpose leaves the last axis where it is."""
+    example = node.meta.get("val")
+    axes: Any = node.args[1:3]
+    return isinstance(example, torch.Tensor) and all(
+        axis % example.ndim != example.ndim - 1 for axis in axes
+    )
+
+
+def share_of(difference: np.ndarray, value: np.ndarray) -> float:
+    """The energy of a difference in that of a value, whose energy counts as 1 where it is 0."""
+    size = float(np.square(value).sum()) or 1.0
+    return float(np.square(difference).sum()) / size
