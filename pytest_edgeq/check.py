@@ -277,16 +277,17 @@ class _Gate:
         """Ops that torch has nothing like: a note, or what is wrong where the result is lost."""
         edge, comparison = self.quantized.edge, self.comparison
         unmatched = [row for row in layers.rows if not row.matched]
+        if not unmatched:
+            return
         if comparison is not None and not self._tells(_LAYERS):
             total = {name: each.sqnr_db for name, each in comparison.total.outputs.items()}
-            lost = lost_behind_unmatched(edge.graph, edge.signature, layers.rows, total)
-            rows = str(layers).partition("\n")[2]
-            self._add(_LAYERS, *(f"{_lost(each)}\n{rows}{self._why(layers)}" for each in lost[:1]))
-        if unmatched:
-            self.notes.append(
-                f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "
-                f"torch, as no nodes match them: {_names(unmatched)}"
-            )
+            for each in lost_behind_unmatched(edge.graph, edge.signature, layers.rows, total)[:1]:
+                rows = str(layers).partition("\n")[2]
+                self._add(_LAYERS, f"{_lost(each)}\n{rows}{self._why(layers)}")
+        self.notes.append(
+            f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "
+            f"torch, as no nodes match them: {_names(unmatched)}"
+        )
 
     def _why(self, layers: LayerErrors) -> str:
         """Say who wrote what is wrong, and the way out."""

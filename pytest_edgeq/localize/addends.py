@@ -57,7 +57,7 @@ def move_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
             constant, layer = computed_constant(module, other), _linear_above(value)
             held, spatial = stored, 0
             if _is_convolution(value):
-                layer, spatial = value, len(shape_of(value) or ()) - 2
+                layer, spatial = value, len(shape_of(value)) - 2
                 held = [np.moveaxis(each, -1, 1) for each in stored if each.ndim == spatial + 2]
             if constant is None or layer is None:
                 continue

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pytest_edgeq.localize.forms import FORMS, batch_norm_in_steps, decompositions
 from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name
+from pytest_edgeq.localize.parameters import shape_of
 from pytest_edgeq.tflite.graph import OpGraph
 
 __all__ = ["decompose", "sliced_joins"]
@@ -226,15 +227,15 @@ def _slice_parts(graph: torch.fx.Graph, sliced: Container[tuple[int, int]]) -> N
         joined = node.args[0] if base_name(node) in ("slice", "select", "narrow") else None
         if not isinstance(joined, torch.fx.Node) or base_name(joined) != "cat":
             continue
-        whole, parts = _shape(joined), list(joined.args[0])  # type: ignore[arg-type]
-        shapes = [_shape(part) for part in parts]
+        whole, parts = shape_of(joined), list(joined.args[0])  # type: ignore[arg-type]
+        shapes = [shape_of(part) for part in parts]
         # torch leaves out of a join what is empty, whatever its shape.
         if not whole or any(len(each) != len(whole) for each in shapes):
             continue
-        if (math.prod(whole), math.prod(_shape(node))) in sliced:
+        if (math.prod(whole), math.prod(shape_of(node))) in sliced:
             continue
         axis: Any = (joined.args[1] if len(joined.args) > 1 else 0) % len(whole)  # type: ignore[operator]
-        start, end = _reach(node, axis, whole[axis])
+        start, end = _reach(node, axis, whole)
         if start >= end:
             continue
         ends = list(itertools.accumulate(shape[axis] for shape in shapes))
@@ -250,18 +251,12 @@ def _slice_parts(graph: torch.fx.Graph, sliced: Container[tuple[int, int]]) -> N
         node.args = (source, axis, *bounds, *node.args[2 + len(bounds) :])
 
 
-def _shape(node: Any) -> tuple[int, ...]:
-    example = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return tuple(example.shape) if isinstance(example, torch.Tensor) else ()
-
-
-def _reach(node: torch.fx.Node, axis: int, length: int) -> tuple[int, int]:
+def _reach(node: torch.fx.Node, axis: int, whole: tuple[int, ...]) -> tuple[int, int]:
     """Where a slice along an axis begins and ends; an empty reach where that is not known."""
     dim, *bounds = (*node.args[1:], None, None)[:3] if len(node.args) > 1 else (0, None, None)
-    example = node.args[0].meta["val"]  # type: ignore[union-attr]
-    if not isinstance(dim, int) or dim % example.ndim != axis:
+    if not isinstance(dim, int) or dim % len(whole) != axis:
         return 0, 0
-    first, second = bounds
+    (first, second), length = bounds, whole[axis]
     if base_name(node) == "slice":
         first, second = (0 if first is None else first), (length if second is None else second)
     elif base_name(node) == "select":
@@ -312,8 +307,8 @@ def _share_maxima(graph: torch.fx.Graph) -> None:
             continue
         value, least = node.args[0], maxima[node.args[0]]
         assert isinstance(value, torch.fx.Node), "of which the maximum was taken"
-        dim, rank = node.args[1], len(_shape(value))
-        if not isinstance(dim, int) or dim % rank != rank - 1 or _shape(node) != _shape(value):
+        dim, rank = node.args[1], len(shape_of(value))
+        if not isinstance(dim, int) or dim % rank != rank - 1 or shape_of(node) != shape_of(value):
             continue
         aten: Any = torch.ops.aten
         # It may have been taken behind the softmax.
@@ -334,7 +329,7 @@ def _is_last_maximum(node: torch.fx.Node) -> bool:
     if base_name(node) != "amax" or node.args[2:] != (True,):
         return False
     dims: Any = node.args[1]
-    rank = len(_shape(node.args[0]))
+    rank = len(shape_of(node.args[0]))
     return len(dims) == 1 and rank > 0 and dims[0] % rank == rank - 1
 
 

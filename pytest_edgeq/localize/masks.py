@@ -178,9 +178,8 @@ def _is_flat(wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: f
         return None
     return (
         f"the mask's {min(lowest, float(wanted.min())):.3g} takes the range: a step is {step:.3g}, "
-        f"and of the scores the "
-        f"softmax gives {10 * math.log10(signal / noise):.1f} dB SQNR, not one bit; of a mask, −30 "
-        "does as much; else leave that op in float"
+        f"and of the scores the softmax gives {10 * math.log10(signal / noise):.1f} dB SQNR, not "
+        "one bit; of a mask, −30 does as much; else leave that op in float"
     )
 
 

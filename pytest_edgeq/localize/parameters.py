@@ -82,16 +82,16 @@ def as_bias(module: torch.fx.GraphModule, other: Any, size: int) -> torch.Tensor
 
 def new_constant(module: torch.fx.GraphModule, user: Node, name: str, value: torch.Tensor) -> Node:
     """A constant of the graph, in front of the node that it is named after."""
-    attribute = f"{user.name}_{name}"
-    module.register_buffer(attribute, value)
+    target = f"{user.name}_{name}"
+    module.register_buffer(target, value)
     with module.graph.inserting_before(user):
-        return module.graph.get_attr(attribute)
+        return module.graph.get_attr(target)
 
 
-def shape_of(node: Any) -> tuple[int, ...] | None:
-    """The shape of a node's example; None where it has none."""
+def shape_of(node: Any) -> tuple[int, ...]:
+    """The shape of a node's example; empty where it has none."""
     example = node.meta.get("val") if isinstance(node, Node) else None
-    return tuple(example.shape) if isinstance(example, torch.Tensor) else None
+    return tuple(example.shape) if isinstance(example, torch.Tensor) else ()
 
 
 def keeps_features(node: Node) -> bool:
@@ -101,12 +101,8 @@ def keeps_features(node: Node) -> bool:
     if base_name(node) == "permute":
         axes: Any = node.args[1]
         return axes[-1] in (-1, len(axes) - 1)
-    shapes = [
-        tuple(each.shape)
-        for each in (node.args[0].meta.get("val"), node.meta.get("val"))  # type: ignore[union-attr]
-        if isinstance(each, torch.Tensor)
-    ]
-    return len(shapes) == 2 and bool(shapes[0]) and shapes[0][-1:] == shapes[1][-1:]
+    before = shape_of(node.args[0])
+    return bool(before) and before[-1:] == shape_of(node)[-1:]
 
 
 def _keeps_last(node: Node) -> bool:

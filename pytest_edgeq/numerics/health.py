@@ -203,7 +203,6 @@ class OutputHealth:
         self.spec = spec
         self.averaged = averaged
         self.n_elements = 0
-        self._n_samples = 0
         self._nonfinite = [0, 0]  # reference, actual
         self._extremes = (_Extremes(), _Extremes())  # reference, actual
         self._clipped = Outside()
@@ -230,7 +229,6 @@ class OutputHealth:
             )
         sides = [np.asarray(side, dtype=np.float64).ravel() for side in (reference, actual)]
         self.n_elements += sides[0].size
-        self._n_samples += 1
         for i, side in enumerate(sides):
             finite = np.isfinite(side)
             bad = side.size - int(np.count_nonzero(finite))
@@ -280,7 +278,6 @@ class OutputHealth:
                 f"expected {self.spec}, got {other.spec}"
             )
         self.n_elements += other.n_elements
-        self._n_samples += other._n_samples
         self._clipped.merge(other._clipped)
         self._saturated += other._saturated
         self._at_ends += other._at_ends

@@ -180,11 +180,12 @@ def _with_moves(
             appeared.append(index)
     disappeared = sorted(index for indices in gone.values() for index in indices)
     left = _pairs_of_one_place(old, new, disappeared, appeared)
+    left_old, left_new = {before for before, _ in left}, {after for _, after in left}
     return Alignment(
         sorted([*changed, *left]),
         moved,
-        [index for index in disappeared if index not in {before for before, _ in left}],
-        [index for index in appeared if index not in {after for _, after in left}],
+        [index for index in disappeared if index not in left_old],
+        [index for index in appeared if index not in left_new],
     )
 
 
