@@ -17,7 +17,7 @@ from pytest_edgeq.localize.kinds import (
     fits,
     is_heavy,
 )
-from pytest_edgeq.localize.matches import Match, module_of, typed
+from pytest_edgeq.localize.matches import Match, module_of, typed, values_taken
 from pytest_edgeq.localize.moves import MOVING, moved
 from pytest_edgeq.localize.reference import Reached, ReferenceGraph
 from pytest_edgeq.localize.views import View, best_view, distance
@@ -144,11 +144,7 @@ class Chooser:
             or len({self._reference.computing(e[1].node) for e in alike}) < 2
         ):
             return alike
-        given: dict[Node, Any] = {}
-        for source in sources:
-            file = self._values(source)
-            for reading in matches[source].readings:
-                given[reading.node] = typed(reading.node, reading.view.read(file))
+        given = values_taken(sources, matches, self._values)
         found = []
         for each in alike:
             values = dict(given)

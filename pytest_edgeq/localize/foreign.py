@@ -150,7 +150,7 @@ def foreign_findings(
         if text is not None:
             where = "" if blamed is op else f"behind it, at {op.name} #{op.index}, "
             found[blamed.index] = (f"{where}{text}",)
-    return {**_repeated(whole, matches), **found}
+    return {**_repeated(whole, matches, reference), **found}
 
 
 def _takes_no_constant(op: Op, users: set[Node], reference: ReferenceGraph) -> bool:
@@ -201,7 +201,9 @@ def _operands(node: Node) -> list[Node]:
     return [each for each in node.args if isinstance(each, Node)]
 
 
-def _repeated(whole: Subgraph, matches: Mapping[int, Match]) -> dict[int, tuple[str, ...]]:
+def _repeated(
+    whole: Subgraph, matches: Mapping[int, Match], reference: ReferenceGraph
+) -> dict[int, tuple[str, ...]]:
     """
     Tell of ops that do once more what another does, where torch does something else beside.
 
@@ -227,7 +229,7 @@ def _repeated(whole: Subgraph, matches: Mapping[int, Match]) -> dict[int, tuple[
             if not own or len(alike) != len(own) + 1 or len(others) != 1:
                 continue
             # Ops stand in torch's order.
-            nodes = sorted([*own, *others], key=_place)
+            nodes = sorted([*own, *others], key=reference.order)
             op = alike[nodes.index(others[0])]
             again = next(each for each in alike if each is not op)
             found[op.index] = (
@@ -245,10 +247,6 @@ _TWIN_OF = {
     "amax": "REDUCE_MAX",
     "amin": "REDUCE_MIN",
 }
-
-
-def _place(node: Node) -> int:
-    return next(i for i, each in enumerate(node.graph.nodes) if each is node)
 
 
 def _takers(whole: Subgraph, index: int) -> Iterator[Op]:

@@ -137,7 +137,7 @@ def _lost(
     lowest = _lowest(node, reference)
     if lowest > _MASKING:
         return None
-    values = values_taken(match, matches, read)
+    values = values_taken(match.sources, matches, read)
     for each in reference.between(node, set(values)):
         values[each] = reference.compute(each, values, quantized=False)
     file = read(match.tensor).double()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,21 +71,22 @@ def typed(node: Node, value: torch.Tensor, *, double: bool = False) -> torch.Ten
 
 
 def values_taken(
-    match: Match, matches: Mapping[int, Match], read: Callable[[int], torch.Tensor]
+    sources: Iterable[int], matches: Mapping[int, Match], read: Callable[[int], torch.Tensor]
 ) -> dict[Node, Any]:
     """
-    What a tensor was made from, as the values of torch's nodes.
+    What matched tensors of the file hold, as the values of torch's nodes.
 
     Args:
-        match: The tensor.
+        sources: The tensors.
         matches: What each matched tensor stands for.
         read: Gives a tensor of the file, dequantized.
     """
-    return {
-        reading.node: typed(reading.node, reading.view.read(read(source)))
-        for source in match.sources
-        for reading in matches[source].readings
-    }
+    found: dict[Node, Any] = {}
+    for source in sources:
+        file = read(source)
+        for reading in matches[source].readings:
+            found[reading.node] = typed(reading.node, reading.view.read(file))
+    return found
 
 
 def module_of(node: Node) -> str:

@@ -94,7 +94,7 @@ def _sound_product(
     if len(products) != 1 or len(varying) != 1:
         return None
     (taken,) = varying
-    values = values_taken(match, matches, read)
+    values = values_taken(match.sources, matches, read)
     for each in reference.between(taken, set(values)):
         values[each] = reference.compute(each, values, quantized=True)
     if not isinstance(values.get(taken), torch.Tensor):

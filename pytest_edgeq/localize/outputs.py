@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pytest_edgeq.localize.kinds import IDENTITIES, base_name
-from pytest_edgeq.localize.matches import Match, typed
+from pytest_edgeq.localize.matches import Match, values_taken
 from pytest_edgeq.localize.moves import MOVING
 from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
 from pytest_edgeq.localize.views import distance
@@ -96,10 +96,7 @@ def _moved_otherwise(
         maker = subgraph.producer.get(index)
     if last is None or index not in matches:
         return None
-    values: dict[Node, Any] = {
-        reading.node: typed(reading.node, reading.view.read(read(index)))
-        for reading in matches[index].readings
-    }
+    values = values_taken((index,), matches, read)
     between = reference.between(node, set(values))
     if not all(base_name(each) in MOVING for each in between):
         return None
