@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pytest_edgeq.agree import Agreement
@@ -138,6 +139,8 @@ class _Gate:
                 if self.fits:
                     agreement.update(sample, expected)
                 localizer = self._localize(localizer, sample) if self.answers else None
+            if localizer is not None and not self._is_held(localizer.finish):
+                localizer = None
         if runs:
             self.comparison = comparer.result()
             self._look_at_health(self.comparison.health)
@@ -322,19 +325,23 @@ class _Gate:
     def _localize(self, localizer: Localizer | None, sample: Sample) -> Localizer | None:
         if localizer is None:
             return None
+        return localizer if self._is_held(partial(localizer.update, sample)) else None
+
+    def _is_held(self, measure: Callable[[], None]) -> bool:
+        """Whether ops can be held against torch; why not is told."""
         try:
-            localizer.update(sample)
+            measure()
         except UnrunnableError as error:
             self._not_localized(error)
-            return None
+            return False
         except RuntimeError as error:
             self.notes.append(f"ops were not held against torch one by one: {error}")
-            return None
+            return False
         except (ValueError, TypeError):
             if self.fits:
                 raise
-            return None  # of inputs that do not fit, which was told
-        return localizer
+            return False  # of inputs that do not fit, which was told
+        return True
 
     def _not_localized(self, error: UnrunnableError) -> None:
         self.refusals.append(error)

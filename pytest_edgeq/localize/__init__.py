@@ -29,4 +29,4 @@ def localize(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) 
     with Localizer(quantized, runtime) as localizer:
         for sample in read_samples(inputs, quantized.spec, "evaluation"):
             localizer.update(sample)
-    return localizer.result()
+        return localizer.result()

@@ -9,8 +9,7 @@ padded: each saves a pass over memory or two.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,20 +17,18 @@ from torch.fx.node import map_arg
 
 from pytest_edgeq.localize.kinds import HEAVY, base_name
 
-__all__ = ["Call", "Program", "Values", "straightened"]
+__all__ = ["Call", "Values", "straightened"]
 
 Node = torch.fx.Node
 Values = dict[Node, Any]
 
 _aten = torch.ops.aten
 
-# What clamps, and the same written over what it takes.
+# What clamps, and the same written over what it takes. (Of `clamp_` torch has no batching rule.)
 _IN_PLACE: dict[Any, Callable[..., Any]] = {
-    _aten.clamp.default: _aten.clamp_.default,
+    _aten.clamp.default: _aten.hardtanh_.default,
     _aten.hardtanh.default: _aten.hardtanh_.default,
-    _aten.hardtanh_.default: _aten.hardtanh_.default,
     _aten.relu.default: _aten.relu_.default,
-    _aten.relu_.default: _aten.relu_.default,
 }
 
 # What conv2d takes where nothing is said: value, weight, bias, stride, padding, dilation, groups.
@@ -136,6 +133,8 @@ class Call:
             return None
         plain = self._function
         assert plain is not None, "what hands on does not clamp"
+        if plain is _aten.clamp.default and not (self._takes_one() and self._has_both_bounds()):
+            return None
 
         def clamp(value: Any, *args: Any, **kwargs: Any) -> Any:
             # Whole numbers that are clamped by others become floats.
@@ -151,6 +150,10 @@ class Call:
     def _takes_one(self) -> bool:
         """Whether it takes one value, before all else, and nothing by name."""
         return self._one is not None and not self._nested and not self._kwargs
+
+    def _has_both_bounds(self) -> bool:
+        low, high = self._bounds()
+        return low is not None and high is not None and low <= high
 
     def _bounds(self) -> tuple[Any, Any]:
         _, low, high, *_ = (*self._args, None, None)
@@ -197,63 +200,6 @@ def straightened(
                 if before.node not in joined.taken:
                     del left[before.node]
     return list(left.values()), held
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Program:
-    """
-    The float model's nodes, in order, ready to run.
-
-    Attributes:
-        placeholders: Its inputs.
-        calls: All that it computes from them.
-        held: By node that only hands on what it takes, the one that has its value.
-        left: How often each value is taken, by calls and from outside.
-    """
-
-    placeholders: Sequence[Node]
-    calls: Sequence[Call]
-    held: Mapping[Node, Node]
-    left: Mapping[Node, int]
-
-    def start(self, inputs: Sequence[Any]) -> Run:
-        """Begin a run on a value for each placeholder."""
-        return Run(self, dict(zip(self.placeholders, inputs, strict=True)))
-
-
-class Run:
-    """
-    The float model on one sample, run as far as it is asked for.
-
-    Args:
-        program: The model.
-        values: Of the placeholders.
-    """
-
-    def __init__(self, program: Program, values: Values) -> None:
-        self._calls = iter(program.calls)
-        self._held = program.held
-        self._left = dict(program.left)
-        self._values = values
-
-    def take(self, node: Node) -> Any:
-        """The value of a node, which is let go of after its last use."""
-        node = self._held.get(node, node)
-        while node not in self._values:
-            call = next(self._calls)
-            self._values[call.node] = call.run(self._values)
-            for each in call.taken:
-                self._used(each)
-            if call.node not in self._left:
-                del self._values[call.node]
-        value = self._values[node]
-        self._used(node)
-        return value
-
-    def _used(self, node: Node) -> None:
-        self._left[node] -= 1
-        if not self._left[node]:
-            del self._values[node]
 
 
 def _cloned(arguments: Any) -> Any:

@@ -23,8 +23,8 @@ def code_limits(tensor: Tensor) -> tuple[int, int, float, int] | None:
 
 
 def by_channel(tensor: Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """What codes of a tensor with a scale a channel stand for."""
-    shape = shape_along(len(tensor.scales), codes.ndim, tensor.quantized_dimension)
+    """What codes of a tensor with a scale a channel stand for; samples may stand in front."""
+    shape = shape_along(len(tensor.scales), len(tensor.shape), tensor.quantized_dimension)
     scales, points = (
         torch.as_tensor(each, dtype=torch.float32).reshape(shape)
         for each in (tensor.scales, tensor.zero_points)

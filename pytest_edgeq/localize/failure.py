@@ -38,7 +38,7 @@ def explain(quantized: QuantizedModel, samples: Iterable[Sample], seconds: float
                     break
                 localizer.update(sample)
                 count += 1
-        errors = localizer.result()
+            errors = localizer.result()
     except Exception as error:  # of torch.export, say, or of a reference that is no torch module
         first = (str(error).splitlines() or [""])[0]
         return f"which layer: not known, as localizing failed: {type(error).__name__}: {first}"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pytest_edgeq.localize.calls import Call, straightened
+from pytest_edgeq.localize.calls import straightened
 from pytest_edgeq.localize.kernels import HybridInput
 from pytest_edgeq.localize.matches import Match, Reading, typed
+from pytest_edgeq.localize.programs import Routine, in_a_row
 from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.sums import Beside, Codes, Ends, Sums, ends_of, in_channels_last
 from pytest_edgeq.localize.tensors import Met, Tensors, plainly_strided
@@ -118,7 +118,7 @@ class Step:
         spacing: Half of the greatest scale of a tensor with one a channel, which is read as floats.
         reach: What the bound of a float op is relative to at the least.
         done: The tensors that no step behind this one asks for.
-        calls: What is run, with its constants, and the node that has the value at last: as
+        routines: What is run, with its constants, and the node that has the value at last: as
             quantized or not, in float64 or not.
         dtypes: What the values that are taken have in torch, in float64 or not.
         elements: How many values a sample has here.
@@ -141,7 +141,7 @@ class Step:
     spacing: float = 0.0
     reach: float = 0.0
     done: tuple[int, ...] = ()
-    calls: dict[tuple[bool, bool], tuple[list[Call], Node]] = field(default_factory=dict)
+    routines: dict[tuple[bool, bool], tuple[Routine, Node]] = field(default_factory=dict)
     dtypes: dict[tuple[Node, bool], torch.dtype] = field(default_factory=dict)
     measured: Measured = field(default_factory=Measured)
     elements: int = field(init=False)
@@ -153,12 +153,12 @@ class Step:
         self, reference: ReferenceGraph, tensors: Tensors, whole: torch.Tensor
     ) -> Beside | None:
         """
-        Run what one sample is held against.
+        Run what a stack of samples is held against.
 
         Args:
             reference: The torch graph.
             tensors: Of the file.
-            whole: What the float model gives at the last node.
+            whole: What the float model gives at the last node, samples in a row.
 
         Returns:
             What is to be summed up; None of a tensor that is its source's in another way.
@@ -185,7 +185,7 @@ class Step:
         tensors: Tensors,
     ) -> None:
         """
-        Take one sample in.
+        Take a stack of samples in.
 
         Args:
             beside: What `measure` gave.
@@ -203,7 +203,7 @@ class Step:
             met.sums = self._handed_sums(source.sums, met.ends)
             if self.limits is None:
                 tensors.keep_peak(index, met.sums.own_peak)
-            self._add(met.sums, met.ends)
+            self._add(met.sums, met.ends, tensors.count)
             beyond = -1.0 if self.limits is None else -0.5 - self._bound
             self.measured.excess_lsb = max(self.measured.excess_lsb, beyond)
             return
@@ -216,7 +216,7 @@ class Step:
         if self.limits is not None and made.numel():
             met.ends = ends = self._ends(tensors, self.limits)
             sums.own_least, sums.own_greatest = map(self.limits.value, ends[:2])
-        self._add(sums, met.ends)
+        self._add(sums, met.ends, tensors.count)
         if self.limits is None:
             tensors.keep_peak(index, sums.own_peak)
             self._judge_floats(sums, made, beside.quantized, reference, tensors)
@@ -303,7 +303,8 @@ class Step:
         quantized: bool,
         double: bool = False,
     ) -> torch.Tensor:
-        values: dict[Node, Any] = {}
+        values: dict[Node, torch.Tensor] = {}
+        shapes: dict[Node, tuple[int, ...]] = {}
         hybrid = self.hybrid if quantized else None
         for index, readings in self.taken:
             seen = None
@@ -320,14 +321,23 @@ class Step:
                 if seen is None:
                     value = tensors.at(index, reading)
                 else:
-                    value = plainly_strided(reading.view.read(seen))
+                    value = plainly_strided(reading.view.read_together(seen))
                 values[reading.node] = self._typed(reading.node, value, double=double)
-        calls, node = self._calls(reference, quantized=quantized, double=double)
-        for call in calls:
-            values[call.node] = call.run(values)
-        result: torch.Tensor = values[node]
+                shapes[reading.node] = reading.view.shape
+        routine, node = self._routine(reference, values, quantized=quantized, double=double)
+        if node in values:
+            result = values[node]
+        elif tensors.count == 1:
+            one = (v if shapes[each] else v.reshape(()) for each, v in values.items())
+            (result,) = routine.run(*one)
+            result = result if result.ndim else result.reshape(1)
+        else:
+            stacked = (v.reshape(tensors.count, *shapes[each]) for each, v in values.items())
+            (result,) = map(in_a_row, routine.run_together(*stacked))
         if quantized and self.spacing:
-            result = result.clamp(*tensors.ends(self.match.tensor, self.reading))
+            low, high = tensors.ends(self.match.tensor, self.reading)
+            each = result.reshape(tensors.count, *self.reading.view.shape)
+            result = in_a_row(each.clamp(low, high))
         return result
 
     def _typed(self, node: Node, value: torch.Tensor, *, double: bool) -> torch.Tensor:
@@ -337,14 +347,18 @@ class Step:
             dtype = self.dtypes[node, double] = typed(node, value, double=double).dtype
         return value if value.dtype is dtype else value.to(dtype)
 
-    def _calls(
-        self, reference: ReferenceGraph, *, quantized: bool, double: bool
-    ) -> tuple[list[Call], Node]:
+    def _routine(
+        self,
+        reference: ReferenceGraph,
+        taken: Iterable[Node],
+        *,
+        quantized: bool,
+        double: bool,
+    ) -> tuple[Routine, Node]:
         """What is run, looked up once, and the node that has the value at last."""
         key = (quantized, double)
-        if key not in self.calls:
-            given = {reading.node for _, readings in self.taken for reading in readings}
-            given.update(self.nodes)
+        if key not in self.routines:
+            given = {*taken, *self.nodes}
             # What is kept here others read, who are no inference.
             with torch.inference_mode(mode=False), torch.no_grad():
                 calls, held = straightened(
@@ -356,12 +370,13 @@ class Step:
                     ),
                     [self.reading.node],
                 )
-            self.calls[key] = calls, held.get(self.reading.node, self.reading.node)
-        return self.calls[key]
+            last = held.get(self.reading.node, self.reading.node)
+            self.routines[key] = Routine(list(taken), calls, [last]), last
+        return self.routines[key]
 
-    def _add(self, sums: Sums, ends: Ends | None) -> None:
+    def _add(self, sums: Sums, ends: Ends | None, count: int) -> None:
         measured = self.measured
-        measured.elements += self.elements
+        measured.elements += self.elements * count
         measured.noise += sums.noise
         measured.signal += sums.signal
         measured.cumulative_noise += sums.apart_noise
@@ -392,7 +407,7 @@ class Step:
             low, high, scale, zero_point = self.limits
             exact = self._run(reference, tensors, quantized=True, double=True)
             exact = (exact.double() / scale + zero_point).clamp(low, high)
-            codes = self.reading.view.read(tensors.read(self.match.tensor, codes=True))
+            codes = tensors.codes_at(self.match.tensor, self.reading.view)
             off = _greatest(exact - codes)
             # Nearer than halfway rounds to the code itself.
             steps = _greatest(exact.round() - codes) if off >= 0.5 else 0.0

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pytest_edgeq.localize.addends import is_subtracted, join_biases, move_biases
@@ -46,7 +49,7 @@ _TOGETHER = 1 << 16
 
 class Localizer:
     """
-    Measures op by op, a sample at a time.
+    Measures op by op: one sample after the other, or of a small model some at a time.
 
     Args:
         quantized: The file and its references.
@@ -72,6 +75,7 @@ class Localizer:
         subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
         self._limits = Limits(subgraph.tensors)
         self._plans: dict[tuple[tuple[int, ...], ...], Plan] = {}
+        self._stack = _Stack()
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Localizer:  # noqa: PYI034 # Self came with Python 3.11
@@ -83,7 +87,7 @@ class Localizer:
 
     def update(self, sample: Sample) -> None:
         """
-        Take one sample in.
+        Take one sample in; of a small model it is measured with those behind it.
 
         Raises:
             RuntimeError: torch.export refuses the reference, or the kernels fail.
@@ -91,27 +95,65 @@ class Localizer:
         """
         arrays = sample.arrays()
         quantized = self._quantized
-        self._runner.run(quantized.edge.encode(quantized.input_names, arrays))
-        tensors = Tensors(self._runner, self._limits)
         shapes = tuple(array.shape for array in arrays)
         inputs = [as_tensor(value).detach() for value in sample.tensors]
-        with torch.no_grad():
-            plan = self._plans.get(shapes)
-            if plan is None:
-                plan = self._plans[shapes] = self._plan(sample, inputs, tensors)
+        self._runner.run(quantized.edge.encode(quantized.input_names, arrays))
+        plan = self._plans.get(shapes)
+        if plan is None:
+            with torch.no_grad():
+                plan = self._plans[shapes] = self._plan(sample, inputs)
+        fed = self._fed(plan.reference.placeholders, inputs)
+        if plan.together == 1:
+            run = plan.program.start(fed)
+            self._measure(plan, Tensors(self._stored, self._limits, 1), run.take)
+            return
+        if self._stack.plan is not plan:
+            self.finish()
+            self._stack.plan = plan
+        # Who gives samples may write the next one over this one.
+        self._stack.inputs.append([each.clone() for each in fed])
+        self._stack.stored.append({i: self._runner.tensor(i) for i in plan.tensors})
+        if len(self._stack.inputs) == plan.together:
+            self.finish()
+
+    def _stored(self, index: int) -> npt.NDArray[Any]:
+        """A tensor of the last run, as a stack of one."""
+        return np.asarray(self._runner.tensor(index))[None]
+
+    def _measure(self, plan: Plan, tensors: Tensors, whole: Callable[[Node], torch.Tensor]) -> None:
+        """Hold all that was run against torch; `whole` gives what the float model gives."""
         with torch.inference_mode():
-            run = plan.program.start(self._fed(plan.reference.placeholders, inputs))
             open_steps: list[tuple[Step, Beside | None]] = []
             elements = 0
             for step in plan.steps:
-                beside = step.measure(plan.reference, tensors, run.take(step.reading.node))
+                beside = step.measure(plan.reference, tensors, whole(step.reading.node))
                 open_steps.append((step, beside))
-                if beside is not None or step.elements > _TOGETHER:
-                    elements += step.elements
+                count = step.elements * tensors.count
+                if beside is not None or count > _TOGETHER:
+                    elements += count
                 if elements > _TOGETHER:
                     _judge(open_steps, plan.reference, tensors)
                     open_steps, elements = [], 0
             _judge(open_steps, plan.reference, tensors)
+
+    def finish(self) -> None:
+        """
+        Measure the samples that were taken in and not measured yet; `result` does it as well.
+
+        Raises:
+            RuntimeError: torch fails on one of them.
+        """
+        plan, inputs, stored = self._stack.plan, self._stack.inputs, self._stack.stored
+        self._stack = _Stack()
+        if plan is None:
+            return
+        with torch.inference_mode():
+            given = (torch.stack(each) for each in zip(*inputs, strict=True))
+            whole = plan.program.run_together(list(given))
+        tensors = Tensors(
+            lambda index: np.stack([each[index] for each in stored]), self._limits, len(stored)
+        )
+        self._measure(plan, tensors, whole.__getitem__)
 
     def result(self) -> LayerErrors:
         """
@@ -122,6 +164,7 @@ class Localizer:
         """
         if not self._plans:
             raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
+        self.finish()
         return layer_errors(self._quantized, list(self._plans.values()))
 
     def _fed(
@@ -140,8 +183,13 @@ class Localizer:
     def _spec_args(self) -> tuple[Any, ...]:
         return self._quantized.spec.args
 
-    def _plan(self, sample: Sample, inputs: Sequence[torch.Tensor], tensors: Tensors) -> Plan:
+    def _plan(self, sample: Sample, inputs: Sequence[torch.Tensor]) -> Plan:
         quantized = self._quantized
+        tensors = Tensors(self._stored, self._limits, 1)
+
+        def read(index: int) -> torch.Tensor:
+            return tensors.read(index)[0]
+
         graph, signature = quantized.graph, quantized.edge.signature
         given = self._module(sample)
         placeholders = [node for node in given.graph.nodes if node.op == "placeholder"]
@@ -164,13 +212,13 @@ class Localizer:
 
         ops = graph.subgraphs[signature.subgraph].ops
         computed = computed_from_constants(graph, ops)
-        starts = constant_starts(graph, ops, reference, tensors.read, computed)
+        starts = constant_starts(graph, ops, reference, read, computed)
         reference.compute_anew(list(computed_behind(reference, starts)))
 
         def weights(op: Op, given: Iterable[Node]) -> dict[Node, torch.Tensor]:
             given = set(given)
             return {
-                **precomputed_constants(graph, op, reference, given, tensors.read, computed),
+                **precomputed_constants(graph, op, reference, given, read, computed),
                 **rounded_constants(graph, op, reference, given),
             }
 
@@ -178,7 +226,7 @@ class Localizer:
             graph,
             signature.subgraph,
             reference,
-            tensors.read,
+            read,
             borders,
             self._module_of,
             weights,
@@ -195,11 +243,11 @@ class Localizer:
             matches,
             signature.outputs,
             graph.subgraphs[signature.subgraph],
-            tensors.read,
+            read,
             turned={each.name for each in signature.outputs if quantized.edge.layouts.of(each)},
         )
-        masks = mask_findings(graph, signature.subgraph, matches, reference, tensors.read)
-        moved = mover_findings(graph, signature.subgraph, matches, reference, tensors.read)
+        masks = mask_findings(graph, signature.subgraph, matches, reference, read)
+        moved = mover_findings(graph, signature.subgraph, matches, reference, read)
         broken = {**moved, **masks, **misplaced, **matcher.broken}
         return Plan(reference, matches, steps, program, broken, computed)
 
@@ -241,6 +289,22 @@ def _judge(
     for step, _ in steps:
         for index in step.done:
             tensors.drop(index)
+
+
+@dataclass(slots=True, eq=False)
+class _Stack:
+    """
+    Samples that were run and are not measured yet.
+
+    Attributes:
+        plan: How they will be.
+        inputs: By sample, a value for each of torch's placeholders.
+        stored: By sample, tensors of the file.
+    """
+
+    plan: Plan | None = None
+    inputs: list[list[torch.Tensor]] = field(default_factory=list)
+    stored: list[dict[int, npt.NDArray[Any]]] = field(default_factory=list)
 
 
 class _Called(torch.nn.Module):

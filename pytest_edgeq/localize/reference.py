@@ -12,17 +12,18 @@ import heapq
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx.node import map_arg
 
-from pytest_edgeq.localize.calls import Call, Program, Values, straightened
+from pytest_edgeq.localize.calls import Call, Values, straightened
 from pytest_edgeq.localize.kinds import CLAMPS, HEAVY, VIEWS, base_name
+from pytest_edgeq.localize.programs import Program, Routine
 
-__all__ = ["Program", "Reached", "ReferenceGraph", "export"]
+__all__ = ["Reached", "ReferenceGraph", "export"]
 
 Node = torch.fx.Node
 
@@ -69,11 +70,6 @@ class ReferenceGraph:
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self._constants: dict[tuple[Node, bool, bool], Any] = {}
         self._passing = {n for n in self.nodes if base_name(n) in (*_QUANTIZE, *_DEQUANTIZE)}
-        self._mutating = {
-            n
-            for n in self.nodes
-            if getattr(getattr(n.target, "_schema", None), "is_mutable", False)
-        }
         self._varying: set[Node] = set()
         for node in self.nodes:
             taken = any(n in self._varying for n in node.all_input_nodes)
@@ -218,8 +214,8 @@ class ReferenceGraph:
         args, kwargs = map_arg(node.args, look), map_arg(node.kwargs, look)
         if double:
             args, kwargs = _widen(args), _widen(kwargs)
-        function: Any = _RESHAPED.get(node.target, node.target)
-        return Call(node, function, list(args), dict(kwargs), node in self._mutating)
+        function, mutating = _functional(_RESHAPED.get(node.target, node.target))
+        return Call(node, function, list(args), dict(kwargs), mutating)
 
     def program(self, uses: Mapping[Node, int]) -> Program:
         """
@@ -235,7 +231,9 @@ class ReferenceGraph:
         left = Counter(taken for call in calls for taken in call.taken)
         for node, times in uses.items():
             left[held.get(node, node)] += times
-        return Program(self.placeholders, calls, held, left)
+        wanted = dict.fromkeys(held.get(node, node) for node in uses)
+        routine = Routine(self.placeholders, calls, list(wanted))
+        return Program(self.placeholders, calls, held, left, routine)
 
     def reach(
         self,
@@ -308,6 +306,18 @@ class ReferenceGraph:
             self.constant(n, quantized=True) if isinstance(n, Node) else n for n in given
         )
         return float(scale), int(zero_point)
+
+
+def _functional(target: Any) -> tuple[Callable[..., Any], bool]:
+    """What gives the same without writing over what it takes, and whether there is no such op."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return target, False
+    # torch calls what writes over its first argument as the op itself, and an underscore.
+    name = schema.name.removeprefix("aten::")
+    plain = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    other = getattr(plain, schema.overload_name or "default", None)
+    return (target, True) if other is None else (other, False)
 
 
 def is_quantize(node: Node) -> bool:

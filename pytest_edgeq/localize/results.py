@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +19,9 @@ from pytest_edgeq.localize.local import Measured, Step
 from pytest_edgeq.localize.masks import is_mask_cut
 from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.origins import origin_findings
+from pytest_edgeq.localize.programs import Program
 from pytest_edgeq.localize.readers import Readers
-from pytest_edgeq.localize.reference import Program, ReferenceGraph
+from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.scales import moved_findings, parameter_findings
 from pytest_edgeq.localize.stored import read_constant
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
 
 __all__ = ["Plan", "layer_errors"]
+
+# Samples that are measured together at most, which makes the time for a call small; elements of
+# the largest tensor of them all, beyond which memory takes longer than calls; and of all tensors,
+# 32 MB.
+_SAMPLES = 64
+_LARGEST = 1 << 20
+_ALL = 1 << 23
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +55,8 @@ class Plan:
         broken: Ops whose result has another size than torch's, that are wired to another output,
             mask nothing or move what they take otherwise, with a sentence.
         computed: The tensors that the file computes from constants alone.
+        tensors: Those of the file that are measured, or that others are measured by.
+        together: How many samples are measured together.
     """
 
     reference: ReferenceGraph
@@ -55,6 +65,14 @@ class Plan:
     program: Program
     broken: dict[int, str]
     computed: set[int]
+    tensors: frozenset[int] = field(init=False)
+    together: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        read = {source.tensor for step in self.steps for source in step.sources}
+        self.tensors = frozenset(read | {step.match.tensor for step in self.steps})
+        sizes = [1, *(step.elements for step in self.steps)]
+        self.together = max(1, min(_SAMPLES, _LARGEST // max(sizes), _ALL // sum(sizes)))
 
 
 def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerErrors:

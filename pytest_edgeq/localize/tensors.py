@@ -1,10 +1,10 @@
-"""The file's tensors of one run, as torch holds them."""
+"""The file's tensors of one run, or of several, as torch holds them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ from pytest_edgeq.localize.matches import Reading
 from pytest_edgeq.localize.sums import Codes, Ends, Sums, in_channels_last
 from pytest_edgeq.localize.views import View
 from pytest_edgeq.tflite.graph import Tensor
-
-if TYPE_CHECKING:
-    from pytest_edgeq.tflite.runtimes import Runner
 
 __all__ = ["Limits", "Met", "Tensors", "plainly_strided"]
 
@@ -78,12 +75,12 @@ class _Held:
     One tensor of the file.
 
     Attributes:
-        stored: As the file has it.
+        stored: As the file has it, samples along the first axis.
         real: Dequantized.
         double: The same in float64.
-        read: As it is stored, by view.
+        read: As it is stored, by view, in a row.
         turned: The same with channels last in memory.
-        placed: Dequantized, as the value of a node.
+        placed: Dequantized, as the value of a node, in a row.
         peak: Greatest magnitude.
     """
 
@@ -98,18 +95,24 @@ class _Held:
 
 class Tensors:
     """
-    The file's tensors of one run, each read once and held until it is dropped.
+    The file's tensors of a stack of samples, each read once and held until it is dropped.
 
     Args:
-        runner: Has run.
+        stored: Gives a tensor as the file has it, with the samples along an axis of their own, the
+            first.
         limits: What codes stand for.
+        count: How many samples there are.
 
     Attributes:
+        count: How many samples there are.
         met: By tensor, what was measured of it.
     """
 
-    def __init__(self, runner: Runner, limits: Limits) -> None:
-        self._runner = runner
+    def __init__(
+        self, stored: Callable[[int], npt.NDArray[Any]], limits: Limits, count: int
+    ) -> None:
+        self.count = count
+        self._stored = stored
         self._limits = limits
         self._held: dict[int, _Held] = {}
         self.met: dict[int, Met] = {}
@@ -117,13 +120,12 @@ class Tensors:
     def _hold(self, index: int) -> _Held:
         held = self._held.get(index)
         if held is None:
-            stored = torch.from_numpy(np.asarray(self._runner.tensor(index)))
-            held = self._held[index] = _Held(stored)
+            held = self._held[index] = _Held(torch.from_numpy(self._stored(index)))
         return held
 
     def read(self, index: int, *, codes: bool = False, double: bool = False) -> torch.Tensor:
         """
-        A tensor of the file as torch holds it.
+        A tensor of the file as torch holds it, samples along an axis of their own, the first.
 
         Args:
             index: In the subgraph.
@@ -154,7 +156,7 @@ class Tensors:
 
     def codes_at(self, index: int, view: View, *, last: bool = False) -> torch.Tensor:
         """
-        A tensor of the file as it is stored, in the layout of a node.
+        A tensor of the file as it is stored, in the layout of a node, samples in a row.
 
         Args:
             index: In the subgraph.
@@ -164,7 +166,7 @@ class Tensors:
         held = self._hold(index)
         codes = held.read.get(view)
         if codes is None:
-            codes = held.read[view] = view.read(held.stored)
+            codes = held.read[view] = view.read_together(held.stored)
         if not last or codes.ndim != 4 or codes.is_contiguous(memory_format=torch.channels_last):
             return codes
         turned = held.turned.get(view)
@@ -176,7 +178,7 @@ class Tensors:
 
     def at(self, index: int, reading: Reading, *, last: bool = False) -> torch.Tensor:
         """
-        A tensor of the file, dequantized, as the value of a node.
+        A tensor of the file, dequantized, as the value of a node, samples in a row.
 
         Args:
             index: In the subgraph.
@@ -188,16 +190,16 @@ class Tensors:
         if value is None:
             limits = self._limits[index]
             if limits is None:
-                value = reading.view.read(self._floats(index, held))
+                value = reading.view.read_together(self._floats(index, held))
             elif held.real is not None:
-                value = reading.view.read(held.real)
+                value = reading.view.read_together(held.real)
             else:
                 value = _dequantized(self.codes_at(index, reading.view, last=last), limits)
             value = held.placed[reading.node] = plainly_strided(value)
         return value
 
     def ends(self, index: int, reading: Reading) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a tensor with a scale a channel can hold, as the value of a node."""
+        """What a tensor with a scale a channel can hold, as the value of a node of one sample."""
         low, high = (reading.view.read(end) for end in channel_ends(self._limits.tensors[index]))
         return low, high
 

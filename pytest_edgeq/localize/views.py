@@ -32,6 +32,14 @@ class View:
         turned = value if self.axes is None else value.permute(self.axes)
         return turned.reshape(self.shape)
 
+    def read_together(self, values: torch.Tensor) -> torch.Tensor:
+        """Tensors of several samples, along an axis of their own, as a row in the node's layout."""
+        turned = values
+        if self.axes is not None:
+            turned = values.permute(0, *(axis + 1 for axis in self.axes))
+        first, *rest = self.shape or (1,)
+        return turned.reshape(len(values) * first, *rest)
+
 
 def best_view(
     file: torch.Tensor, value: torch.Tensor, preferred: Sequence[View] = ()

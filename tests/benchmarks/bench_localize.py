@@ -2,18 +2,18 @@
 What `edgeq.localize` costs a sample, as ratios of one run. Run it: it is not a test.
 
 `python -m tests.benchmarks.bench_localize` converts each model under each flow (some minutes; names
-of models as arguments choose among them), then takes sample after sample by
+of models as arguments choose among them), then takes some samples (64 of a small model, which are
+measured together, 4 of a large one), one after the other, again and again by
 
 - one forward of the float torch model and one run of the file on the builtin kernels with every
-  tensor kept: the yardstick, of which localize may cost three (goal, where a forward takes more
-  than some milliseconds: below, what Python needs an op outweighs the op);
+  tensor kept: the yardstick, of which localize may cost three (goal);
 - localize;
 - ai-edge-quantizer's comparison of the float and the quantized file, all tensors, all metrics, on
   the same kernels (goal: localize is faster).
 
 Ratios are of the medians of processor time, all on one thread, so that a busy machine changes them
 little. Matching, once for each shape of input, stands apart. Last, how much the process's memory
-grows from the first 20 samples to 500 (goal: by nothing that grows with them). Linux only.
+grows from the first 100 samples to 500 (goal: by nothing that grows with them). Linux only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ from fixtures import digits
 from fixtures.models import integers, normal
 from pytest_edgeq import Edgeq, QuantizedModel, litert
 from pytest_edgeq.localize.localizer import Localizer
-from pytest_edgeq.samples import read_samples
+from pytest_edgeq.samples import Sample, read_samples
 from tests.test_architectures import MODELS, Wrapped
 
 PRESETS = ("pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32")
-SAMPLES = 15
+ROUNDS = 7
+FEWEST = 4
 
 Make = Callable[[], nn.Module]
 Give = Callable[[int], torch.Tensor]
@@ -121,34 +122,47 @@ def measure(model: nn.Module, quantized: QuantizedModel, sample: Give) -> dict[s
     float_file = litert.convert({litert.SIGNATURE: traced})
     spent: dict[str, list[float]] = {}
     forward = torch.no_grad()(model)
-    given = (sample(1000 + seed) for seed in range(SAMPLES + 2))
-    first, warm, *rest = read_samples(given, quantized.spec, "evaluation")
+    kept = quantized.edge.runner("builtin", keep=True)
+    names = quantized.input_names
     with Localizer(quantized) as localizer:
-        matching = _timed(lambda: localizer.update(first))
-        localizer.update(warm)
-        kept = quantized.edge.runner("builtin", keep=True)
-        for each in rest:
-            arrays = each.arrays()
-            encoded = quantized.edge.encode(quantized.input_names, arrays)
-            # A file's own input is int8 where the float one's is float32; it takes those as well.
-            data = {"serving_default": [dict(zip(quantized.input_names, arrays, strict=True))]}
-            for name, function in {
-                "torch": lambda: forward(*each.args),  # noqa: B023 # called at once
-                "invoke": lambda: kept.run(encoded),  # noqa: B023
-                "localize": lambda: localizer.update(each),  # noqa: B023
-                "validate": lambda: model_validator.compare_model(
+
+        def localize(given: Sequence[Sample]) -> None:
+            for each in given:
+                localizer.update(each)
+            localizer.finish()
+
+        (first,) = read_samples([sample(1000)], quantized.spec, "evaluation")
+        matching = _timed(lambda: localize([first]))
+        (plan,) = localizer._plans.values()
+        count = max(plan.together, FEWEST)
+        given = list(read_samples(map(sample, range(1001, 1001 + count)), quantized.spec, "given"))
+        arrays = [each.arrays() for each in given]
+        encoded = [quantized.edge.encode(names, each) for each in arrays]
+        # A file's own input is int8 where the float one's is float32; it takes those as well.
+        data = [dict(zip(names, each, strict=True)) for each in arrays[:FEWEST]]
+        ways: dict[str, tuple[int, Callable[[], Any]]] = {
+            "torch": (count, lambda: [forward(*each.args) for each in given]),
+            "invoke": (count, lambda: [kept.run(each) for each in encoded]),
+            "localize": (count, lambda: localize(given)),
+            "validate": (
+                len(data),
+                lambda: model_validator.compare_model(
                     float_file,
                     quantized.tflite,
-                    data,  # noqa: B023
+                    {"serving_default": data},
                     error_metrics=list(ValidationErrorMetric),
                     use_xnnpack=False,
                     num_threads=1,
                 ),
-            }.items():
-                if name == "validate" and len(spent.get(name, ())) == 5:
+            ),
+        }
+        localize(given)
+        for place in range(ROUNDS):
+            for name, (size, function) in ways.items():
+                if name == "validate" and place > 1:
                     continue
                 try:
-                    spent.setdefault(name, []).append(_timed(function))
+                    spent.setdefault(name, []).append(_timed(function) / size)
                 except ValueError as error:
                     # Tensors of one name and other sizes: it gives up on files of PT2E flows.
                     if name != "validate" or "same size" not in str(error):
@@ -164,7 +178,7 @@ def _resident() -> float:
 
 
 def growth(quantized: QuantizedModel, sample: Give) -> float:
-    """Give by how many MB the process grows from 20 samples to 500."""
+    """Give by how many MB the process grows from 100 samples to 500."""
 
     def stream() -> Iterator[torch.Tensor]:
         return (sample(seed) for seed in range(500))
@@ -172,9 +186,10 @@ def growth(quantized: QuantizedModel, sample: Give) -> float:
     with Localizer(quantized) as localizer:
         before = 0.0
         for place, each in enumerate(read_samples(stream(), quantized.spec, "evaluation")):
-            if place == 20:
+            if place == 100:
                 before = _resident()
             localizer.update(each)
+        localizer.finish()
         return _resident() - before
 
 
@@ -201,7 +216,7 @@ def main(names: list[str]) -> None:
             ours = spent["localize"]
             print(
                 f"{net}, {preset}: torch {spent['torch']:.2f} + invoke {spent['invoke']:.2f} ms, "
-                f"localize {ours:.2f} ms, ×{ours / yardstick:.2f}; {peer}; "
+                f"localize {ours:.2f} ms, × {ours / yardstick:.2f}; {peer}; "
                 f"matching once {spent['matching']:.2f} s",
                 flush=True,
             )

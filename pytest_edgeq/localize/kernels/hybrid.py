@@ -119,8 +119,9 @@ class HybridInput:
         The op's input as the kernel sees it after quantizing it.
 
         Args:
-            x: The input that is quantized, of the shape that it has in the file. The kernel takes
-                float32; float64 is rounded to it first.
+            x: The input that is quantized, of the shape that it has in the file, of one sample or
+                of several along axes in front. The kernel takes float32; float64 is rounded to it
+                first.
 
         Returns:
             Dequantized, of the same shape and dtype.
@@ -185,7 +186,7 @@ class HybridInput:
         seen = np.ascontiguousarray(x.swapaxes(-1, -2) if self._turned else x, np.float32)
         if self._by_row:
             return seen.reshape(-1, self._size or seen.shape[-1])
-        return seen.reshape(len(seen), -1)
+        return seen.reshape(-1, math.prod(seen.shape[-3:]))
 
 
 def _is_asymmetric(graph: OpGraph, op: Op, weights: Tensor, runtime: str) -> bool:
