@@ -173,7 +173,9 @@ _LAST = {
 
 
 def base_name(node: Any) -> str:
-    """Name of the function that a node calls, without namespace and overload."""
+    """Name of the function that a node calls, without namespace and overload; empty of others."""
+    if node.op != "call_function":
+        return ""  # its target is a name of the model's own, which may be any
     target = node.target
     packet = getattr(target, "overloadpacket", None)
     return str(getattr(packet or target, "__name__", target))
