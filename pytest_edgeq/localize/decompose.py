@@ -184,7 +184,9 @@ def _hoist_scales(graph: torch.fx.Graph) -> None:
     So the converter has it, which folds the scale into the product's weight.
     """
     for node in list(graph.nodes):
-        if base_name(node) != "mul" or not isinstance(node.args[1], (int, float)):
+        if base_name(node) not in ("mul", "div") or node.kwargs:
+            continue
+        if not isinstance(node.args[1], (int, float)):
             continue
         before = node.args[0]
         above = before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -34,8 +36,33 @@ class Normalised(SmallModel):
         return (normal(1, 8, seed=seed),)
 
 
+class Scaled(SmallModel):
+    """Queries are divided behind where their heads are laid out."""
+
+    width = 8.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend with two heads."""
+        query, key, value = (
+            layer(x).view(1, 6, 2, 8).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        shares = (query / math.sqrt(self.width) @ key.transpose(2, 3)).softmax(-1)
+        attended: torch.Tensor = self.out((shares @ value).transpose(1, 2).reshape(1, 6, 16))
+        return attended
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Six tokens."""
+        return (normal(1, 6, 16, seed=seed),)
+
+
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, PT2E, None])
-@pytest.mark.parametrize("kind", [Normalised])
+@pytest.mark.parametrize("kind", [Normalised, Scaled])
 def test_every_op_is_matched_and_sound(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
@@ -50,6 +77,7 @@ def test_every_op_is_matched_and_sound(
     ("kind", "changes", "op"),
     [
         (Normalised, {"std": 1.1}, {"DIV", "MUL", "FULLY_CONNECTED"}),
+        (Scaled, {"width": 9.0}, {"FULLY_CONNECTED"}),
     ],
 )
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, None])
