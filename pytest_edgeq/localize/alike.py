@@ -9,6 +9,7 @@ import torch
 
 from pytest_edgeq.localize.codes import clipped, code_limits, is_near
 from pytest_edgeq.localize.kinds import (
+    ACTIVATIONS,
     CLAMPS,
     HEAVY,
     IDENTITIES,
@@ -92,11 +93,14 @@ class Chooser:
 
     def _clamping(self, op: Op, near: list[Near]) -> list[Near]:
         """
-        Of an op with a clamp in it those that clamp, where the same is also taken as it is.
+        Of an op that clamps those that do, and of one with a clamp in it, too.
 
-        In a range that begins at 0 both are as near; the file has an op for each.
+        In a range that begins at 0 both are as near; where the same is also taken as it is, the
+        file has an op for each.
         """
         own = [each for each in near if base_name(each[1].node) in CLAMPS]
+        if op.name in ACTIVATIONS:
+            return own or near
         if op.fused_activation not in _FUSED_CLAMPS:
             return near
         beside = (self._reference.computing(each[1].node).users for each in own)

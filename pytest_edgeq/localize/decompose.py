@@ -227,7 +227,11 @@ def _slice_parts(graph: torch.fx.Graph, sliced: Container[tuple[int, int]]) -> N
     """
     for node in list(graph.nodes):
         joined = node.args[0] if base_name(node) in ("slice", "select", "narrow") else None
-        if not isinstance(joined, torch.fx.Node) or base_name(joined) != "cat":
+        if not isinstance(joined, torch.fx.Node):
+            continue
+        if base_name(joined) in ("view", "reshape"):
+            _take_step(graph, node, joined, sliced)
+        if base_name(joined) != "cat":
             continue
         whole, parts = shape_of(joined), list(joined.args[0])  # type: ignore[arg-type]
         shapes = [shape_of(part) for part in parts]
@@ -251,6 +255,31 @@ def _slice_parts(graph: torch.fx.Graph, sliced: Container[tuple[int, int]]) -> N
             joined.meta["val"] = joined.meta["val"].new_empty(size)
         bounds = (start - offset, end - offset) if base_name(node) == "slice" else (start - offset,)
         node.args = (source, axis, *bounds, *node.args[2 + len(bounds) :])
+
+
+def _take_step(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    stacked: torch.fx.Node,
+    sliced: Container[tuple[int, int]],
+) -> None:
+    """Take one step of several that are stacked by a join and a view, as recurrent layers do it."""
+    joined = stacked.all_input_nodes[0]
+    if base_name(joined) != "cat" or joined.args[1:] not in ((), (0,)):
+        return
+    steps, whole = list(joined.args[0]), shape_of(stacked)  # type: ignore[arg-type]
+    if any((len(steps), *shape_of(step)) != whole for step in steps):
+        return
+    if (math.prod(whole), math.prod(shape_of(node))) in sliced:
+        return
+    start, end = _reach(node, 0, whole)
+    if end - start != 1:
+        return
+    with graph.inserting_before(node):
+        step = graph.call_function(torch.ops.aten.reshape.default, (steps[start], shape_of(node)))
+    step.meta.update(node.meta)
+    node.replace_all_uses_with(step)
+    graph.erase_node(node)
 
 
 def _reach(node: torch.fx.Node, axis: int, whole: tuple[int, ...]) -> tuple[int, int]:

@@ -61,8 +61,29 @@ class Scaled(SmallModel):
         return (normal(1, 6, 16, seed=seed),)
 
 
+class LastStep(SmallModel):
+    """A recurrent layer, time first, of which one step is taken by its place."""
+
+    step = -1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give scores, and the state."""
+        steps, (hidden, _) = self.recurrent(x)
+        return self.head(torch.relu(steps[self.step])), hidden
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Three steps."""
+        return (normal(3, 1, 6, seed=seed),)
+
+
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, PT2E, None])
-@pytest.mark.parametrize("kind", [Normalised, Scaled])
+@pytest.mark.parametrize("kind", [Normalised, Scaled, LastStep])
 def test_every_op_is_matched_and_sound(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
@@ -78,6 +99,7 @@ def test_every_op_is_matched_and_sound(
     [
         (Normalised, {"std": 1.1}, {"DIV", "MUL", "FULLY_CONNECTED"}),
         (Scaled, {"width": 9.0}, {"FULLY_CONNECTED"}),
+        (LastStep, {"step": -2}, {"RELU", "MUL", "FULLY_CONNECTED"}),
     ],
 )
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, None])
