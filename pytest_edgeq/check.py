@@ -14,7 +14,7 @@ from pytest_edgeq.compare import Comparer
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.lost import Lost, lost_behind_unmatched
 from pytest_edgeq.localize.origins import origin_findings
-from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
+from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
     CALIBRATION_OVERLAP,
@@ -27,8 +27,8 @@ from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.snapshots.compare import describe_change
-from pytest_edgeq.snapshots.errors import REGRESSED
-from pytest_edgeq.snapshots.session import is_change, is_missing
+from pytest_edgeq.snapshots.errors import REGRESSED, is_explained
+from pytest_edgeq.snapshots.session import is_change, is_missing, without_command
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.same import border_differences, op_differences
 from pytest_edgeq.unrunnable import UnrunnableError, grouped
@@ -175,6 +175,8 @@ class _Gate:
         if not all(map(is_missing, texts)):
             # What is to be accepted must be sound first: its numbers are none to read now.
             texts = [_put_off(each) if is_missing(each) else each for each in texts]
+        if ordered[0].rank != _MEMORY:
+            texts = [_not_yet(each) for each in texts]
         first, *lines = texts[0].splitlines()
         if len(texts) > 1:
             first += f" [1 of {len(texts)} findings on {self.quantized.name}]"
@@ -193,7 +195,9 @@ class _Gate:
 
     def _cause(self) -> str:
         """What localizing says of errors that nothing has explained yet, or of a changed op."""
-        if self.layers is None or not (self._tells_errors() or self.layers.culprit):
+        if self.layers is None or self._tells(_INPUTS):
+            return ""
+        if not (self._tells_errors() or self.layers.culprit):
             return ""
         unexplained = any(
             each.rank == _HEALTH or (each.rank == _MEMORY and is_change(each.text))
@@ -202,9 +206,14 @@ class _Gate:
         return self.layers.cause if unexplained and not self._tells(_LAYERS) else ""
 
     def _tells_errors(self) -> bool:
-        """Whether errors are told of, and not yet the layer that makes them."""
+        """Whether errors are told of, and not yet what makes them."""
+        if self._tells(_LAYERS) or self._tells(_INPUTS):
+            return False
+        explained = any(is_explained(each.text) for each in self.findings)
+        if explained and self.layers is not None and self.layers.cause == SPREAD:
+            return False
         regressed = any(each.text.startswith(REGRESSED) for each in self.findings)
-        return (regressed or self._tells(_HEALTH)) and not self._tells(_LAYERS)
+        return regressed or self._tells(_HEALTH)
 
     def _tells(self, rank: int) -> bool:
         return any(each.rank == rank for each in self.findings)
@@ -385,6 +394,12 @@ class _Gate:
 
 def _put_off(missing: str) -> str:
     return f"{missing.partition(chr(10))[0]}; accept it once the other findings are mended"
+
+
+def _not_yet(text: str) -> str:
+    """Of a change: no command that accepts it, while another finding says what is wrong."""
+    kept = without_command(text)
+    return text if kept == text else f"{kept}\nAccept it once the other findings are mended."
 
 
 def _lost(lost: Lost) -> str:

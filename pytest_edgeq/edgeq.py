@@ -351,8 +351,9 @@ class Edgeq:
             ValueError: The remembered file cannot be read.
             RuntimeError: Not called from the body of a test.
         """
+        from pytest_edgeq.localize.rows import SPREAD
         from pytest_edgeq.remember import errors_to_remember
-        from pytest_edgeq.snapshots.errors import REGRESSED
+        from pytest_edgeq.snapshots.errors import REGRESSED, is_explained
 
         _require_comparison("check_errors", comparison)
         if self._memory is None:
@@ -361,8 +362,10 @@ class Edgeq:
             )
 
         def explain(change: str) -> str:
-            wanted = comparison.explain is not None and change.startswith(REGRESSED)
-            return comparison.explain() if wanted and comparison.explain is not None else ""
+            if comparison.explain is None or not change.startswith(REGRESSED):
+                return ""
+            blamed = comparison.explain()
+            return "" if SPREAD in blamed and is_explained(change) else blamed
 
         self._memory.check(
             "errors", name or "errors", errors_to_remember(comparison), explain=explain

@@ -33,6 +33,7 @@ from pytest_edgeq.localize.rows import (
     LOWERING,
     QUANTIZATION,
     SOUND,
+    SPREAD,
     UNMATCHED,
     Evidence,
     LayerError,
@@ -99,7 +100,7 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
     floats = _left_in_float(judged, evidence)
     if floats is not None and not everywhere:
         return _blamed(judged, *floats)
-    cause = f"no single layer: {everywhere or 'the loss is spread'}"
+    cause = f"no single layer: {everywhere}" if everywhere else SPREAD
     return LayerErrors(rows=judged, culprit=None, cause=cause)
 
 

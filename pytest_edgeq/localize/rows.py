@@ -12,6 +12,7 @@ __all__ = [
     "LOWERING",
     "QUANTIZATION",
     "SOUND",
+    "SPREAD",
     "UNMATCHED",
     "Evidence",
     "LayerError",
@@ -29,6 +30,9 @@ QUANTIZATION = "quantization"
 
 UNMATCHED = "unmatched"
 """No torch nodes are known that the op could stand for: nothing was measured."""
+
+SPREAD = "no single layer: the loss is spread"
+"""Of errors that nothing is known of."""
 
 _SEVERITY = (LOWERING, QUANTIZATION, UNMATCHED, SOUND)
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from pytest_edgeq.snapshots.build import build_problem, describe_build
 from pytest_edgeq.snapshots.paired import (
-    FLOAT_NOISE_DB,
     HIGHER_IS_BETTER,
     floor_db,
     narrowed,
@@ -25,6 +24,7 @@ __all__ = [
     "REGRESSED",
     "describe_change",
     "describe_new",
+    "is_explained",
     "loose",
     "problem",
     "tightened",
@@ -33,11 +33,15 @@ __all__ = [
 REGRESSED: Final = "errors regressed"
 NOT_COMPARED: Final = "errors not compared"
 
+_WHY: Final = "why: "
+_SHOWN_ROWS: Final = 4
+"""The first ones tell it; the others are metrics of the same loss."""
+
 _TEXTS: Final = ("flow", "runtime", "fingerprint")
 _NUMBERS: Final = ("value", "worst", "best")
 _KEY: Final = ("stage", "output", "metric")
 _STAGES: Final = ("lowering", "quantization", "conversion", "total")
-"""Of stages that lost as much, the one that explains the others first."""
+"""Of stages that gained as much noise, the one that explains the others first."""
 _METRICS: Final = (
     "sqnr_db",
     "rmse",
@@ -121,10 +125,17 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     built = describe_build(old, new)
     if not (worse or gone or came or built):
         return ""
-    lines = [*_told(before, after, worse, gone, came), *built]
+    lines = _told(before, after, worse, gone, came)
+    # What is another in the build is why the errors are worse; where they are not, it is the news.
+    lines[1:1] = [f"{_WHY}{each}" for each in built] if worse else built
     if old["runtime"] != new["runtime"]:
         lines.append(f"  runtime: remembered on {old['runtime']}, now on {new['runtime']}")
     return "\n".join(lines)
+
+
+def is_explained(change: str) -> bool:
+    """Whether a text of `describe_change` says why the errors are worse."""
+    return any(line.startswith(_WHY) for line in change.splitlines())
 
 
 def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -182,18 +193,26 @@ def _told(
             f"{REGRESSED}: {_place(key)}: expected {sense} {_text(before[key]['worst'])} "
             f"(remembered {_text(before[key]['value'])}), got {_text(after[key]['value'])}{more}"
         )
-        rows = [("stage", "output", "metric", "remembered", "margin", "now")]
-        for each in worse:
-            was = before[each]
-            rows.append(
-                (*each, _text(was["value"]), _margin(was), _text(after[each]["value"])),
-            )
-        lines += _table(rows)
+        lines += _worst(before, after, worse)
     for keys, verb in ((gone, "disappeared"), (came, "appeared")):
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             lines.append(f"errors {verb}: {_place(keys[0])}{more}")
     return lines
+
+
+def _worst(
+    before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row], worse: Sequence[_RowKey]
+) -> list[str]:
+    """Lay out the first of several metrics; the first line has told one alone."""
+    if len(worse) == 1:
+        return []
+    rows = [("stage", "output", "metric", "remembered", "margin", "now")]
+    for key in worse[:_SHOWN_ROWS]:
+        was = before[key]
+        rows.append((*key, _text(was["value"]), _margin(was), _text(after[key]["value"])))
+    left = len(worse) - _SHOWN_ROWS
+    return [*_table(rows), *([f"  … and {left} more"] if left > 0 else [])]
 
 
 def _place(key: _RowKey) -> str:
@@ -210,21 +229,25 @@ def _margin(row: _Row) -> str:
 def _rank(
     before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row]
 ) -> Callable[[_RowKey], tuple[float, int, int, str]]:
-    """The stage that lost most first: what is off in one is often somewhat off in others, too."""
-    lost: dict[str, float] = {}
+    """The stage that gained most noise first: of what stands now, it is the most that is new."""
+    gained: dict[str, float] = {}
     for key in before:
         stage, _, metric = key
         if metric == "sqnr_db" and key in after and stage != "total":
-            # Above it, infinite too, there is nothing to lose.
-            was, now = (min(_value(rows[key]["value"]), FLOAT_NOISE_DB) for rows in (before, after))
-            lost[stage] = max(lost.get(stage, 0.0), was - now)
+            more = _noise(after[key]) - _noise(before[key])
+            gained[stage] = max(gained.get(stage, 0.0), more)
 
     def rank(key: _RowKey) -> tuple[float, int, int, str]:
         stage, output, metric = key
         place = _STAGES.index(stage) if stage in _STAGES else len(_STAGES)
-        return -lost.get(stage, 0.0), place, _METRICS.index(metric), output
+        return -gained.get(stage, 0.0), place, _METRICS.index(metric), output
 
     return rank
+
+
+def _noise(sqnr: _Row) -> float:
+    """Of a signal of 1; below what float64 holds there is nothing to tell apart."""
+    return math.pow(10.0, -max(_value(sqnr["value"]), -3000.0) / 10)
 
 
 def _is_worse(was: _Row, now: _Row) -> bool:

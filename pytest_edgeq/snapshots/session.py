@@ -36,7 +36,8 @@ If this is what you want, store it, and commit the file (on CI nothing is writte
 _CHANGED_TEXT = """\
 {change}
 {since}File: {path}
-If the change is meant, accept it: {command}"""
+{accept}{command}"""
+_ACCEPT = "If the change is meant, accept it: "
 _TWICE = (
     'this test claims two different values as {title} "{name}", so neither was stored; '
     "give each claim a name of its own (name=…)\n"
@@ -52,6 +53,11 @@ def is_change(text: str) -> bool:
 def is_missing(text: str) -> bool:
     """Whether a failed check has told that nothing is remembered."""
     return text.partition("\n")[0].endswith(_NOT_YET)
+
+
+def without_command(text: str) -> str:
+    """Give the text of a change without the command that accepts it."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith(_ACCEPT))
 
 
 class SnapshotSession:
@@ -167,6 +173,7 @@ class SnapshotSession:
                 change=f"{change}\n{explained}" if explained else change,
                 since=f"Since it was stored: {', '.join(since)}\n" if since else "",
                 path=shown,
+                accept=_ACCEPT,
                 command=command,
             )
         raise AssertionError(text)

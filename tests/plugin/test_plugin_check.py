@@ -111,6 +111,21 @@ def test_nothing_unsound_is_remembered(project: pytest.Pytester) -> None:
     assert not (project.path / "__edgeq__").exists()
 
 
+def test_a_change_is_not_to_be_accepted_while_something_is_wrong(project: pytest.Pytester) -> None:
+    """No command is given that would make a memory of a defect; alone, it is."""
+    _run(project, _CHECK, "--edgeq-update").assert_outcomes(passed=1)
+
+    wrong = _run(project, _CHECK, value="x - y")
+    wrong.assert_outcomes(failed=1)
+    wrong.stdout.fnmatch_lines(
+        ["E *[[]4] errors regressed: *", "E *Accept it once the other findings are mended."]
+    )
+    wrong.stdout.no_fnmatch_line("E *If the change is meant*")
+
+    _write(project.path / "model.tflite", "float32")
+    _run(project, _CHECK).stdout.fnmatch_lines(["E *If the change is meant, accept it: *"])
+
+
 def test_in_a_fixture_it_says_that_nothing_is_remembered(project: pytest.Pytester) -> None:
     """All else is checked there, too."""
     project.makeconftest(

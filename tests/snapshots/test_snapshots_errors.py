@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.snapshots import Layout, Owner, SnapshotSession, session, store
-from pytest_edgeq.snapshots.errors import loose
+from pytest_edgeq.snapshots.errors import is_explained, loose
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -104,6 +104,28 @@ def test_worse_than_the_margin_is_a_failure(check: Check, data: Data, path: Path
         each["worst"] = each["best"] = each["value"]
     assert check(worse, "changed") == [("changed", True, "")]
     assert check(worse) == [("unchanged", False, "")]
+
+
+def test_what_was_built_otherwise_stands_before_the_rows(check: Check, data: Data) -> None:
+    """The golden text: it is why the errors are worse, and all rows are of one loss."""
+    metrics = ("sqnr_db", "worst_sample_sqnr_db", "cosine_similarity")
+    rows = [row(m, 30.0, 28.0, 32.0, s) for s in ("quantization", "total") for m in metrics]
+    data |= {"errors": rows, "n_calibrated": 64, "scales": {"ADD (op 2)": 0.05}}
+    check(data, "new")
+    fewer = with_values(data, *[5.0] * len(rows)) | {"n_calibrated": 2}
+    text = failure(check, fewer | {"scales": {"ADD (op 2)": 0.02}})
+    assert text == (GOLDEN / "errors_regressed_calibration.txt").read_text("utf-8")
+    assert is_explained(text)
+    assert not is_explained(failure(check, with_values(data, *[5.0] * len(rows))))
+
+
+def test_one_metric_has_no_table(check: Check, data: Data) -> None:
+    """The first line has told it."""
+    check(data, "new")
+    assert failure(check, with_values(data, 60.0, 31.0, 4.0)).splitlines()[1:] == [
+        "File: __edgeq__/test_x/test_y.errors.json",
+        "If the change is meant, accept it: pytest test_x.py::test_y --edgeq-update=changed",
+    ]
 
 
 def test_within_the_margin_is_the_same(check: Check, data: Data, path: Path) -> None:
@@ -232,13 +254,18 @@ def test_parameters_that_are_no_longer_shared_are_told(check: Check, data: Data)
 
 @pytest.mark.parametrize(
     ("lowering", "quantization", "first"),
-    [(24.9, 1.3, "quantization"), (10.0, 40.0, "lowering"), (25.0, 25.0, "lowering")],
+    [
+        (24.9, 1.3, "quantization"),
+        (10.0, 40.0, "lowering"),
+        (25.0, 25.0, "lowering"),
+        (16.2, -1.7, "quantization"),
+    ],
 )
-def test_the_stage_that_lost_most_is_told_first(
+def test_the_stage_that_gained_most_noise_is_told_first(
     check: Check, data: Data, lowering: float, quantization: float, first: str
 ) -> None:
-    """A range that is far too wide is a loss by quantization, though kernels round more, too."""
-    before = {"lowering": 43.0, "quantization": 43.0, "total": 40.0}
+    """What stands now is what the total is; a stage that fell by more may still be far above it."""
+    before = {"lowering": 51.0, "quantization": 31.2, "total": 31.0}
     after = {"lowering": lowering, "quantization": quantization, "total": 1.0}
 
     def rows(values: dict[str, float]) -> Data:
