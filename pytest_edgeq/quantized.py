@@ -184,6 +184,13 @@ class QuantizedModel:
         return self._leg.simulated
 
     @property
+    def exported_strictly(self) -> bool:
+        """Whether torch.export traced the quantized graph strictly; it notes sources then alone."""
+        graphs = [getattr(leg.simulated, "graph", None) for leg in self._legs.values()]
+        nodes = (node for graph in graphs if graph is not None for node in graph.nodes)
+        return any("source_fn_stack" in node.meta for node in nodes)
+
+    @property
     def ledger(self) -> SampleLedger:
         """Digests of the calibration samples."""
         return self._leg.ledger

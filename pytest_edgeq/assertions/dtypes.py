@@ -18,6 +18,7 @@ from pytest_edgeq.assertions.expect import (
     spread,
     table,
 )
+from pytest_edgeq.assertions.left_in_float import is_left_in_float, why_float
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import BORDER_OPS, SCHEMES, OpDtypes
@@ -34,21 +35,6 @@ __all__ = [
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
-
-_LEFT_IN_FLOAT = (
-    "why: an op stays in float where the quantizer has no pattern for it, where its inputs are not "
-    "quantized, or where the model was exported non-strictly (PT2E then misses ADD, MUL and "
-    "CONCATENATION).\n"
-    "to fix: quantize with strict_export=True, or have the quantizer annotate the op."
-)
-_NOTHING_QUANTIZED = (
-    "why: no op of this file is quantized; it is a float model. Was it built with the quantizer, "
-    "and is it the file that you mean?"
-)
-_FLOAT_BY_DESIGN = (
-    "why: the schemes dynamic, weight_only and float16 store small weights and compute on floats "
-    "by design; assert them with assert_op_dtypes(model, op, scheme=…), or quantize statically."
-)
 
 
 def assert_input_dtypes(model: Any, expected: Any) -> None:
@@ -193,8 +179,8 @@ def assert_op_dtypes(
             + (f" with module={module!r}" if module is not None else "")
             + "\n"
             + table([(e.where, e.scheme) for e in entries], ("op", "scheme"))
-            + "\nwhy: the converter fuses, splits and drops ops, and a changed model has others."
-            f"\nto accept: count={len(entries)}"
+            + "\nwhy: the converter fuses, splits and drops ops, and a changed model has others; "
+            f"the file has {_counted(edge)}\nto accept: count={len(entries)}"
         )
     wrong = [
         (entry, role, _show(value), actual)
@@ -210,28 +196,27 @@ def assert_op_dtypes(
     raise AssertionError(
         f"{entry.where} {role}: expected {value}, got {actual} ({n_ops} of {len(entries)} {op})\n"
         + table([(e.where, *row) for e, *row in wrong], ("op", "field", "expected", "got"))
-        + f"\n{_why_differs(edge, [e for e, *_ in wrong])}"
+        + f"\n{_why_differs(model, edge, [e for e, *_ in wrong])}"
         + "\nto accept: expect what the table shows, or narrow with module='glob'; to see all ops: "
         "for op in model.op_dtypes: print(op)"
     )
 
 
-def _why_differs(edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
-    if any(entry.scheme == "float" for entry in wrong):
-        return _why_float(edge, wrong)
+def _counted(edge: EdgeFile) -> str:
+    """Say what there is, the most frequent first: a convolution may have become a depthwise one."""
+    counts = sorted(edge.op_dtypes.counts().items(), key=lambda each: -each[1])
+    more = f" and {len(counts) - 8} more kinds" if len(counts) > 8 else ""
+    return ", ".join(f"{count} {op}" for op, count in counts[:8]) + more
+
+
+def _why_differs(model: Any, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
+    floats = [entry for entry in wrong if entry.scheme == "float"]
+    if floats:
+        return why_float(model, edge, floats)
     return (
         "why: the quantizer's config, or the release that read it, chose otherwise for these ops; "
         "kernels and delegates are picked by exactly these dtypes."
     )
-
-
-def _why_float(edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
-    schemes = {entry.scheme for entry in edge.op_dtypes} - {"integer"}
-    if schemes == {"float"}:
-        return _NOTHING_QUANTIZED
-    if any(entry.scheme in ("dynamic", "weight_only", "float16") for entry in wrong):
-        return _FLOAT_BY_DESIGN
-    return _LEFT_IN_FLOAT
 
 
 def _dtypes(role: str, expected: Any) -> Any:
@@ -362,17 +347,17 @@ def assert_no_float_ops(model: Any, allow: Sequence[str] = ()) -> None:
     if not wrong:
         return
     first, dtypes = next(iter(wrong.items()))
-    why = _why_float(edge, list(wrong))
+    why = why_float(model, edge, list(wrong))
     raise AssertionError(
         f"{first.where}: expected no float, got {' and '.join(dtypes)} "
-        f"({len(wrong)} of {len(entries)} ops)\n"
+        f"({len(wrong)} of {len(entries)} ops that compute)\n"
         + table(
             [(e.where, ", ".join(e.inputs), ", ".join(e.outputs), e.scheme) for e in wrong],
             ("op", "inputs", "outputs", "scheme"),
         )
         + f"\n{why}"
         # Elsewhere it would allow every op that there is.
-        + (f"\nto accept: allow={tuple(kinds)!r}" if why is _LEFT_IN_FLOAT else "")
+        + (f"\nto accept: allow={tuple(kinds)!r}" if is_left_in_float(why) else "")
     )
 
 

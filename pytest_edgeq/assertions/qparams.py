@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from pytest_edgeq.assertions.expect import (
     table,
 )
 from pytest_edgeq.suggest import nearest
+from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op, Tensor
 from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
@@ -48,7 +49,8 @@ _WHY = {
     "granularity": "one scale for all channels costs accuracy where their ranges differ; a scale "
     "for each channel is refused by some delegates.",
     "scale_range": "a scale out of range tells of calibration data with outliers, or of none; a "
-    "scale of 0 is never right.",
+    "scale of 0 is never right; print(edgeq.localize(model, samples)) tells whether values fill "
+    "it.",
     "shared_with": "these operands are added, joined or compared as codes, without rescaling.",
 }
 
@@ -119,7 +121,8 @@ def assert_qparams(
                 "there is nothing to share with"
             )
         checks.append(_shared(others[0]))
-    _hold(chosen, checks, role)
+    narrow = {"op": op, "module": module}
+    _hold(chosen, checks, role, [name for name, given in narrow.items() if given is None])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +143,15 @@ class _Operand:
         return f"{self.tensor.dtype}, {_several('scale', self.scales)}, {self.zeros}"
 
     @property
+    def reach(self) -> str:
+        """What values its codes say, where all have one scale; empty where not."""
+        if self.tensor is None or len(self.scales) != 1 or len(self.zero_points) != 1:
+            return ""
+        ends = np.array(code_range(self.tensor.dtype)) - self.zero_points[0]
+        low, high = ends * float(self.scales[0])
+        return f", range [{low:.3g}, {high:.3g}]"
+
+    @property
     def zeros(self) -> str:
         """Its zero points in few words."""
         return _several("zero point", self.zero_points)
@@ -154,7 +166,7 @@ class _Check:
     wrong: Callable[[_Operand], str | None]
 
 
-def _hold(chosen: list[_Operand], checks: list[_Check], role: str) -> None:
+def _hold(chosen: list[_Operand], checks: list[_Check], role: str, narrow: Sequence[str]) -> None:
     wrong = []
     # With shared_with an operand may be chosen twice.
     for operand in {(o.where, id(o.tensor)): o for o in chosen}.values():
@@ -176,8 +188,14 @@ def _hold(chosen: list[_Operand], checks: list[_Check], role: str) -> None:
         f"{where} {role} {name}: expected {expected}, got {actual} ({n_wrong} of {n_ops} ops)\n"
         + table(wrong, ("op", "parameter", "expected", "got"))
         + "".join(f"\nwhy: {name}: {_WHY[name]}" for name in dict.fromkeys(row[1] for row in wrong))
-        + "\nto narrow: op='CONV_2D', module='glob'; to accept: expect what the file has."
+        + f"\n{_narrowed(narrow) if n_ops > 1 else ''}to accept: expect what the file has."
     )
+
+
+def _narrowed(names: Sequence[str]) -> str:
+    """How to choose fewer ops, by what was not given."""
+    ways = [{"op": "op='CONV_2D'", "module": "module='glob'"}[name] for name in names]
+    return f"to narrow: {', '.join(ways)}; " if ways else ""
 
 
 def _operands(edge: EdgeFile, op: str | None, module: str | None, role: str) -> list[_Operand]:
@@ -266,7 +284,9 @@ def _in_range(low: float, high: float) -> _Check:
         inside = (low <= scales) & (scales <= high) & (scales > 0)
         if inside.all():
             return None
-        several = f" ({int((~inside).sum())} of {len(scales)} outside)" if len(scales) > 1 else ""
+        several = operand.reach
+        if len(scales) > 1:
+            several = f" ({int((~inside).sum())} of {len(scales)} outside)"
         return _several("scale", scales) + several
 
     return _Check("scale_range", f"{low:.6g} … {high:.6g}", wrong)

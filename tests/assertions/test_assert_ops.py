@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ai_edge_quantizer import default_policy
 
 from pytest_edgeq import (
     QuantizedModel,
@@ -16,6 +18,7 @@ from pytest_edgeq import (
     assert_op_dtypes,
 )
 from pytest_edgeq.assertions.channels import granularities
+from pytest_edgeq.assertions.left_in_float import RECIPE_OPS
 from pytest_edgeq.unmatched import UnmatchedError
 
 
@@ -246,6 +249,20 @@ def test_no_float_op_in_a_fully_quantized_model(
 def test_float_ops_that_non_strict_export_left(non_strict: QuantizedModel, golden: Any) -> None:
     """The ADDs are told, and those that were allowed are not."""
     golden("no_float_ops", lambda: assert_no_float_ops(non_strict, allow=["TRANSPOSE", "MEAN"]))
+
+
+def test_float_ops_that_the_quantizer_has_no_pattern_for(pt2e: QuantizedModel, golden: Any) -> None:
+    """What was given already is not advised, and a recipe is named for what it takes."""
+    golden("no_float_ops_pt2e", lambda: assert_no_float_ops(pt2e, allow=["TRANSPOSE"]))
+    with pytest.raises(AssertionError, match="what made the file has no pattern for RELU and MEAN"):
+        assert_no_float_ops(pt2e.path, allow=["TRANSPOSE"])
+
+
+def test_what_recipes_quantize_is_what_the_library_says() -> None:
+    """ai-edge-quantizer's own list, but for its name of TRANSPOSE_CONV and its borders."""
+    policy = json.loads(default_policy.DEFAULT_JSON_POLICY)["ops_per_config"]["static_wi8_ai8"]
+    renamed = {"CONV_2D_TRANSPOSE": "TRANSPOSE_CONV"}
+    assert {renamed.get(op, op) for op in policy} - {"INPUT", "OUTPUT"} == RECIPE_OPS
 
 
 def test_float_ops_by_design(dynamic: QuantizedModel, golden: Any) -> None:

@@ -26,6 +26,16 @@ def test_per_tensor_instead_of_per_channel(per_tensor: QuantizedModel, golden: A
     golden("qparams_granularity", lambda: assert_qparams(per_tensor, granularity="per_channel"))
 
 
+def test_a_range_that_scales_do_not_meet(static: QuantizedModel, golden: Any) -> None:
+    """Its range is told; what was given to narrow the ops is not advised again."""
+    golden(
+        "qparams_scale_range",
+        lambda: assert_qparams(
+            static, "CONV_2D", "layer1.*", role="output", scale_range=(1e-4, 2e-4)
+        ),
+    )
+
+
 def test_a_zero_point_that_was_changed(
     static: QuantizedModel, patch: Any, operand: Any, golden: Any
 ) -> None:

@@ -1,0 +1,103 @@
+"""Why ops are in float, and the way out, by what made the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.op_dtypes import OpDtypes
+
+__all__ = ["RECIPE_OPS", "is_left_in_float", "why_float"]
+
+_NOTHING_QUANTIZED = (
+    "why: no op of this file is quantized; it is a float model. Was it built with the quantizer, "
+    "and is it the file that you mean?"
+)
+_FLOAT_BY_DESIGN = (
+    "why: the schemes dynamic, weight_only and float16 store small weights and compute on floats "
+    "by design; assert them with assert_op_dtypes(model, op, scheme=…), or quantize statically."
+)
+_ELSEWHERE = (
+    "why: what made the file has no pattern for {ops}, or what they take is in float; PT2E finds "
+    "no ADD, MUL and CONCATENATION in a model that was exported non-strictly.\n"
+    "to fix: have what made the file quantize {them}."
+)
+_BY_PT2E = (
+    "why: the PT2E quantizer annotates no {ops}, or what they take is in float.\n"
+    "to fix: {recipe}have a subclass of the quantizer annotate {them}, or take another op in the "
+    "model."
+)
+_NON_STRICT = (
+    "why: the model was exported non-strictly, and PT2E then finds no ADD, MUL and CONCATENATION.\n"
+    "to fix: quantize with strict_export=True, which is the default; where a warning says that "
+    "torch.export refuses it, quantize by a recipe (recipe_static_wi8_ai8)."
+)
+_BY_RECIPE = (
+    "why: no rule of the recipe takes {ops}, or ai-edge-quantizer has none for {them}.\n"
+    'to fix: give the recipe a rule with operation="*"; what it has no way for takes another op in '
+    "the model."
+)
+
+_MISSED = frozenset({"ADD", "MUL", "CONCATENATION"})
+"""What PT2E's annotators find by what strict export notes alone."""
+
+RECIPE_OPS = frozenset(
+    {
+        *("ADD", "AVERAGE_POOL_2D", "BATCH_MATMUL", "BROADCAST_TO", "CONCATENATION", "CONV_2D"),
+        *("DEPTHWISE_CONV_2D", "DIV", "DYNAMIC_UPDATE_SLICE", "EQUAL", "FULLY_CONNECTED"),
+        *("GATHER", "GATHER_ND", "GELU", "HARD_SWISH", "LOGISTIC", "MAXIMUM", "MAX_POOL_2D"),
+        *("MEAN", "MIRROR_PAD", "MUL", "NOT_EQUAL", "PACK", "PAD", "PADV2", "REDUCE_MIN", "RELU"),
+        *("RESHAPE", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "RSQRT", "SELECT", "SELECT_V2"),
+        *("SLICE", "SOFTMAX", "SPACE_TO_DEPTH", "SPLIT", "SQRT", "SQUARED_DIFFERENCE"),
+        *("STABLEHLO_COMPOSITE", "STRIDED_SLICE", "SUB", "SUM", "TANH", "TRANSPOSE"),
+        *("TRANSPOSE_CONV", "UNPACK"),
+    }
+)
+"""What recipe_static_wi8_ai8 quantizes (ai-edge-quantizer 0.10.0)."""
+
+
+def why_float(model: Any, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
+    """
+    Tell why ops are in float, and how they come out of it.
+
+    Args:
+        model: As it was given to the assertion.
+        edge: Its file.
+        wrong: The ops in float.
+    """
+    schemes = {entry.scheme for entry in edge.op_dtypes} - {"integer"}
+    if schemes == {"float"}:
+        return _NOTHING_QUANTIZED
+    if any(entry.scheme in ("dynamic", "weight_only", "float16") for entry in wrong):
+        return _FLOAT_BY_DESIGN
+    # In the order of the file: the first has often made the others float.
+    kinds = list(dict.fromkeys(entry.op for entry in wrong))
+    known = isinstance(model, QuantizedModel) and model.origin is None
+    flow = model.flow if known else ""
+    if flow == "recipe":
+        return _told(_BY_RECIPE, kinds)
+    if flow != "pt2e":
+        return _told(_ELSEWHERE, kinds)
+    if not model.exported_strictly and set(kinds) <= _MISSED:
+        return _NON_STRICT
+    taken = [kind for kind in kinds if kind in RECIPE_OPS]
+    recipe = f"quantize by recipe_static_wi8_ai8, which takes {_some(taken)}; or " if taken else ""
+    return _told(_BY_PT2E, kinds, recipe=recipe)
+
+
+def is_left_in_float(why: str) -> bool:
+    """Whether ops are in float one by one, which may be accepted, and not all by design."""
+    return why not in (_NOTHING_QUANTIZED, _FLOAT_BY_DESIGN)
+
+
+def _told(text: str, kinds: Sequence[str], **more: str) -> str:
+    return text.format(ops=_some(kinds), them="them" if len(kinds) > 1 else "it", **more)
+
+
+def _some(kinds: Sequence[str]) -> str:
+    if len(kinds) > 4:
+        return f"{', '.join(kinds[:3])} and {len(kinds) - 3} other kinds"
+    *first, last = kinds
+    return f"{', '.join(first)} and {last}" if first else last
