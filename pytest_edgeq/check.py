@@ -16,12 +16,7 @@ from pytest_edgeq.localize.lost import Lost, lost_behind_unmatched
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import (
-    CALIBRATION_OVERLAP,
-    CLIPPED_INPUT,
-    COARSE_INPUT,
-    Finding,
-)
+from pytest_edgeq.numerics.findings import CALIBRATION_OVERLAP, INPUT_KINDS, Finding
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import QuantizedModel
@@ -63,8 +58,8 @@ _OTHER_MODEL = 3
 # The order in which findings are told: the ones that explain the others first.
 _ORIGIN, _FIT, _INPUTS, _LAYERS, _RUNS, _RUNTIMES, _DATA, _HEALTH, _MEMORY = range(9)
 
-_RANKS = {CALIBRATION_OVERLAP: _DATA, CLIPPED_INPUT: _INPUTS, COARSE_INPUT: _INPUTS}
-"""Of findings on health; inputs that were calibrated with others spoil all that comes behind."""
+_RANKS = {CALIBRATION_OVERLAP: _DATA, **dict.fromkeys(INPUT_KINDS, _INPUTS)}
+"""Of findings on health."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +265,7 @@ class _Gate:
     def _look_at_layers(self, layers: LayerErrors) -> None:
         self.layers = layers
         if any(row.verdict == LOWERING for row in layers.rows):
-            self._add(_LAYERS, f"{layers}{self._why(layers)}")
+            self._add(_LAYERS, self._blaming(layers.cause, layers))
         # One step is what the last of them rounds by itself.
         unjudged = [
             row
@@ -294,12 +289,15 @@ class _Gate:
         if comparison is not None and not self._tells(_LAYERS):
             total = {name: each.sqnr_db for name, each in comparison.total.outputs.items()}
             for each in lost_behind_unmatched(edge.graph, edge.signature, layers.rows, total)[:1]:
-                rows = str(layers).partition("\n")[2]
-                self._add(_LAYERS, f"{_lost(each)}\n{rows}{self._why(layers)}")
+                self._add(_LAYERS, self._blaming(_lost(each), layers))
         self.notes.append(
             f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "
             f"torch, as no nodes match them: {_names(unmatched)}"
         )
+
+    def _blaming(self, sentence: str, layers: LayerErrors) -> str:
+        """The sentence, why, and the way out, and then the rows."""
+        return f"{sentence}{self._why(layers)}\n{str(layers).partition(chr(10))[2]}"
 
     def _why(self, layers: LayerErrors) -> str:
         """Say who wrote what is wrong, and the way out."""

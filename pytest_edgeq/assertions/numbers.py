@@ -13,6 +13,7 @@ import numpy as np
 from pytest_edgeq.assertions.expect import edge_of, parse_number, spread, table
 from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.findings import INPUT_KINDS
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import SampleSpec, read_samples
@@ -155,13 +156,16 @@ def _budget_text(
     lines += [f"  {violation}" for violation in violations[1:6]]
     if len(violations) > 6:
         lines.append(f"  … and {len(violations) - 6} more")
-    lines += ["", str(comparison), ""]
-    worst = [f"{sample.index} ({sample.sqnr_db:.3g} dB)" for sample in comparison.worst_samples]
-    if worst:
-        lines.append(
-            f"worst samples: {', '.join(worst)}; comparison.worst_samples keeps their inputs"
-        )
-    lines.append(f"why: {_stage_to_blame(comparison)}")
+    inputs = [each for each in comparison.health if each.kind in INPUT_KINDS]
+    lines += [f"why: {each.where}: {each.message}" for each in inputs]
+    stage = "" if inputs else _stage_to_blame(comparison)
+    if stage:
+        lines.append(f"why: {stage}")
+    # What inputs lose that were calibrated with others shows in all layers, and is made in none.
+    blamed = [] if inputs or comparison.explain is None else comparison.explain().splitlines()
+    lines += blamed[:1]
+    if not inputs and not blamed:
+        lines.append("find the layer: print(edgeq.localize(model, samples))")
     for judgement in judged:
         if not judgement.violations:
             continue
@@ -175,17 +179,19 @@ def _budget_text(
             if judgement.needed is not None
             else f"{where}: no budget accepts this measurement; the output is broken"
         )
-    explained = (
-        "find the layer: print(edgeq.localize(model, samples))"
-        if comparison.explain is None
-        else f"\n{comparison.explain()}"
-    )
-    lines.append(explained)
+    lines += ["", str(comparison)]
+    worst = [f"{sample.index} ({sample.sqnr_db:.3g} dB)" for sample in comparison.worst_samples]
+    if worst:
+        lines.append(
+            f"worst samples: {', '.join(worst)}; comparison.worst_samples keeps their inputs"
+        )
+    if blamed[1:]:
+        lines += ["", *blamed[1:]]
     return "\n".join(lines)
 
 
 def _stage_to_blame(comparison: Comparison) -> str:
-    """Which stage loses most, told by its noise: the lowest SQNR before the total."""
+    """Which stage loses most, by its SQNR; empty where there is none before the total."""
     if comparison.total.nonfinite:
         outputs = comparison.total.outputs.values()
         if any(output.nonfinite_reference for output in outputs):
@@ -197,7 +203,7 @@ def _stage_to_blame(comparison: Comparison) -> str:
     stages = {name: stage.sqnr_db for name, stage in comparison.stages.items() if name != "total"}
     ranked = sorted((sqnr_db, name) for name, sqnr_db in stages.items() if not math.isnan(sqnr_db))
     if not ranked:
-        return "the file is held against its reference as a whole; it has no stages in between"
+        return ""
     sqnr_db, name = ranked[0]
     others = ", ".join(f"{other} {value:.3g} dB" for value, other in ranked[1:])
     return (

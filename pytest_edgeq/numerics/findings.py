@@ -25,6 +25,9 @@ CLIPPED_INPUT = "clipped_input"
 COARSE_INPUT = "coarse_input"
 """An input takes a few of its codes only: the range that it was calibrated with is too wide."""
 
+INPUT_KINDS = (CLIPPED_INPUT, COARSE_INPUT)
+"""Of inputs that were calibrated with others: they spoil all that comes behind."""
+
 BIAS_AT_INT32_LIMIT = "bias_at_int32_limit"
 """A bias did not fit int32 and was cut off."""
 

@@ -55,6 +55,14 @@ def is_missing(text: str) -> bool:
     return text.partition("\n")[0].endswith(_NOT_YET)
 
 
+def _with_explanation(change: str, explained: str) -> str:
+    """Put the sentence that explains under the one that it explains, before any table."""
+    if not explained:
+        return change
+    (first, *rest), (sentence, *details) = change.splitlines(), explained.splitlines()
+    return "\n".join([first, sentence, *rest, *details])
+
+
 def without_command(text: str) -> str:
     """Give the text of a change without the command that accepts it."""
     return "\n".join(line for line in text.splitlines() if not line.startswith(_ACCEPT))
@@ -125,6 +133,7 @@ class SnapshotSession:
             describe_change: What differs between stored and measured, empty if nothing does;
                 None for the kind's own.
             explain: Adds to the text of a change, which it is given; asked only where that fails.
+                Its first line stands under that of the change, the others at the end.
 
         Raises:
             AssertionError: Nothing is remembered yet, or something else.
@@ -170,7 +179,7 @@ class SnapshotSession:
             since = version_changes(stored.producer, producer())
             explained = "" if explain is None else explain(change)
             text = _CHANGED_TEXT.format(
-                change=f"{change}\n{explained}" if explained else change,
+                change=_with_explanation(change, explained),
                 since=f"Since it was stored: {', '.join(since)}\n" if since else "",
                 path=shown,
                 accept=_ACCEPT,

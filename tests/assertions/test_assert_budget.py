@@ -11,6 +11,7 @@ import pytest
 from fixtures.models import ResidualNet, samples
 from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
 from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.findings import CLIPPED_INPUT, Finding
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.unmatched import UnmatchedError
 
@@ -68,6 +69,33 @@ def test_the_stage_to_blame(comparison: Any, golden: Any) -> None:
             lowering=Budget(max_abs_error=0.2),
         ),
     )
+
+
+def test_inputs_that_were_calibrated_with_others_are_the_cause(
+    comparison: Any, golden: Any
+) -> None:
+    """No stage and no layer is blamed for what all of them show."""
+
+    def nobody_asks() -> str:
+        raise AssertionError("unreachable, because the inputs explain it")
+
+    others = Finding(
+        CLIPPED_INPUT, "input 'image'", "expected values within what its codes reach, [0, 0.5]"
+    )
+    measured = comparison(
+        quantization=stage(0.5), lowering=stage(0.0), health=(others,), explain=nobody_asks
+    )
+    golden("budget_inputs", lambda: assert_within_budget(measured, Budget(max_abs_error=0.25)))
+
+
+def test_the_layer_to_blame_stands_before_the_tables(comparison: Any, golden: Any) -> None:
+    """Its sentence, that is; its rows are the last."""
+    measured = comparison(
+        quantization=stage(0.5),
+        lowering=stage(0.0),
+        explain=lambda: "which layer: CONV_2D #1 (stem): permuted\n1 of 1 ops matched:\nop  LSB",
+    )
+    golden("budget_layer", lambda: assert_within_budget(measured, Budget(max_abs_error=0.25)))
 
 
 def test_nan_fails_whatever_the_budget(comparison: Any, golden: Any) -> None:

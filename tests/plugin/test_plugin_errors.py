@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+
 import pytest
 
 from fixtures.tflite.writer import one_op, pack, unpack
@@ -40,12 +43,37 @@ def test_budget(edgeq, comparison):
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A file of one ADD: codes of 1/16, summed to codes of 1/32."""
-    side = {"dtype": "int8", "shape": (1, 64), "scales": [1 / 16], "zero_points": [-128]}
-    model = unpack(one_op("ADD", [side, side], [dict(side, scales=[1 / 32])], "AddOptions"))
-    model.operatorCodes[0].version = 2
-    (pytester.path / "model.tflite").write_bytes(pack(model))
+    _write(pytester.path / "model.tflite", 1 / 16)
     pytester.makepyfile(test_x=TEST)
     return pytester
+
+
+def _write(path: Path, scale: float) -> None:
+    """Write x + y, whose inputs have codes of `scale`."""
+    side = {"dtype": "int8", "shape": (1, 64), "scales": [scale], "zero_points": [-128]}
+    model = unpack(one_op("ADD", [side, side], [dict(side, scales=[1 / 32])], "AddOptions"))
+    model.operatorCodes[0].version = 2
+    path.write_bytes(pack(model))
+
+
+def test_inputs_calibrated_with_others_are_why_errors_regressed(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands under the first line, and no layer is blamed for it."""
+    monkeypatch.setenv("FACTOR", "1.0")
+    run = functools.partial(project.runpytest_subprocess, "-k", "errors")
+    run("--edgeq-update=new").assert_outcomes(passed=1, deselected=1)
+    _write(project.path / "model.tflite", 1 / 128)
+    result = run()
+    result.stdout.fnmatch_lines(
+        [
+            "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
+            "E *why: input 't0': expected values within what its codes reach, [[]0, 1.99], *",
+            "E * stage *",
+        ],
+        consecutive=False,
+    )
+    result.stdout.no_fnmatch_line("*which layer*")
 
 
 def test_errors_are_remembered_held_and_accepted(
