@@ -29,6 +29,7 @@ from pytest_edgeq.localize.mistakes import (
     too_narrow,
     too_wide,
 )
+from pytest_edgeq.localize.ranges import FAR, other_samples, overshoot
 from pytest_edgeq.localize.rows import (
     LOWERING,
     QUANTIZATION,
@@ -86,6 +87,10 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
     strangers = [i for i, given in enumerate(evidence) if given.stranger and not everywhere]
     alone = None if everywhere else _alone(judged, evidence)
     culprit = _culprit(judged, evidence, losses or mistaken, strangers)
+    apart = other_samples(judged, evidence)
+    if apart.half_empty and culprit is not None and culprit in (losses or mistaken):
+        # Where most ranges are half empty, one that is still emptier is none to blame.
+        culprit = None if too_wide(judged[culprit], evidence[culprit]) else culprit
     if alone is not None and (culprit is None or culprit in losses or culprit in mistaken):
         place, cause = alone
         if culprit is None or _sqnr(judged[place]) < _sqnr(judged[culprit]):
@@ -100,7 +105,8 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
     floats = _left_in_float(judged, evidence)
     if floats is not None and not everywhere:
         return _blamed(judged, *floats)
-    cause = f"no single layer: {everywhere}" if everywhere else SPREAD
+    known = everywhere or apart.text
+    cause = f"no single layer: {known}" if known else SPREAD
     return LayerErrors(rows=judged, culprit=None, cause=cause)
 
 
@@ -357,6 +363,8 @@ def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> st
     if evidence.stranger:
         return f"no torch call gives what it gives of what it takes; {_WAY_OUT}torch"
     known = lossy(row, evidence)
+    if known is None and loss and overshoot(evidence) >= FAR:
+        known = too_narrow(row, evidence)
     if known is None:
         return f"it loses more than others of its kind: {loss}" if loss else "nothing stands out"
     return f"{known}; {loss}" if loss else known
