@@ -15,8 +15,14 @@ from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.lost import Lost, lost_behind_unmatched
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
+from pytest_edgeq.numerics.checks import SampleLedger
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import CALIBRATION_OVERLAP, INPUT_KINDS, Finding
+from pytest_edgeq.numerics.findings import (
+    CALIBRATION_OVERLAP,
+    CALIBRATION_REPEATED,
+    INPUT_KINDS,
+    Finding,
+)
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import QuantizedModel
@@ -58,8 +64,19 @@ _OTHER_MODEL = 3
 # The order in which findings are told: the ones that explain the others first.
 _ORIGIN, _FIT, _INPUTS, _LAYERS, _RUNS, _RUNTIMES, _DATA, _HEALTH, _MEMORY = range(9)
 
-_RANKS = {CALIBRATION_OVERLAP: _DATA, **dict.fromkeys(INPUT_KINDS, _INPUTS)}
+_RANKS = {
+    **dict.fromkeys((CALIBRATION_REPEATED, *INPUT_KINDS), _INPUTS),
+    CALIBRATION_OVERLAP: _DATA,
+}
 """Of findings on health."""
+
+_FEW_CALIBRATED = 8
+"""
+Different calibration samples that are few.
+
+A value of a new sample lies beyond the least and greatest of n with a probability of 2/(n + 1): a
+fifth of all that are extreme in their sample.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +143,9 @@ class _Gate:
         with ExitStack() as stack:
             stack.enter_context(comparer)
             localizer = self._localizer(stack)
+            seen = SampleLedger()
             for sample in read_samples(inputs, quantized.spec, "evaluation"):
+                seen.add(sample.arrays())
                 if not self.fits:
                     continue  # the samples are read all the same: one may not be a sample at all
                 expected = self._compare(comparer, sample) if runs else None
@@ -144,6 +163,7 @@ class _Gate:
             self._look_at_layers(localizer.result())
         elif not self.fits:
             self._look_at_constants()
+        self._look_at_samples(seen)
         agreed = agreement.result()
         self._add(_RUNS, *grouped([*self.refusals, *agreed.unable]))
         self._add(_RUNTIMES, *agreed.apart)
@@ -229,6 +249,21 @@ class _Gate:
             self.answers = False
             self._add(_RUNS, str(error))
         return None
+
+    def _look_at_samples(self, seen: SampleLedger) -> None:
+        """Tell of few that are different: what they say of a model is little."""
+        if len(seen) == 1 < seen.n_added:
+            self.notes.append(
+                f"the {seen.n_added} samples given are one and the same: nothing is known of others"
+            )
+        known = self.quantized.ledger
+        if 0 < len(known) < _FEW_CALIBRATED:
+            given = f", of {known.n_added} given" if known.n_added > len(known) else ""
+            self.notes.append(
+                f"calibrated on {len(known)} different sample{'s' if len(known) > 1 else ''}{given}"
+                ": ranges cut off what these do not reach; give dozens for PT2E, 100 or more for "
+                "static recipes"
+            )
 
     def _look_at_health(self, health: Sequence[Finding]) -> None:
         """One finding a kind: what is wrong with one output is often wrong with all."""

@@ -21,6 +21,7 @@ from pytest_edgeq.numerics.health import (
     check_bias,
     check_scales,
     overlap_finding,
+    repeated_finding,
 )
 from pytest_edgeq.numerics.inputs import InputHealth
 from pytest_edgeq.quantized import QuantizedModel
@@ -170,8 +171,7 @@ class Comparer:
         findings = [finding for _, watch in self._inputs for finding in watch.findings()]
         findings += [finding for watch in self._health for finding in watch.findings()]
         met_again = overlap_finding(self._overlap, self._count, chance=quantized.ledger.chance)
-        if met_again is not None:
-            findings.append(met_again)
+        findings += [each for each in (met_again, repeated_finding(quantized.ledger)) if each]
         if self._changed:
             findings.append(_stateful(quantized.name, self._changed))
         results: dict[str, Any] = {

@@ -89,6 +89,38 @@ def test_the_warning_points_at_the_users_line(edgeq_alone: Edgeq, heads: Quantiz
     assert "only the body of a test has, by the fixture `edgeq`" in str(told[0].message)
 
 
+def test_few_samples_are_told(edgeq_alone: Edgeq) -> None:
+    """Of a calibration by two a warning, of one that is given again and again a finding."""
+    model = seeded(ConvBnRelu)
+
+    def told(calibration: Any, evaluation: Any) -> list[str]:
+        quantized = edgeq_alone.quantize(model, ConvBnRelu.sample_inputs(), calibration=calibration)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                edgeq_alone.check(quantized, evaluation)
+            except AssertionError as error:
+                return str(error).splitlines()
+        return [str(each.message) for each in caught if UNREMEMBERED not in str(each.message)]
+
+    few, more = list(samples(ConvBnRelu, 2)), list(samples(ConvBnRelu, 8))
+    new = list(samples(ConvBnRelu, 2, seed=9))
+    assert any(
+        line.endswith(
+            ": calibrated on 2 different samples, of 8 given: ranges cut off what these do not "
+            "reach; give dozens for PT2E, 100 or more for static recipes"
+        )
+        for line in told(few * 4, new)
+    )
+    assert told(more, new) == []
+    assert told(more, new[:1] * 4) == [
+        "edgeq.check: the 4 samples given are one and the same: nothing is known of others"
+    ]
+    assert told(few[:1] * 8, new)[0].startswith(
+        "health: calibration_repeated: inputs: expected different calibration samples, got one, 8 "
+    )
+
+
 def test_samples_are_held_one_at_a_time(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
     """A loader that writes each sample into the same buffer is read right."""
     buffer = torch.empty(1, 3, 16, 16)

@@ -12,6 +12,7 @@ from .findings import (
     BAD_SCALE,
     BIAS_AT_INT32_LIMIT,
     CALIBRATION_OVERLAP,
+    CALIBRATION_REPEATED,
     UNCALIBRATED_ACTIVATION,
     Finding,
 )
@@ -109,6 +110,10 @@ def check_bias(where: str, values: Array) -> list[Finding]:
     ]
 
 
+_REPEATED = 4
+"""How often one sample must be given to be a mistake: fewer may be all there are."""
+
+
 class SampleLedger:
     """
     Remembers samples by a digest of 16 bytes each, to know calibration samples when met again.
@@ -150,6 +155,11 @@ class SampleLedger:
             return 0.0
         repeats = self._n_added - len(self._digests) + len(self._repeated) + 1
         return min(1.0, (repeats + _SIGMAS * math.sqrt(repeats)) / (self._n_added + 1))
+
+    @property
+    def n_added(self) -> int:
+        """Return the number of samples, those that are alike, too."""
+        return self._n_added
 
     def __contains__(self, arrays: Iterable[Array]) -> bool:
         """Return whether the sample was added before."""
@@ -202,6 +212,22 @@ def _digest(arrays: Iterable[Array]) -> bytes:
         digest.update(f"{array.dtype.str}{array.shape}:".encode())
         digest.update(array.tobytes())
     return digest.digest()
+
+
+def repeated_finding(ledger: SampleLedger) -> Finding | None:
+    """
+    Return the finding for a calibration by one sample that was given again and again; else None.
+
+    By a loader that gives the same always, or as `[sample] * 64`.
+    """
+    if len(ledger) != 1 or ledger.n_added < _REPEATED:
+        return None
+    return Finding(
+        CALIBRATION_REPEATED,
+        "inputs",
+        f"expected different calibration samples, got one, {ledger.n_added} times: ranges hold "
+        "what it reaches, and cut off the others; look at the loader, and give dozens that differ",
+    )
 
 
 def overlap_finding(n_overlap: int, n_total: int, *, chance: float = 0.0) -> Finding | None:

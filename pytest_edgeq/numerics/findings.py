@@ -40,6 +40,9 @@ UNCALIBRATED_ACTIVATION = "uncalibrated_activation"
 CALIBRATION_OVERLAP = "calibration_overlap"
 """Samples of the calibration are met again among those evaluated: the errors look too small."""
 
+CALIBRATION_REPEATED = "calibration_repeated"
+"""All samples of the calibration are one and the same: ranges hold no other."""
+
 STATEFUL_REFERENCE = "stateful_reference"
 """The reference's forward changes its own buffers: outputs depend on the order of the samples."""
 

@@ -12,7 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .checks import SampleLedger, check_bias, check_scales, overlap_finding
+from .checks import (
+    SampleLedger,
+    check_bias,
+    check_scales,
+    overlap_finding,
+    repeated_finding,
+)
 from .errors import BorderSpec
 from .findings import (
     BAD_SCALE,
@@ -52,6 +58,7 @@ __all__ = [
     "check_scales",
     "more_than_chance",
     "overlap_finding",
+    "repeated_finding",
 ]
 
 CLIPPED_SHARE_LIMIT = 0.05

@@ -19,6 +19,7 @@ from pytest_edgeq.numerics.health import (
     check_bias,
     check_scales,
     overlap_finding,
+    repeated_finding,
 )
 
 Array = npt.NDArray[Any]
@@ -355,6 +356,26 @@ def test_overlap_is_a_finding() -> None:
 
 def _ids(rng: np.random.Generator) -> list[Array]:
     return [rng.integers(0, 30, (1, 1)), rng.integers(0, 40, (1, 1))]
+
+
+def test_one_sample_again_and_again_is_a_finding() -> None:
+    """Four times is a mistake; three, or two that differ, may be all there are."""
+    one, other = [np.zeros(3)], [np.ones(3)]
+    ledger = SampleLedger()
+    for _ in range(3):
+        ledger.add(one)
+        assert repeated_finding(ledger) is None
+    ledger.add(one)
+    finding = repeated_finding(ledger)
+    assert finding is not None
+    assert str(finding) == (
+        "calibration_repeated: inputs: expected different calibration samples, got one, 4 times: "
+        "ranges hold what it reaches, and cut off the others; look at the loader, and give dozens "
+        "that differ"
+    )
+    ledger.add(other)
+    assert repeated_finding(ledger) is None
+    assert repeated_finding(SampleLedger()) is None
 
 
 def test_ids_that_meet_by_chance_are_no_overlap() -> None:
