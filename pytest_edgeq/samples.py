@@ -75,8 +75,11 @@ class InputSpec:
                 hint = f"; the file is built for batches of {self.shape[0]}: " + (
                     "split the batch" if batched else "add the batch dimension"
                 )
-            elif self.layout == "":
-                hint = mismatch_hint(shape, self.shape)
+            elif not self.layout:
+                turn = _turning(shape, self.shape)
+                hint = mismatch_hint(shape, self.shape) if self.layout == "" else ""
+                if turn:
+                    hint += f"{'; or' if hint else ';'} turn the sample: {turn}"
             elif self.layout and mismatch_hint(shape, self.shape):
                 hint = (
                     f"; samples are laid out as the reference has them, and layout="
@@ -288,6 +291,20 @@ class SampleSpec:
         if left and set(left) <= set(named):
             args = (*args, *(named.pop(name) for name in left))
         return args, named
+
+
+def _turning(shape: Sequence[int], wanted: Sequence[int]) -> str:
+    """How to turn what has its channels elsewhere; empty where that is not what is wrong."""
+    if len(shape) != len(wanted) or len(shape) < 3:
+        return ""
+    first, *between = range(len(shape))
+    for order, told in (
+        ((first, between[-1], *between[:-1]), "its channels are last"),
+        ((first, *between[1:], between[0]), "its channels are first"),
+    ):
+        if all(length in (-1, shape[i]) for i, length in zip(order, wanted, strict=True)):
+            return f"x.permute({', '.join(map(str, order))}), as {told}"
+    return ""
 
 
 def _of_border(border: SignatureTensor, layouts: Layouts) -> InputSpec:

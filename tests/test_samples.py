@@ -77,6 +77,27 @@ def test_a_sample_that_does_not_fit(
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("shape", "wanted", "told"),
+    [
+        ((1, 8, 8, 3), (1, 3, 8, 8), "; turn the sample: x.permute(0, 3, 1, 2), as its channels "),
+        ((1, 8, 8, 1), (1, 1, 8, 8), "; turn the sample: x.permute(0, 3, 1, 2), as its channels "),
+        ((1, 40, 3), (1, 3, 40), "; turn the sample: x.permute(0, 2, 1), as its channels are last"),
+        ((1, 3, 4, 8, 8), (1, 4, 8, 8, 3), "; turn the sample: x.permute(0, 2, 3, 4, 1), as its "),
+        ((1, 3, 9, 8), (1, 3, 8, 8), "expected shape 1×3×8×8, got 1×3×9×8"),
+    ],
+)
+def test_channels_in_another_place(
+    shape: tuple[int, ...], wanted: tuple[int, ...], told: str
+) -> None:
+    """What turns them is told where nothing else is wrong."""
+    spec = SampleSpec.of_inputs([torch.zeros(wanted)], {}, ["x"])
+    with pytest.raises(ValueError, match="expected shape") as caught:
+        spec.bind(torch.zeros(shape), "sample 7")
+    assert told in str(caught.value)
+    assert ("permute" in told) == ("permute" in str(caught.value))
+
+
 def test_a_clone_outlives_the_loaders_buffer() -> None:
     """What is kept of a sample is a copy."""
     buffer = torch.ones(1, 3)

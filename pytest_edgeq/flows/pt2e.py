@@ -85,18 +85,19 @@ def _tell_left_in_float(
 def _simulate(entry: Entry, quantizer: Any, *, strict: bool) -> tuple[torch.fx.GraphModule, bool]:
     """The quantized graph, and whether its activations are quantized statically."""
     exported = _export(entry, strict=strict)
+    tried = [entry.traced()]
     with litert.quiet():
         # The exported graph shares its parameters with the user's model; calibration runs it.
         graph = copy.deepcopy(exported.module())
     prepared = _refuse_clearly(
-        entry.name, "the quantizer", lambda: litert.prepare_pt2e(graph, quantizer)
+        entry.name, "the quantizer", lambda: litert.prepare_pt2e(graph, quantizer), tried
     )
     static = litert.needs_calibration(prepared)
     with torch.no_grad():
         if litert.needs_data(prepared):
             for index, sample in enumerate(entry.calibration_samples()):
                 call = functools.partial(call_reference, prepared, sample)
-                _refuse_clearly(entry.name, f"calibration sample {index}", call)
+                _refuse_clearly(entry.name, f"calibration sample {index}", call, tried)
         else:
             # Observers of weights look at them when the graph runs; fixed ones need nothing.
             call_reference(prepared, entry.sample)

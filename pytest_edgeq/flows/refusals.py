@@ -55,6 +55,12 @@ _KNOWN = (
         re.compile("'type' object is not iterable"),
         "its forward gives a namedtuple; wrap it in a module that gives a plain tuple or a dict",
     ),
+    (
+        re.compile("'(tuple|list)' object has no attribute"),
+        "the quantizer observes an op that gives several tensors (unbind, split, chunk): take the "
+        "parts by indices or slices in the model (x[:, 0] in place of x.unbind(1)), or quantize by "
+        "a recipe (recipe_static_wi8_ai8)",
+    ),
     # The model is one that it lowers; what a quantizer annotated is not.
     (
         re.compile(
@@ -73,6 +79,13 @@ _KNOWN = (
         "(recipe_static_wi8_ai8), which comes behind the conversion",
     ),
 )
+
+# torchao 0.18.0 asserts that both results of a GRU are used, or reads users that are not there.
+_GRU = (
+    "its annotator of nn.GRU ({}) fails where the last state is not used, and where it is an "
+    "output: quantize by a recipe (recipe_static_wi8_ai8)"
+)
+_OF_GRU = ("expecting GRU to have two outputs", "list index out of range")
 
 # TRANSPOSE_CONV pads as VALID or SAME does, and litert-torch 0.10.0 knows no more.
 _TRANSPOSED = (
@@ -93,14 +106,27 @@ def refusal(name: str, who: str, error: Exception, tried: Iterable[litert.Traced
         error: As it came.
         tried: The user's own models, where it may be these that fail, and not who traces them.
     """
+    tried = list(tried)
     for traced in tried:
         own = _own_error(traced)
         if own is not None:
             return (
-                f"{name}: its forward fails on the sample inputs, in eval mode and without any "
-                f"quantizer: mend it, or give the inputs that it takes\n{_words(own)}"
+                f"{name}: its forward fails on the sample inputs ({_told_inputs(traced)}), in eval "
+                "mode and without any quantizer: mend it, or give the inputs that it takes"
+                f"{_as_floats(traced)}\n{_words(own)}"
             )
     words = _words(error)
+    if who.startswith("calibration"):
+        broken = [told for traced in tried for told in _not_a_number(traced.model)]
+        if broken:
+            return (
+                f"{name}: its weights hold NaN: {', '.join(broken[:4])}"
+                f"{', …' if len(broken) > 4 else ''}: load a checkpoint that is whole\n{words}"
+            )
+    if who == "the quantizer" and any(symptom in words for symptom in _OF_GRU):
+        recurrent = [told for traced in tried for told in _named(traced.model, torch.nn.GRU)]
+        if recurrent:
+            return f"{who} refuses {name}: {_GRU.format(', '.join(recurrent))}\n{words}"
     if "legalize operation 'mhlo.convolution'" in words:
         unknown = [name for traced in tried for name in _unknown_transposed(traced.model)]
         if unknown:
@@ -119,6 +145,41 @@ def _own_error(traced: litert.Traced) -> Exception | None:
         # Whatever the user's code raises.
         return error
     return None
+
+
+def _told_inputs(traced: litert.Traced) -> str:
+    """What it is given: dtype and shape of each."""
+    given = [*((f"args_{i}", each) for i, each in enumerate(traced.args)), *traced.kwargs.items()]
+    return ", ".join(
+        f"{name}: {str(each.dtype).removeprefix('torch.')} {'×'.join(map(str, each.shape))}"
+        if isinstance(each, torch.Tensor)
+        else f"{name}: {type(each).__name__}"
+        for name, each in given
+    )
+
+
+def _as_floats(traced: litert.Traced) -> str:
+    """A hint where no input is of the dtype that the weights have: images as they were read."""
+    dtypes = [each.dtype for each in (*traced.args, *traced.kwargs.values())]
+    floats = any(weight.is_floating_point() for weight in traced.model.parameters())
+    if not floats or any(dtype.is_floating_point for dtype in dtypes):
+        return ""
+    return "; for images, usually x.float() / 255"
+
+
+def _not_a_number(model: torch.nn.Module) -> Iterator[str]:
+    """Parameters and buffers that hold NaN, and how many; infinities may be a mask's."""
+    for name, values in (*model.named_parameters(), *model.named_buffers()):
+        count = int(torch.isnan(values).sum())
+        if count:
+            yield f"{name} ({count} of {values.numel()} values)"
+
+
+def _named(model: torch.nn.Module, kind: type[torch.nn.Module]) -> Iterator[str]:
+    """Names of the modules of a kind."""
+    for name, module in model.named_modules():
+        if isinstance(module, kind):
+            yield name or "the model itself"
 
 
 def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:
