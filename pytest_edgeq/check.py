@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
+from pytest_edgeq.localize.cause import WAYS_OUT
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.lost import Lost, lost_behind_unmatched
 from pytest_edgeq.localize.origins import origin_findings
@@ -338,6 +339,8 @@ class _Gate:
         """Say who wrote what is wrong, and the way out."""
         if self.quantized.origin is not None:
             return "" if self._tells(_ORIGIN) else f"\n{_SHIP}"
+        if layers.culprit is not None and layers.culprit.op in WAYS_OUT:
+            return ""  # it has said the way out
         if self.quantized.flow != "prebuilt":
             return (
                 "\nway out: the converter wrote this: take another quantizer, or leave the op in "

@@ -41,7 +41,7 @@ from pytest_edgeq.localize.rows import (
     LayerErrors,
 )
 
-__all__ = ["blame", "cause_of"]
+__all__ = ["WAYS_OUT", "blame", "cause_of"]
 
 _LEAST_LAYERS = 5
 """
@@ -359,7 +359,8 @@ def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> st
             return f"{known}; {far}"
         channel = one_channel(evidence)
         where = f", and {channel}" if channel else ""
-        return f"does not compute {_twins(row)}: {far}{where}; {_WAY_OUT}that torch call"
+        way = WAYS_OUT.get(row.op, f"{_WAY_OUT}that torch call")
+        return f"does not compute {_twins(row)}: {far}{where}; {way}"
     if evidence.stranger:
         return f"no torch call gives what it gives of what it takes; {_WAY_OUT}torch"
     known = lossy(row, evidence)
@@ -377,6 +378,15 @@ def _far(row: LayerError, evidence: Evidence) -> str:
         return f"{row.excess_lsb + 1:.3g} times as far off as float32 rounds"
     return f"{row.excess_lsb:.3g} LSB beyond rounding"
 
+
+WAYS_OUT = {
+    "RESIZE_NEAREST_NEIGHBOR": (
+        'litert-torch takes the pixel at the centre, and torch\'s mode="nearest" the one at '
+        "floor(i / factor), which is another unless the factor is a whole number: take "
+        'mode="nearest-exact" in the model, which is converted as it is'
+    )
+}
+"""Of ops that a converter is known to write otherwise (litert-torch 0.10.0)."""
 
 _WAY_OUT = (
     "compare the op, its options (stride, padding, axis, fused activation) and what it reads with "
