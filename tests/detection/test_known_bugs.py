@@ -12,6 +12,7 @@ Names of tensors that say the wrong module are `tests/tflite/test_tflite_modules
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import math
 import re
@@ -460,16 +461,14 @@ class _Resized(nn.Module):
 def test_the_nearest_pixel_is_another(maker: Edgeq, still: Still) -> None:
     """Torch takes floor(i / factor), the file the pixel at the centre; −0.1 dB without a word."""
     calibration, evaluation = _normals(8, 1, 3, 8, 8, seed=1), _normals(4, 1, 3, 8, 8, seed=2)
-    models = {
-        mode: seeded(lambda mode=mode: _Resized(mode)) for mode in ("nearest", "nearest-exact")
-    }
+    model, other = (seeded(functools.partial(_Resized, m)) for m in ("nearest", "nearest-exact"))
     sample = calibration[0]
-    interpreter = _interpreter(_float_tflite(models["nearest"], sample))
+    interpreter = _interpreter(_float_tflite(model, sample))
     (given,) = interpreter.get_signature_runner()(args_0=sample[0].numpy()).values()
-    still(_db(models["nearest"](*sample).detach().numpy(), given) < 3)
+    still(_db(model(*sample).detach().numpy(), given) < 3)
 
     broken, sound = (
-        maker.quantize(model, sample, calibration=calibration) for model in models.values()
+        maker.quantize(each, sample, calibration=calibration) for each in (model, other)
     )
     told = _gate(maker, broken, evaluation)
     assert re.match(
