@@ -258,6 +258,23 @@ def test_a_weight_that_is_another_is_found(edgeq_alone: Edgeq, heads: QuantizedM
     assert text.startswith(f"CONV_2D #{convolution.index} (heads."), text
 
 
+def test_a_file_without_names_is_told_by_torchs_modules(
+    edgeq_alone: Edgeq, heads: QuantizedModel
+) -> None:
+    """The names of its tensors are gone; what it was matched with has one."""
+    model = unpack(heads.tflite)
+    for index, tensor in enumerate(model.subgraphs[0].tensors):
+        tensor.name = f"t{index}".encode()
+    torch.manual_seed(0)
+    reference = _TwoHeads().eval()
+    with torch.no_grad():
+        reference.stem.weight[3] *= -1
+
+    text = _findings(edgeq_alone, edgeq_alone.load(pack(model), reference=reference), _images(4, 2))
+
+    assert re.match(r"CONV_2D #\d \(stem\): the weight's codes: ", text), text
+
+
 def test_inputs_that_do_not_fit_the_file_are_told(
     edgeq_alone: Edgeq, heads: QuantizedModel, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from pytest_edgeq.localize.groups import group_bound
 from pytest_edgeq.localize.kinds import IDENTITIES
 from pytest_edgeq.localize.local import Measured, Step
 from pytest_edgeq.localize.masks import is_mask_cut
-from pytest_edgeq.localize.matches import Match
+from pytest_edgeq.localize.matches import Match, module_of
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.programs import Program
 from pytest_edgeq.localize.readers import Readers
@@ -224,10 +224,15 @@ def _row(
     step = None if worst is None else next(each for each in own if each.measured is worst)
     scale = None if step is None or step.limits is None else step.limits[2]
     judged = step is not None and step.bound is not None
+    module = entry.module
+    if module is None and step is not None:
+        # The file has lost its names; a layer with its activation is the layer's.
+        modules = map(module_of, step.nodes or [step.reading.node])
+        module = next(filter(None, modules), "")
     return LayerError(
         index=op.index,
         op=op.name,
-        module=entry.module,
+        module=module,
         dtypes=_dtypes(entry),
         local_lsb_error=None if scale is None or worst is None else worst.local_lsb,
         local_sqnr_db=None if worst is None else _db(worst.signal, worst.noise),
