@@ -22,7 +22,7 @@ from pytest_edgeq.numerics.findings import (
     CALIBRATION_OVERLAP,
     CALIBRATION_REPEATED,
     INPUT_KINDS,
-    Finding,
+    NONFINITE,
 )
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
@@ -132,6 +132,7 @@ class _Gate:
     layers: LayerErrors | None = None
     fits: bool = True
     answers: bool = True
+    of_torch: bool = False
 
     def look(self, inputs: Iterable[Any]) -> None:
         """Measure everything, each sample once."""
@@ -158,7 +159,7 @@ class _Gate:
                 localizer = None
         if runs:
             self.comparison = comparer.result()
-            self._look_at_health(self.comparison.health)
+            self._look_at_health(self.comparison)
             self._look_at_total(self.comparison.total)
         if localizer is not None:
             self._look_at_layers(localizer.result())
@@ -197,7 +198,10 @@ class _Gate:
         if len(texts) > 1:
             first += f" [1 of {len(texts)} findings on {self.quantized.name}]"
         if cause := self._cause():
-            lines.insert(0, f"which layer: {cause}")
+            cause = f"which layer: {cause}"
+            place = self._explained(texts)
+            texts[place] = _under_the_first_line(texts[place], cause)
+            lines = [*([] if place else [cause]), *lines]
         told = [first, *lines]
         for number, text in enumerate(texts[1:], 2):
             told += ["", *textwrap.indent(f"[{number}] {text}", "    ").lstrip().splitlines()]
@@ -208,6 +212,15 @@ class _Gate:
         if unwritten:
             told += ["", "Nothing was remembered: what is to be remembered must be sound first."]
         return "\n".join(told)
+
+    def _explained(self, texts: Sequence[str]) -> int:
+        """Which text the layers explain: the first one, or that of errors where no layer does."""
+        if self.layers is not None and self.layers.culprit is None:
+            ranks = {each.text: each.rank for each in self.findings}
+            for place, text in enumerate(texts):
+                if text.startswith(REGRESSED) or ranks.get(text) == _HEALTH:
+                    return place
+        return 0
 
     def _cause(self) -> str:
         """What localizing says of errors that nothing has explained yet, or of a changed op."""
@@ -266,14 +279,18 @@ class _Gate:
                 "static recipes"
             )
 
-    def _look_at_health(self, health: Sequence[Finding]) -> None:
+    def _look_at_health(self, comparison: Comparison) -> None:
         """One finding a kind: what is wrong with one output is often wrong with all."""
+        health = comparison.health
+        if any(each.nonfinite_reference for each in comparison.total.outputs.values()):
+            self.of_torch = True
         for kind in dict.fromkeys(each.kind for each in health):
             first, *others = [each for each in health if each.kind == kind]
             count = f" ({len(others) + 1} of them)" if others else ""
             lines = [f"health: {kind}{count}: {first.where}: {first.message}"]
+            first_of_all = kind == NONFINITE and self.of_torch
             self._add(
-                _RANKS.get(kind, _HEALTH),
+                _INPUTS if first_of_all else _RANKS.get(kind, _HEALTH),
                 "\n".join(
                     _shortened(lines + [f"  {each.where}: {each.message}" for each in others])
                 ),
@@ -300,7 +317,9 @@ class _Gate:
 
     def _look_at_layers(self, layers: LayerErrors) -> None:
         self.layers = layers
-        if any(row.verdict == LOWERING for row in layers.rows):
+        # An op that gives NaN where torch itself does is none to blame.
+        blamed = [row for row in layers.rows if row.verdict == LOWERING]
+        if any(row.findings or not self.of_torch for row in blamed):
             self._add(_LAYERS, self._blaming(layers.cause, layers))
         # One step is what the last of them rounds by itself.
         unjudged = [
@@ -426,6 +445,11 @@ class _Gate:
         lines = _shortened([first, *(f"  {each}" for each in found[1:])])
         lines.append(_SHIP)
         self._add(_ORIGIN, "\n".join(lines))
+
+
+def _under_the_first_line(text: str, sentence: str) -> str:
+    first, *lines = text.splitlines()
+    return "\n".join([first, sentence, *lines])
 
 
 def _put_off(missing: str) -> str:

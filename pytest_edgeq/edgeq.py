@@ -83,6 +83,8 @@ class Edgeq:
             tell: Callable[[], str] = lambda: fixed  # noqa: E731 # a name for one value
         else:
             tell = runtime
+        if directory is not None and not Path(directory).is_dir():
+            raise NotADirectoryError(f"directory: there is no folder {str(directory)!r}: make it")
         self._session = Session(tell, threads, seed, directory, runtimes, localize_timeout)
         self._memory = memory
 

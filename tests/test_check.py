@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import nn
 
 from fixtures.models import ConvBnRelu, TwoInputs, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
-from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq import Edgeq, QuantizedModel, check
+from pytest_edgeq.localize.rows import SPREAD, LayerErrors
+from tests.localize.rows import row
 
 UNREMEMBERED = "nothing was held against a memory"
 
@@ -87,6 +90,58 @@ def test_the_warning_points_at_the_users_line(edgeq_alone: Edgeq, heads: Quantiz
 
     assert told[0].filename == __file__
     assert "only the body of a test has, by the fixture `edgeq`" in str(told[0].message)
+
+
+def test_nan_of_torch_itself_is_the_first_finding(edgeq_alone: Edgeq) -> None:
+    """No op is blamed for giving what torch gives."""
+
+    class Logarithm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(self.layer(x))
+
+    quantized = edgeq_alone.quantize(
+        seeded(Logarithm), (torch.ones(1, 8),), quantizer="recipe_dynamic_wi8_afp32"
+    )
+    generator = torch.Generator().manual_seed(1)
+    text = _findings(
+        edgeq_alone, quantized, [torch.randn(1, 8, generator=generator) for _ in range(4)]
+    )
+    assert re.match(
+        r"health: nonfinite: output 'output_0': expected finite values, got \d+ NaN or infinite of "
+        r"32 elements, and \d+ in the float reference itself: look at the model \(log, sqrt, a "
+        r"division\) and at the samples first",
+        text,
+    ), text
+    assert "the first op that gives any" not in text
+
+
+def test_what_no_layer_makes_is_told_of_the_errors(heads: QuantizedModel) -> None:
+    """Not of an op that went, which stands before them; a layer to blame is told of all."""
+    gone, worse = "QUANTIZE at pool disappeared", "errors regressed: total: expected 30, got 20"
+    troubles = [check._Trouble(check._MEMORY, f"{each}\nFile: x.json") for each in (gone, worse)]
+    cause = "no single layer: 9 of 28 ranges are too narrow"
+    layers = LayerErrors(rows=(), culprit=None, cause=cause)
+    gate = check._Gate(heads, "xnnpack", findings=troubles, layers=layers)
+    assert gate.text(unwritten=False).splitlines()[:6] == [
+        f"{gone} [1 of 2 findings on _TwoHeads]",
+        "File: x.json",
+        "",
+        f"[2] {worse}",
+        f"    which layer: {cause}",
+        "    File: x.json",
+    ]
+    gate.layers = replace(layers, culprit=row(0), cause="ADD #0: it computes in float32")
+    assert gate.text(unwritten=False).splitlines()[:2] == [
+        f"{gone} [1 of 2 findings on _TwoHeads]",
+        "which layer: ADD #0: it computes in float32",
+    ]
+    gate.layers = replace(layers, cause=SPREAD)
+    troubles[1] = check._Trouble(check._MEMORY, f"{worse}\nwhy: calibrated on fewer samples")
+    assert "which layer" not in gate.text(unwritten=False)
 
 
 def test_few_samples_are_told(edgeq_alone: Edgeq) -> None:

@@ -162,9 +162,11 @@ def _budget_text(
     if stage:
         lines.append(f"why: {stage}")
     # What inputs lose that were calibrated with others shows in all layers, and is made in none.
-    blamed = [] if inputs or comparison.explain is None else comparison.explain().splitlines()
+    of_torch = any(each.nonfinite_reference for each in comparison.total.outputs.values())
+    unasked = inputs or of_torch or comparison.explain is None
+    blamed = [] if unasked or comparison.explain is None else comparison.explain().splitlines()
     lines += blamed[:1]
-    if not inputs and not blamed:
+    if not blamed and not inputs and not of_torch:
         lines.append("find the layer: print(edgeq.localize(model, samples))")
     for judgement in judged:
         if not judgement.violations:

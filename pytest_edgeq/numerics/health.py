@@ -305,10 +305,17 @@ class OutputHealth:
         reference, actual = self._nonfinite
         if not (reference or actual):
             return None
+        told = f"{actual} NaN or infinite of {self.n_elements} elements"
+        if reference:
+            return self._finding(
+                NONFINITE,
+                f"expected finite values, got {told}, and {reference} in the float reference "
+                "itself: look at the model (log, sqrt, a division) and at the samples first",
+            )
         return self._finding(
             NONFINITE,
-            f"expected finite values, got {actual} NaN or infinite of {self.n_elements} elements "
-            f"(and {reference} in the reference); check the inputs, then which stage gives it",
+            f"expected finite values, got {told}, where the reference has none; "
+            "edgeq.localize(model, samples) names the first op that gives any",
         )
 
     def _constant_finding(self) -> Finding | None:
@@ -348,7 +355,7 @@ class OutputHealth:
             f"{self._reach()}, got {self._share(self._clipped.count)} outside, as far as "
             f"[{self._extremes[0].low:.3g}, {self._extremes[0].high:.3g}]; "
             f"{self._share(self._at_ends)} are at qmin or qmax; calibrate with samples like those "
-            f"evaluated{AVERAGES if self.averaged else ''}",
+            f"evaluated, preprocessed alike{AVERAGES if self.averaged else ''}",
         )
 
     def _saturated_finding(self) -> Finding | None:

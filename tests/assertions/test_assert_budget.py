@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,18 @@ def test_the_layer_to_blame_stands_before_the_tables(comparison: Any, golden: An
         explain=lambda: "which layer: CONV_2D #1 (stem): permuted\n1 of 1 ops matched:\nop  LSB",
     )
     golden("budget_layer", lambda: assert_within_budget(measured, Budget(max_abs_error=0.25)))
+
+
+def test_nan_of_the_reference_is_no_layers_fault(comparison: Any, golden: Any) -> None:
+    """The model itself gives it, so that localizing is not asked."""
+
+    def nobody_asks() -> str:
+        raise AssertionError("unreachable, because torch itself gives NaN")
+
+    undefined = StageAccumulator([BorderSpec("scores")])
+    undefined.update([np.array([[math.nan, 1.0]])], [np.array([[math.nan, 1.0]])])
+    measured = replace(comparison(), total=undefined.result(), explain=nobody_asks)
+    golden("budget_nan_reference", lambda: assert_within_budget(measured, Budget(sqnr_db=9)))
 
 
 def test_nan_fails_whatever_the_budget(comparison: Any, golden: Any) -> None:

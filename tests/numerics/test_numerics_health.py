@@ -60,8 +60,13 @@ def test_nonfinite_output_is_found_by_side() -> None:
     (finding,) = findings(INT8, ([1.0, math.inf, 2.0], [math.nan, 1.0, math.nan]))
     assert finding.kind == "nonfinite"
     assert finding.message == (
-        "expected finite values, got 2 NaN or infinite of 3 elements (and 1 in the reference); "
-        "check the inputs, then which stage gives it"
+        "expected finite values, got 2 NaN or infinite of 3 elements, and 1 in the float reference "
+        "itself: look at the model (log, sqrt, a division) and at the samples first"
+    )
+    (finding,) = findings(INT8, ([1.0, 2.0], [math.nan, 1.0]))
+    assert finding.message == (
+        "expected finite values, got 1 NaN or infinite of 2 elements, where the reference has "
+        "none; edgeq.localize(model, samples) names the first op that gives any"
     )
     assert kinds(findings(FLOAT, ([math.nan], [1.0]))) == ["nonfinite"]
 
@@ -112,7 +117,7 @@ def test_clipped_output_is_found() -> None:
     assert finding.message == (
         "expected the reference within what the codes reach, [-12.8, 12.7], got 58 of 100 elements "
         "(58 %) outside, as far as [-30, 30]; 58 of 100 elements (58 %) are at qmin or qmax; "
-        "calibrate with samples like those evaluated"
+        "calibrate with samples like those evaluated, preprocessed alike"
     )
 
 
