@@ -20,7 +20,6 @@ from pytest_edgeq.numerics.checks import SampleLedger
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
     CALIBRATION_OVERLAP,
-    CALIBRATION_REPEATED,
     INPUT_KINDS,
     NONFINITE,
 )
@@ -59,14 +58,11 @@ _SHIP = (
     "against torch alone by edgeq.load(path, reference=model)"
 )
 
-_OTHER_MODEL = 3
-"""Layers with weights that all have to be others before the whole reference is another model."""
-
 # The order in which findings are told: the ones that explain the others first.
 _ORIGIN, _FIT, _INPUTS, _LAYERS, _RUNS, _RUNTIMES, _DATA, _HEALTH, _MEMORY = range(9)
 
 _RANKS = {
-    **dict.fromkeys((CALIBRATION_REPEATED, *INPUT_KINDS), _INPUTS),
+    **dict.fromkeys(INPUT_KINDS, _INPUTS),
     CALIBRATION_OVERLAP: _DATA,
 }
 """Of findings on health."""
@@ -365,14 +361,12 @@ class _Gate:
                 "\nway out: the converter wrote this: take another quantizer, or leave the op in "
                 "float, and report it with a model of this op alone"
             )
-        weighted = [row for row in layers.rows if "weight" in row.dtypes]
-        if len(weighted) < _OTHER_MODEL or not all(row.findings for row in weighted):
+        if not layers.of_another_model:
             return (
                 "\nway out: mend what wrote the file, or give the reference that it was made from"
             )
         return (
-            f"\nwhy: all {len(weighted)} layers with weights are others than the reference's: it "
-            "is another model, or another checkpoint, than the file was made from\n"
+            f"\nwhy: {layers.of_another_model} than the file was made from\n"
             "way out: give the reference that it was made from"
         )
 

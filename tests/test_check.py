@@ -579,6 +579,16 @@ def test_another_checkpoint_is_told_as_such(edgeq_alone: Edgeq, heads: Quantized
         "another checkpoint, than the file was made from",
         "way out: give the reference that it was made from",
     ]
+    explain = edgeq_alone.compare(loaded, _images(4, 2)).explain
+    assert explain is not None
+    assert (
+        explain()
+        .splitlines()[0]
+        .endswith(
+            "; all 3 layers with weights are others than the reference's: it is another model, or "
+            "another checkpoint, than the file"
+        )
+    )
 
 
 def test_an_output_that_is_worse_than_zeros_is_found(

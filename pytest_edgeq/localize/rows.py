@@ -198,6 +198,17 @@ class LayerErrors:
         """The same of the ops with weights."""
         return _share([row for row in self.rows if "weight" in row.dtypes])
 
+    @property
+    def of_another_model(self) -> str:
+        """Whose the weights are, if no layer has the reference's; else nothing."""
+        weighted = [row for row in self.rows if "weight" in row.dtypes]
+        if len(weighted) < _OTHER_MODEL or not all(row.findings for row in weighted):
+            return ""
+        return (
+            f"all {len(weighted)} layers with weights are others than the reference's: it is "
+            "another model, or another checkpoint,"
+        )
+
     def worst(self, n: int = 5) -> tuple[LayerError, ...]:
         """
         Give the worst rows: the culprit, then by verdict, then by how far they are off.
@@ -256,6 +267,9 @@ class LayerErrors:
             told += f" (not: {listed})"
         return f"{self.cause}\n{told}; the worst:\n{self.table()}"
 
+
+_OTHER_MODEL = 3
+"""Layers with weights that all have to be others before the whole reference is another model."""
 
 _HEADINGS = ("op", "module", "verdict", "LSB", "excess", "rmse/S", "SQNR dB", "total dB", "clipped")
 _LEFT = (0, 1, 2)

@@ -25,9 +25,6 @@ CLIPPED_INPUT = "clipped_input"
 COARSE_INPUT = "coarse_input"
 """An input takes a few of its codes only: the range that it was calibrated with is too wide."""
 
-INPUT_KINDS = (CLIPPED_INPUT, COARSE_INPUT)
-"""Of inputs that were calibrated with others: they spoil all that comes behind."""
-
 BIAS_AT_INT32_LIMIT = "bias_at_int32_limit"
 """A bias did not fit int32 and was cut off."""
 
@@ -42,6 +39,9 @@ CALIBRATION_OVERLAP = "calibration_overlap"
 
 CALIBRATION_REPEATED = "calibration_repeated"
 """All samples of the calibration are one and the same: ranges hold no other."""
+
+INPUT_KINDS = (CALIBRATION_REPEATED, CLIPPED_INPUT, COARSE_INPUT)
+"""Of a calibration by other inputs: it spoils all that comes behind, and explains it."""
 
 STATEFUL_REFERENCE = "stateful_reference"
 """The reference's forward changes its own buffers: outputs depend on the order of the samples."""
