@@ -71,6 +71,11 @@ class Measured:
     channel_noise: npt.NDArray[np.float64] | None = None
 
     @property
+    def beyond(self) -> float:
+        """Share of the float reference's values outside of what codes reach."""
+        return (self.beyond_low + self.beyond_high) / max(self.elements, 1)
+
+    @property
     def rms(self) -> float:
         """Root mean square of the differences from the float reference; 0 without elements."""
         return math.sqrt(self.noise / max(self.elements, 1))

@@ -128,9 +128,14 @@ def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, 
     for position, text in plan.broken.items():
         found[position] = (*found.get(position, ()), text)
     vague = {step.match.tensor for step in plan.steps if _is_vague(step)}
-    rms = {step.match.tensor: step.measured.rms for step in plan.steps}
     told = parameter_findings(
-        graph, plan.matches, plan.reference, signature.subgraph, vague=vague, rms=rms
+        graph,
+        plan.matches,
+        plan.reference,
+        signature.subgraph,
+        vague=vague,
+        rms={step.match.tensor: step.measured.rms for step in plan.steps},
+        beyond={step.match.tensor: step.measured.beyond for step in plan.steps},
     )
     for index, texts in told.items():
         op = plan.matches[index].op

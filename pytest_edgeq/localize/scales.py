@@ -14,6 +14,7 @@ from pytest_edgeq.localize.kinds import IDENTITIES, base_name
 from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.moves import MOVING
 from pytest_edgeq.localize.reference import ReferenceGraph
+from pytest_edgeq.numerics.health import CLIPPED_SHARE_LIMIT
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 
@@ -49,6 +50,7 @@ def parameter_findings(
     *,
     vague: Container[int] = (),
     rms: Mapping[int, float] = MappingProxyType({}),
+    beyond: Mapping[int, float] = MappingProxyType({}),
 ) -> dict[int, tuple[str, ...]]:
     """
     Hold the scales and zero points of activations against the simulated graph's.
@@ -63,6 +65,7 @@ def parameter_findings(
         subgraph: Index of the subgraph.
         vague: Tensors whose values hardly tell a node.
         rms: By tensor how far off it is by its own op, as measured.
+        beyond: By tensor which share of torch's values lie outside of its range.
 
     Returns:
         Findings by tensor index.
@@ -87,7 +90,9 @@ def parameter_findings(
         """
         Whether what takes a tensor keeps its scale, up to one that the reference has there.
 
-        The converter carries the scale of a concatenation through a resize up to what makes it.
+        The converter carries the scale of a concatenation through a resize up to what makes it. An
+        image whose pixels are averaged has a narrower range: of what this cuts in front, as much
+        may lie outside as of an input.
         """
         keep = [op for op in users.get(index, ()) if op.name in _KEEPS_SCALE]
         own = qparams(tensors[index])
@@ -128,8 +133,10 @@ def parameter_findings(
             # Values that hardly tell a node were taken for another one's.
             continue
         wanted_here = list(expected.values())[-1]
-        harmless = _is_wider(tensor, actual, wanted_here) or costs_no_bit(
-            rms.get(index), wanted_here
+        harmless = (
+            _is_wider(tensor, actual, wanted_here)
+            or costs_no_bit(rms.get(index), wanted_here)
+            or beyond.get(index, 1.0) <= CLIPPED_SHARE_LIMIT
         )
         if (harmless and carried(index)) or _only_keeps(match.op, tensors):
             continue

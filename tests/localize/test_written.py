@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fixtures.models import SmallModel, normal, samples, seeded
 from pytest_edgeq import Edgeq
+from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
@@ -17,6 +19,9 @@ DYNAMIC = "recipe_dynamic_wi8_afp32"
 
 class Normalised(SmallModel):
     """Its statistics are buffers, which are called as functions of torch are."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,8 +87,30 @@ class LastStep(SmallModel):
         return (normal(3, 1, 6, seed=seed),)
 
 
+class Pyramid(SmallModel):
+    """Features of half the size, made large again: averaged pixels have a narrower range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.small = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give a map."""
+        large = torch.relu(self.first(x))
+        small = torch.relu(self.small(functional.avg_pool2d(large, 2)))
+        again = functional.interpolate(small, scale_factor=2, mode="bilinear", align_corners=False)
+        made: torch.Tensor = self.head(large + again)
+        return made
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Noise, the worst case."""
+        return (normal(1, 4, 12, 12, seed=seed),)
+
+
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, PT2E, None])
-@pytest.mark.parametrize("kind", [Normalised, Scaled, LastStep])
+@pytest.mark.parametrize("kind", [Normalised, Scaled, LastStep, Pyramid])
 def test_every_op_is_matched_and_sound(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
@@ -125,3 +152,24 @@ def test_what_torch_has_otherwise_is_found_there(
     assert errors.culprit is not None, str(errors)
     assert errors.culprit.op in op, str(errors)
     assert errors.culprit.verdict == "lowering", str(errors)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.98, 1.1])
+def test_a_range_that_comes_from_behind_is_told_from_a_wrong_one(
+    maker: Edgeq, build: Build, factor: float
+) -> None:
+    """The converter gives what is made large the range of what it becomes."""
+    quantized = build(Pyramid, PT2E)
+    file = FlatFile(quantized.tflite)
+    (op,) = (op for place, op in enumerate(file.operators) if file.name(place) == "RESIZE_BILINEAR")
+    for index in (op.inputs[0], op.outputs[0]):
+        parameters = file.tensor(index).quantization
+        parameters.scale = [parameters.scale[0] * factor]
+    errors = localized(maker, quantized.with_tflite(file.content()), Pyramid)
+    (row,) = (row for row in errors.rows if row.module == "small")
+
+    assert row.local_rmse_lsb is not None
+    assert row.local_rmse_lsb > 2 / math.sqrt(12), "it costs a bit and more"
+    assert any("× the reference's" in text for text in row.findings) == (factor != 1)
+    found = blamed(errors)
+    assert not found if factor == 1 else errors.culprit == row
