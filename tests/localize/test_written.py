@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch.nn import functional
 
 from fixtures.models import SmallModel, normal, samples, seeded
 from pytest_edgeq import Edgeq
+from pytest_edgeq.localize.localizer import Localizer
+from pytest_edgeq.samples import read_samples
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
@@ -109,8 +112,26 @@ class Pyramid(SmallModel):
         return (normal(1, 4, 12, 12, seed=seed),)
 
 
+class Ranked(SmallModel):
+    """The greatest scores and their places, of which several are the same as codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 40)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give both."""
+        values, places = torch.topk(self.scores(x), 12)
+        return values, places
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Features."""
+        return (normal(1, 8, seed=seed),)
+
+
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, PT2E, None])
-@pytest.mark.parametrize("kind", [Normalised, Scaled, LastStep, Pyramid])
+@pytest.mark.parametrize("kind", [Normalised, Scaled, LastStep, Pyramid, Ranked])
 def test_every_op_is_matched_and_sound(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
@@ -173,3 +194,37 @@ def test_a_range_that_comes_from_behind_is_told_from_a_wrong_one(
     assert any("× the reference's" in text for text in row.findings) == (factor != 1)
     found = blamed(errors)
     assert not found if factor == 1 else errors.culprit == row
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_places_of_equal_values_are_told_from_others(
+    maker: Edgeq, build: Build, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """Torch leaves open which of them comes first, and which is greater it does not."""
+    quantized = build(Ranked, STATIC)
+    (op,) = (op for op in quantized.graph.subgraphs[0].ops if op.name == "TOPK_V2")
+    first, *rest = read_samples(samples(Ranked, 12, seed=3), quantized.spec, "evaluation")
+    with Localizer(quantized) as localizer:
+        localizer.update(first)
+        (plan,) = localizer._plans.values()
+        assert op.outputs[1] in plan.matches, "no two of the first sample's are equal"
+        read, turned = localizer._runner.tensor, list[int]()
+
+        def exchanged(index: int) -> Any:
+            places = read(index)
+            if index == op.outputs[1]:
+                values = read(op.inputs[0])[0, places[0]]
+                for at in range(11):
+                    if (values[at] != values[at + 1]) == wrong:
+                        places[0, [at, at + 1]] = places[0, [at + 1, at]]
+                        turned.append(at)
+                        break
+            return places
+
+        monkeypatch.setattr(localizer._runner, "tensor", exchanged)
+        for sample in rest:
+            localizer.update(sample)
+        errors = localizer.result()
+
+    assert turned, "two are equal"
+    assert (op.index in blamed(errors)) == wrong, str(errors)
