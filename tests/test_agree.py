@@ -20,6 +20,7 @@ from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples, see
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.agree import SAMPLES, Agreement, AgreementResult, installed_runtimes
+from pytest_edgeq.agree.lane import Distance
 from pytest_edgeq.reference import call_reference
 from pytest_edgeq.samples import read_samples
 
@@ -375,3 +376,20 @@ interpreter.allocate_tensors()
 interpreter.set_tensor(tensor["index"], np.zeros(tensor["shape"], np.int8))
 interpreter.invoke()
 """
+
+
+@pytest.mark.parametrize("count", [3, 4, 10, 100])
+def test_a_bound_that_rests_on_few_values_leaves_room_for_chance(count: int) -> None:
+    """Runtimes that are as far off torch as each other are told apart in 1 of 1000 at most."""
+    rng = np.random.default_rng(0)
+    alarms = found = 0
+    for _ in range(3000):
+        one, other = rng.normal(size=(2, count))
+        for factor in (1, 1000):
+            distance = Distance()
+            distance.update(one, factor * other, np.zeros(count))
+            beyond = distance.apart > 4 * distance.likely_error
+            alarms, found = alarms + (beyond and factor == 1), found + (beyond and factor > 1)
+
+    assert alarms <= 3
+    assert found > 0.95 * 3000
