@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pytest_edgeq.localize.forms import FORMS, batch_norm_in_steps, decompositions
+from pytest_edgeq.localize.grouped import part_groups
 from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name
 from pytest_edgeq.localize.parameters import shape_of
 from pytest_edgeq.tflite.graph import OpGraph
@@ -98,6 +99,7 @@ def decompose(
         else:
             known[node] = _inline(graph, node, parts, known, added)
     _hoist_scales(graph)
+    part_groups(graph)
     _slice_parts(graph, sliced)
     _merge_equals(graph)
     _share_means(graph)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pytest_edgeq.localize.grouped import is_grouped
 from pytest_edgeq.localize.kinds import IDENTITIES, base_name, is_heavy
 from pytest_edgeq.localize.layouts import to_file_layout
 from pytest_edgeq.localize.parameters import attribute, new_constant, share_of
@@ -40,7 +41,7 @@ def fold_batch_norms(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int
         if base_name(node) != "batch_norm" or node.args[5]:
             continue
         layer = node.args[0]
-        if base_name(layer) not in _FOLDABLE or len(layer.users) > 1:
+        if base_name(layer) not in _FOLDABLE or len(layer.users) > 1 or is_grouped(layer):
             continue
         bias = layer.args[2] if len(layer.args) > 2 else None
         given = [layer.args[1], *([bias] if bias is not None else []), *node.args[1:5]]

@@ -42,6 +42,9 @@ _WEIGHT_AT = {
 }
 _SCALES = ("mul", "div", "mul_", "div_")
 
+# How graphs turn what they have quantized, or take a group of it.
+_LAID_OUT = ("permute", "transpose", "t", "view", "reshape", "unsqueeze", "slice")
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Taken:
@@ -169,7 +172,7 @@ def _codes(node: Node, reference: ReferenceGraph) -> Constant | None:
     """The codes of a fake-quantized constant, turned as the graph turns them."""
     chain: list[Any] = []
     while not is_dequantize(node):
-        if base_name(node) not in ("permute", "transpose", "t", "view", "reshape", "unsqueeze"):
+        if base_name(node) not in _LAID_OUT:
             return None
         chain.append(node)
         node = node.all_input_nodes[0]
