@@ -75,6 +75,8 @@ def join_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
     """
     Let x·W + c be linear(x, Wᵀ, c) wherever the file has it so: c is a number or one a feature.
 
+    The same of α·(x·W) + β·c, whose factors the converter folds into the two constants.
+
     Args:
         module: A graph whose parameters are attributes; changed in place.
         graph: The file.
@@ -82,6 +84,8 @@ def join_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
     """
     stored, added = list(stored_layers(graph, subgraph)), [*_added(graph, subgraph)]
     for node in list(module.graph.nodes):
+        if base_name(node) == "addmm":
+            _join_factors(module, node, stored)
         if base_name(node) != "add" or len(node.args) != 2 or node.kwargs:
             continue
         for product, other in (node.args, node.args[::-1]):
@@ -95,6 +99,21 @@ def join_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
                 _join(module, node, product, weight, bias)
                 break
     module.graph.eliminate_dead_code()
+
+
+def _join_factors(
+    module: torch.fx.GraphModule, node: Node, stored: list[tuple[np.ndarray, np.ndarray | None]]
+) -> None:
+    added, _, matrix = node.args
+    own, bias = attribute(module, matrix), attribute(module, added)
+    if own is None or bias is None or bias.ndim != 1:
+        return
+    factors: dict[str, Any] = dict(node.kwargs)
+    beta, alpha = (factors.get(each, 1) for each in ("beta", "alpha"))
+    weight, bias = own.t().contiguous(), bias.expand(own.shape[1])
+    apart = layers_apart(weight, torch.zeros_like(bias), stored)
+    if layers_apart(alpha * weight, beta * bias, stored) < apart:
+        _join(module, node, node, alpha * weight, beta * bias)
 
 
 def _product_weight(module: torch.fx.GraphModule, node: Any) -> torch.Tensor | None:
@@ -121,8 +140,9 @@ def _join(
         for kind, value in (("weight", weight), ("bias", bias))
     ]
     linear: Any = torch.ops.aten.linear.default
+    value = product.args[1 if product is node else 0]
     with module.graph.inserting_before(node):
-        joined = module.graph.call_function(linear, (product.args[0], *constants))
+        joined = module.graph.call_function(linear, (value, *constants))
     joined.meta.update(product.meta)
     node.replace_all_uses_with(joined)
     module.graph.erase_node(node)

@@ -13,10 +13,16 @@ import torch
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pytest_edgeq.localize.forms import FORMS, batch_norm_in_steps, decompositions
+from pytest_edgeq.localize.forms import (
+    FORMS,
+    addmm_in_steps,
+    batch_norm_in_steps,
+    decompositions,
+)
 from pytest_edgeq.localize.grouped import part_groups
 from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name
 from pytest_edgeq.localize.parameters import shape_of
+from pytest_edgeq.localize.shared import merge_equals, share_maxima, share_means
 from pytest_edgeq.tflite.graph import OpGraph
 
 __all__ = ["decompose", "sliced_joins"]
@@ -67,7 +73,10 @@ def decompose(
     graph = torch.fx.Graph()
     known: dict[torch.fx.Node, Any] = {}
     added: dict[str, torch.Tensor] = {}
+    varying: set[torch.fx.Node] = set()
     for node in module.graph.nodes:
+        if node.op == "placeholder" or not varying.isdisjoint(node.all_input_nodes):
+            varying.add(node)
         if isinstance(number := examples.known.get(node), (int, float)):
             # A size, say, that the graph holds for any: what is made of it alone is a constant.
             known[node] = number
@@ -90,20 +99,21 @@ def decompose(
             continue
         parts = None
         if _functional(node) in _COMPOSED:
-            function = _function(module, node, is_subtracted)
+            function = _function(module, node, is_subtracted, varying)
             parts = _parts(node, function, examples.known)
         if parts is None:
             known[node] = graph.node_copy(node, known.__getitem__)
             if isinstance(examples.known.get(node), torch.Tensor):
                 known[node].meta["val"] = examples.known[node]
         else:
-            known[node] = _inline(graph, node, parts, known, added)
+            given = _with_bare_bias(node, known) if base_name(node) == "addmm" else known
+            known[node] = _inline(graph, node, parts, given, added)
     _hoist_scales(graph)
     part_groups(graph)
     _slice_parts(graph, sliced)
-    _merge_equals(graph)
-    _share_means(graph)
-    _share_maxima(graph)
+    merge_equals(graph)
+    share_means(graph)
+    share_maxima(graph)
     held = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
     own = {name: operator.attrgetter(name)(module) for name in held - set(added)}
     return torch.fx.GraphModule({**own, **added}, graph)
@@ -135,6 +145,10 @@ def _cut(
     cut.meta["val"] = example
     return cut
 
+
+# What stands behind codes, and what makes them.
+_DEQUANTIZED = ("dequantize_per_tensor", "dequantize_per_channel")
+_QUANTIZED = ("quantize_per_tensor", "quantize_per_channel")
 
 # Nodes that take of their second tensor its shape or dtype alone.
 _AS_ANOTHER: dict[str, Any] = {
@@ -303,87 +317,6 @@ def _reach(node: torch.fx.Node, axis: int, whole: tuple[int, ...]) -> tuple[int,
     return start, start + second
 
 
-def _share_means(graph: torch.fx.Graph) -> None:
-    """Let a mean be that over the same axes which keeps these: the file has one of them."""
-    means: dict[tuple[torch.fx.Node, str], list[torch.fx.Node]] = {}
-    for node in graph.nodes:
-        if base_name(node) == "mean" and len(node.args) > 1 and not node.kwargs:
-            means.setdefault((node.args[0], repr(node.args[1])), []).append(node)
-    for nodes in means.values():
-        keeping = [node for node in nodes if node.args[2:] == (True,)]
-        bare = [node for node in nodes if node not in keeping]
-        if not keeping or not bare:
-            continue
-        with graph.inserting_before(nodes[0]):
-            whole = graph.node_copy(keeping[0])
-        for node in nodes:
-            same = whole
-            if node in bare:
-                shape = list(node.meta["val"].shape)
-                with graph.inserting_before(node):
-                    same = graph.call_function(torch.ops.aten.reshape.default, (whole, shape))
-                same.meta.update(node.meta)
-            node.replace_all_uses_with(same)
-            graph.erase_node(node)
-
-
-def _share_maxima(graph: torch.fx.Graph) -> None:
-    """
-    Let a softmax be that of what its maximum was taken from, where another node takes this one.
-
-    The converter finds no softmax in what torch writes it as, then, but in the rest of it: so next
-    to a logsumexp of the same values.
-    """
-    maxima = {node.args[0]: node for node in graph.nodes if _is_last_maximum(node)}
-    for node in list(graph.nodes):
-        if base_name(node) not in ("softmax", "_softmax") or node.args[0] not in maxima:
-            continue
-        value, least = node.args[0], maxima[node.args[0]]
-        assert isinstance(value, torch.fx.Node), "of which the maximum was taken"
-        dim, rank = node.args[1], len(shape_of(value))
-        if not isinstance(dim, int) or dim % rank != rank - 1 or shape_of(node) != shape_of(value):
-            continue
-        aten: Any = torch.ops.aten
-        # It may have been taken behind the softmax.
-        first = next(each for each in graph.nodes if value in each.all_input_nodes)
-        if first is not least:
-            first.prepend(least)
-        with graph.inserting_before(node):
-            lowest = graph.call_function(aten.full.default, ([], -math.inf))
-            bounded = graph.call_function(aten.maximum.default, (least, lowest))
-            apart = graph.call_function(aten.sub.Tensor, (value, bounded))
-        bounded.meta.update(least.meta)
-        apart.meta.update(node.meta)
-        node.args = (apart, *node.args[1:])
-
-
-def _is_last_maximum(node: torch.fx.Node) -> bool:
-    """Whether it is the maximum over the last axis, which it keeps."""
-    if base_name(node) != "amax" or node.args[2:] != (True,):
-        return False
-    dims: Any = node.args[1]
-    rank = len(shape_of(node.args[0]))
-    return len(dims) == 1 and rank > 0 and dims[0] % rank == rank - 1
-
-
-def _merge_equals(graph: torch.fx.Graph) -> None:
-    """Let calls of one function on the same values be one node, as the converter lets them."""
-    known: dict[tuple[Any, ...], torch.fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op not in ("call_function", "get_attr") or _is_random(node):
-            continue
-        # As text 1 and 1.0 are two, and nodes have names of their own.
-        key = (node.target, repr(node.args), repr(node.kwargs))
-        first = known.setdefault(key, node)
-        if first is not node:
-            node.replace_all_uses_with(first)
-            graph.erase_node(node)
-
-
-def _is_random(node: torch.fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
 class _Examples(torch.fx.Interpreter):
     """Runs a graph and keeps what each node gives; of tensors their shapes and dtypes."""
 
@@ -415,6 +348,7 @@ def _function(
     module: torch.fx.GraphModule,
     node: torch.fx.Node,
     is_subtracted: Callable[[torch.Tensor], bool],
+    varying: Container[torch.fx.Node],
 ) -> Any:
     """What a node computes, in the converter's steps where these are known here."""
     name = _functional(node)
@@ -422,9 +356,25 @@ def _function(
         held = operator.attrgetter(str(mean.target))(module) if mean.op == "get_attr" else None
         if held is not None and is_subtracted(held.detach()):
             return batch_norm_in_steps
+    if name == "addmm" and (node.kwargs or node.args[0] in varying):
+        return addmm_in_steps
     if name in FORMS:
         return FORMS[name]
     return node.target if name == base_name(node) else getattr(torch.ops.aten, name).default
+
+
+def _with_bare_bias(
+    node: torch.fx.Node, known: dict[torch.fx.Node, Any]
+) -> dict[torch.fx.Node, Any]:
+    """
+    What nodes are known as, of a constant that is added the one that PT2E has not rounded yet.
+
+    The converter writes it as any bias, whatever scale an observer gave it.
+    """
+    chain: list[Any] = [node.args[0]]
+    while base_name(chain[-1]) in (*_DEQUANTIZED, *_QUANTIZED):
+        chain.append(chain[-1].args[0])
+    return {**known, chain[0]: known[chain[-1]]} if chain[-1].op == "get_attr" else known
 
 
 def _parts(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["FORMS", "batch_norm_in_steps", "decompositions"]
+__all__ = ["FORMS", "addmm_in_steps", "batch_norm_in_steps", "decompositions"]
 
 
 @functools.cache
@@ -347,7 +347,7 @@ def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
     return value
 
 
-def _addmm(
+def addmm_in_steps(
     value: torch.Tensor,
     one: torch.Tensor,
     other: torch.Tensor,
@@ -355,8 +355,8 @@ def _addmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> torch.Tensor:
-    """A linear layer, whose factors go into the bias and the weight."""
-    return torch.addmm(_times(value, beta), one, _times(other, alpha))
+    """As the converter has it where it folds no factor into a constant."""
+    return _times(torch.mm(one, other), alpha) + _times(value, beta)
 
 
 FORMS: dict[str, Callable[..., Any]] = {
@@ -382,7 +382,6 @@ FORMS: dict[str, Callable[..., Any]] = {
     "hardtanh": lambda value, low=-1.0, high=1.0: _clamp(value, low, high),
     "avg_pool2d": _avg_pool,
     "lerp": _lerp,
-    "addmm": _addmm,
     "expm1": lambda value: torch.exp(value) - 1,
     "log1p": lambda value: torch.log(value + 1),
     "prelu": _prelu,
