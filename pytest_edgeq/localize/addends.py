@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.in_front import ALIKE, layers_apart, stored_layers
+from pytest_edgeq.localize.in_front import (
+    ALIKE,
+    layers_apart,
+    stored_layers,
+    without_bias,
+)
 from pytest_edgeq.localize.kinds import VIEWS, base_name
 from pytest_edgeq.localize.parameters import (
     as_bias,
@@ -42,7 +47,8 @@ def move_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
     Let (x·W + b) + c be x·W + (b + c) wherever the file has it so.
 
     The converter sums the two constants up, and leaves the layer without a bias: a linear one, or a
-    convolution in front of a map of positions.
+    convolution in front of a map of positions. Of a layer that takes a constant it computes the
+    product alone, and the file adds the bias at each run.
 
     Args:
         module: A graph whose parameters are attributes; changed in place.
@@ -51,6 +57,8 @@ def move_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
     """
     stored = [*_added(graph, subgraph)]
     for node in list(module.graph.nodes):
+        if base_name(node) == "linear":
+            _part_from_bias(module, node, stored)
         if base_name(node) != "add" or len(node.args) != 2:
             continue
         for value, other in (node.args, node.args[::-1]):
@@ -69,6 +77,16 @@ def move_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
                 layer.args = (*layer.args[:2], None, *layer.args[3:])
                 node.args = (value, new_constant(module, node, "moved_bias", summed))
                 break
+
+
+def _part_from_bias(module: torch.fx.GraphModule, layer: Node, stored: list[np.ndarray]) -> None:
+    """Let a layer that takes a constant be a product and a sum, where the file has that product."""
+    value = computed_constant(module, layer.args[0])
+    weight, bias = (computed_constant(module, each) for each in (*layer.args[1:], None, None)[:2])
+    if value is None or weight is None or bias is None:
+        return
+    if _nearest(torch.nn.functional.linear(value, weight), stored) < ALIKE:
+        without_bias(module, layer)
 
 
 def join_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:

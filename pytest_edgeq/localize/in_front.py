@@ -21,7 +21,7 @@ from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 
-__all__ = ["ALIKE", "fold_in_front", "fold_signs", "layers_apart", "stored_layers"]
+__all__ = ["ALIKE", "fold_in_front", "fold_signs", "layers_apart", "stored_layers", "without_bias"]
 
 Node = torch.fx.Node
 
@@ -225,7 +225,7 @@ def layers_apart(
     return min(found)
 
 
-def _without_bias(module: torch.fx.GraphModule, layer: Node) -> Node:
+def without_bias(module: torch.fx.GraphModule, layer: Node) -> Node:
     """The layer's product alone; to others that take the layer its bias is added behind."""
     with module.graph.inserting_after(layer):
         product = module.graph.node_copy(layer)
@@ -242,7 +242,7 @@ def _without_bias(module: torch.fx.GraphModule, layer: Node) -> Node:
 def _replace(module: torch.fx.GraphModule, node: Node, parts: _Parts) -> None:
     source, weight, bias, turns, bare = parts
     if bare:
-        source = _without_bias(module, source)
+        source = without_bias(module, source)
     for turn in reversed(turns):
         with module.graph.inserting_before(node):
             before, source = source, module.graph.node_copy(turn)

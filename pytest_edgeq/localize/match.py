@@ -191,7 +191,8 @@ class Matcher:
         if op.name == "QUANTIZE" and len(self._tensor(index).scales) > 1:
             given = given.clamp(*channel_ends(self._tensor(index)))
         readings = []
-        for reading in before.readings:
+        # A constant is not measured: what only holds one is told with what takes that.
+        for reading in (each for each in before.readings if self._reference.varies(each.node)):
             value = clipped(self._tensor(index), reading.view.read(given))
             laid_out = best_view(moved, reading.view.read(labels))
             preferred = [laid_out[1]] if laid_out is not None and not laid_out[0] else []
@@ -344,13 +345,15 @@ class Matcher:
                     given[reading.node] = typed(reading.node, reading.view.read(file))
                     bits[reading.node] = bits.get(reading.node, 0) | 1 << position
             weights = self._weights(op, given) if key[2] >= 0 else {}
-            every = (1 << len(sources)) - 1
+            # A constant may only look like what torch computes others of.
+            own = [i for i, each in enumerate(sources) if each not in self._starts]
+            every = sum(1 << i for i in own or range(len(sources)))
             while len(self._reached) >= _KEPT:
                 del self._reached[next(iter(self._reached))]
             self._reached[key] = [
                 reached
                 for reached in self._reference.reach(given, bits, heavy, weights)
-                if reached.sources == every
+                if reached.sources & every == every
             ]
         return self._reached[key]
 

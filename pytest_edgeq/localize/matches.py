@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pytest_edgeq.localize.kinds import base_name
 from pytest_edgeq.localize.views import View
 from pytest_edgeq.tflite.graph import Op
 
@@ -64,10 +65,28 @@ def typed(node: Node, value: torch.Tensor, *, double: bool = False) -> torch.Ten
     example = node.meta.get("val")
     if isinstance(example, torch.Tensor) and not example.is_floating_point():
         # The codes of a quantize node stand for the values that they hold.
-        return value if example.dtype in (torch.int8, torch.uint8) else value.to(example.dtype)
+        if example.dtype in (torch.int8, torch.uint8) or _is_promoted(node):
+            return value
+        return value.to(example.dtype)
     if double or not isinstance(example, torch.Tensor):
         return value.to(torch.float64 if double else torch.float32)
     return value.to(example.dtype)
+
+
+def _is_promoted(node: Node) -> bool:
+    """Whether torch takes it with floats alone, as which the file may round what is whole."""
+    return bool(node.users) and all(map(_promotes, node.users))
+
+
+def _promotes(node: Node) -> bool:
+    """Whether a node computes with floats, of which some may be whole numbers."""
+    example = node.meta.get("val")
+    floats = isinstance(example, torch.Tensor) and example.is_floating_point()
+    return base_name(node) in _COMPARING or (floats and base_name(node) in _PROMOTING)
+
+
+_COMPARING = ("le", "lt", "ge", "gt", "eq", "ne")
+_PROMOTING = ("add", "sub", "rsub", "mul", "div", "where")
 
 
 def values_taken(

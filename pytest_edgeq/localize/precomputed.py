@@ -102,7 +102,7 @@ def _readings(
     Of those that it might hold (a sum, and the sum with an ε) they are the ones whose parameters
     it has, else the nearest.
     """
-    if not file.numel() or file.dtype == torch.bool:
+    if not file.numel():
         return {}
     if not file.is_floating_point():
         return _equal(file, nodes, reference)
@@ -144,7 +144,9 @@ def _equal(
         value = reference.constant(node, quantized=True)
         if not isinstance(value, torch.Tensor) or value.is_floating_point():
             continue
-        if value.dtype == torch.bool or value.numel() != file.numel() or value.numel() < 2:
+        if value.numel() != file.numel() or value.numel() < 2:
+            continue
+        if (value.dtype == torch.bool) is not (file.dtype == torch.bool):
             continue
         best = best_view(file, value)
         if best is not None and not best[0]:
@@ -232,6 +234,8 @@ def precomputed_constants(
     found: dict[Node, torch.Tensor] = {}
     for index in (each for each, most in rounding.items() if most):
         file = read(index)
+        if not file.is_floating_point():
+            continue
         for taken in constants_behind(reference, given):
             plain = reference.constant(taken.node, quantized=False)
             if not isinstance(plain, torch.Tensor) or not plain.is_floating_point():

@@ -215,7 +215,7 @@ def _with_ties(expected: Constant, op: Op, stored: Constant, own: Array, taken: 
     assert expected.zero_points is not None, "and zero points"
     if own.shape != expected.values.shape:
         return expected
-    places = _places(op, stored, taken, own.shape)
+    places = _places(op, stored, taken, own)
     if places is None:
         return expected
     held = _turned(stored.values, places, own.shape)
@@ -330,7 +330,7 @@ def _rounded(op: Op, constant: Constant, taken: Taken, plain: torch.Tensor) -> t
     Where a stored code is the nearest one, it is taken as it is: of two that are as near, either
     will do. Elsewhere the nearest one is, so that a code that was changed shows in the results.
     """
-    places = _places(op, constant, taken, tuple(plain.shape))
+    places = _places(op, constant, taken, plain.numpy())
     if places is None:
         return None
     if constant.scales is None or constant.zero_points is None:
@@ -376,11 +376,19 @@ def _is_beyond(op: Op, wanted: Array, limits: tuple[int, int], points: Array) ->
 _OF_OWN_RANGE = ("ADD", "SUB", "MUL", "DIV")
 
 
-def _places(op: Op, constant: Constant, taken: Taken, shape: tuple[int, ...]) -> Array | None:
-    """Where in torch's layout each element of a constant of the file's belongs, as flat indices."""
-    indices = np.arange(math.prod(shape)).reshape(shape)
+def _places(op: Op, constant: Constant, taken: Taken, own: Array) -> Array | None:
+    """
+    Where in torch's layout each element of a constant of the file's belongs, as flat indices.
+
+    Of several layouts that fit it is the one in which both are alike, up to a factor.
+    """
+    indices = np.arange(own.size).reshape(own.shape)
     places = to_file_layout(op.name, indices, constant.values.shape, torch_op=taken.kind)
-    return places[0] if places else None
+    if len(places) < 2 or not own.size:
+        return places[0] if places else None
+    floats = constant.floats
+    held = np.clip(own.ravel(), floats.min(), floats.max())
+    return max(places, key=lambda each: abs(float((held[each] * floats).sum())))
 
 
 def _turned(values: Array, places: Array, shape: tuple[int, ...]) -> Array:
@@ -405,7 +413,7 @@ def _nearest(
     op: Op, constant: Constant, taken: Taken, plain: torch.Tensor
 ) -> tuple[float, Array | None]:
     """How far the constant is from the reference's with the factor that fits best, and that one."""
-    places = _places(op, constant, taken, tuple(plain.shape))
+    places = _places(op, constant, taken, plain.numpy())
     best: tuple[float, Array | None] = (math.inf, None)
     if places is None:
         return best
