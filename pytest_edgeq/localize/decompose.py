@@ -242,6 +242,11 @@ def _slice_parts(graph: torch.fx.Graph, sliced: Container[tuple[int, int]]) -> N
     op takes is joined of the parts alone that a slice has elements of.
     """
     for node in list(graph.nodes):
+        part = _alone(node)
+        if part is not None:
+            node.replace_all_uses_with(part)
+            graph.erase_node(node)
+            continue
         joined = node.args[0] if base_name(node) in ("slice", "select", "narrow") else None
         if not isinstance(joined, torch.fx.Node):
             continue
@@ -271,6 +276,12 @@ def _slice_parts(graph: torch.fx.Graph, sliced: Container[tuple[int, int]]) -> N
             joined.meta["val"] = joined.meta["val"].new_empty(size)
         bounds = (start - offset, end - offset) if base_name(node) == "slice" else (start - offset,)
         node.args = (source, axis, *bounds, *node.args[2 + len(bounds) :])
+
+
+def _alone(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The one value that is joined to no other, as the states of a recurrence of one layer."""
+    values: Any = node.args[0] if base_name(node) == "cat" else ()
+    return values[0] if len(values) == 1 else None
 
 
 def _take_step(

@@ -115,6 +115,24 @@ class Streamed(SmallModel):
         return normal(1, 4, 8, seed=seed), normal(1, 4, 4, seed=seed + 1000)
 
 
+class Last(SmallModel):
+    """A recurrence over the first axis, of which the last step goes on, and its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.head = nn.LSTM(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Give scores and states."""
+        found, (state, cell) = self.steps(x)
+        return self.head(torch.relu(found[-1])), state, cell
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Three steps."""
+        return (normal(3, 1, 5, seed=seed),)
+
+
 class Mixture(SmallModel):
     """Shares and their energy, which take one maximum, and energies of more axes than one."""
 
@@ -143,6 +161,7 @@ class Mixture(SmallModel):
         *((Cached, flow) for flow in (STATIC, PT2E, None)),
         *((Mixture, flow) for flow in (STATIC, None)),
         *((Streamed, flow) for flow in (STATIC, PT2E)),
+        *((Last, flow) for flow in (STATIC, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -222,12 +241,23 @@ def _of_another_place(file: FlatFile) -> int:
     return op
 
 
+def _an_earlier_step(file: FlatFile) -> int:
+    """What the last layer's clamp takes is what the second step gives."""
+    op = _ops(file, "RELU")[-1]
+    own = file.producer(file.operators[op].inputs[0])
+    others = [i for i in _ops(file, "MUL") if own is not None and i < own]
+    taken = file.operators[others[-3]].outputs[0]
+    file.operators[op].inputs = [taken]
+    return op
+
+
 DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
     "a row of the lower half as in the upper one": (Sloped, STATIC, _negated_again),
     "a half that is not clamped": (Sloped, DYNAMIC, _not_clamped),
     "a state that is clamped": (Scanned, STATIC, _clamped),
     "queries in another order": (Queried, DYNAMIC, _another_query),
     "tokens of another place": (Cached, None, _of_another_place),
+    "a step in front of the last one": (Last, None, _an_earlier_step),
     "an energy without exponentials": (Mixture, None, _summed_of_differences),
 }
 
