@@ -25,7 +25,7 @@ from pytest_edgeq.localize.views import View, best_view, distance
 from pytest_edgeq.tflite.graph import Op, Subgraph, Tensor
 from pytest_edgeq.tflite.roles import stored_constant
 
-__all__ = ["Chooser", "Near"]
+__all__ = ["Chooser", "Near", "is_taken_twice"]
 
 Node = torch.fx.Node
 
@@ -36,6 +36,11 @@ _FUSED_CLAMPS = ("RELU", "RELU6", "RELU_N1_TO_1")
 
 # Codes in use below which rounding moves a value as far as other functions do.
 _FEW = 8
+
+
+def is_taken_twice(node: Node) -> bool:
+    """Whether two calls take a value, or the model gives it away beside one that does."""
+    return sum(user.op in ("call_function", "output") for user in node.users) > 1
 
 
 class Chooser:
@@ -103,9 +108,16 @@ class Chooser:
             return own or near
         if op.fused_activation not in _FUSED_CLAMPS:
             return near
-        beside = (self._reference.computing(each[1].node).users for each in own)
-        twice = any(sum(n.op == "call_function" for n in users) > 1 for users in beside)
-        return own if twice else near
+        return own if any(self._is_beside(each[1].node) for each in own) else near
+
+    def _is_beside(self, node: Node) -> bool:
+        """Whether what a clamp takes is taken as it is, too, from where it is computed on."""
+        first = self._reference.computing(node)
+        while node is not first:
+            node = node.all_input_nodes[0]
+            if is_taken_twice(node):
+                return True
+        return False
 
     def _of_module(self, op: Op, index: int, near: list[Near], taken: set[Node]) -> list[Near]:
         """

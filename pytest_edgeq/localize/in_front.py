@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pytest_edgeq.localize.clamps import move_clamps
 from pytest_edgeq.localize.kinds import VIEWS, base_name
 from pytest_edgeq.localize.parameters import (
     as_bias,
@@ -46,6 +47,7 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
         graph: The file.
         subgraph: Index of the subgraph.
     """
+    move_clamps(module, graph, subgraph)
     stored = list(stored_layers(graph, subgraph))
     layers = [n for n in module.graph.nodes if base_name(n) == "linear" and len(n.args) > 1]
     uses = {node: [each for each in layers if each.args[1] is node.args[1]] for node in layers}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx.node import map_arg
 
-from pytest_edgeq.localize.alike import Chooser, Near
+from pytest_edgeq.localize.alike import Chooser, Near, is_taken_twice
 from pytest_edgeq.localize.codes import channel_ends, clipped, is_near
 from pytest_edgeq.localize.kinds import (
     ACTIVATIONS,
@@ -303,7 +303,7 @@ class Matcher:
                     continue
                 name = base_name(user)
                 clamp = name in CLAMPS and not clamps_follow and op is not None
-                if clamp and len([u for u in node.users if u.op == "call_function"]) > 1:
+                if clamp and is_taken_twice(node):
                     clamp = False
                 if not (clamp or name in VIEWS or is_quantize(user) or is_dequantize(user)):
                     continue

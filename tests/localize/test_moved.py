@@ -1,0 +1,171 @@
+"""Clamps that the converter moves or writes twice, and defects of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fixtures.models import SmallModel, normal
+from pytest_edgeq import Edgeq
+from tests.detection.flatfile import FlatFile
+from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
+
+DYNAMIC = "recipe_dynamic_wi8_afp32"
+FLOWS = (STATIC, DYNAMIC, PT2E, None)
+
+
+class Embedded(SmallModel):
+    """A layer whose result is given away, and goes on from its ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.embed, self.head = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give scores, and what they are made of."""
+        x = self.embed(torch.relu(self.first(x)))
+        return self.head(torch.relu(x)), x
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Features."""
+        return (normal(1, 8, seed=seed),)
+
+
+class Turned(SmallModel):
+    """The same, turned in front of the ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 10), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give scores, and what they are made of."""
+        x = self.embed(x)
+        return self.head(torch.relu(x.transpose(1, 2))), x
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Six steps."""
+        return (normal(1, 6, 8, seed=seed),)
+
+
+class Enlarged(SmallModel):
+    """Clamps behind what turns channels to pixels, and behind what makes rows of maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = (nn.Conv2d(3, 12, 3, padding=1) for _ in range(2))
+        self.second, self.third = (nn.Conv2d(3, 4, 3, stride=2, padding=1) for _ in range(2))
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Give images of twice the size, and scores."""
+        large = torch.relu(functional.pixel_shuffle(self.first(x), 2))
+        bounded = functional.pixel_shuffle(self.other(x) + x.repeat_interleave(4, 1), 2)
+        small = self.second(large)
+        rows = torch.relu(self.third(x).flatten(1))
+        tokens = functional.relu6((small * torch.sigmoid(small)).flatten(2).transpose(1, 2))
+        return bounded.clamp(-1, 1), self.head(rows), tokens
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """One image."""
+        return (normal(1, 3, 8, 8, seed=seed),)
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=str)
+@pytest.mark.parametrize("kind", [Embedded, Turned, Enlarged])
+def test_what_the_converter_moves_is_matched_and_not_blamed(
+    maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
+) -> None:
+    """Every op has its torch nodes, and none computes anything else."""
+    errors = localized(maker, build(kind, flow), kind)
+
+    assert [row.name for row in errors.rows if not row.matched] == []
+    assert blamed(errors) == {}
+
+
+def _fused(file: FlatFile, name: str, clamp: int, place: int = 0) -> int:
+    """The op of a name, of those with this clamp in them, that stands at a place."""
+    return [
+        i
+        for i, op in enumerate(file.operators)
+        if file.name(i) == name and op.builtinOptions.fusedActivationFunction == clamp
+    ][place]
+
+
+def _becomes(name: str, was: int, clamp: int, place: int = 0) -> Callable[[FlatFile], int]:
+    """Give an op another clamp."""
+
+    def change(file: FlatFile) -> int:
+        op = _fused(file, name, was, place)
+        file.operators[op].builtinOptions.fusedActivationFunction = clamp
+        return op
+
+    return change
+
+
+def _row_negated(name: str, was: int, place: int = 0) -> Callable[[FlatFile], int]:
+    """Negate the first row of an op's weight."""
+
+    def change(file: FlatFile) -> int:
+        op = _fused(file, name, was, place)
+        tensor = int(file.operators[op].inputs[1])
+        values = file.constant(tensor)
+        assert values is not None
+        values = values.copy()
+        values[0] = -values[0]
+        file.store(tensor, values)
+        return op
+
+    return change
+
+
+LAYER = "FULLY_CONNECTED"
+NONE, RELU, RELU_N1_TO_1, RELU6 = range(4)
+DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
+    # In a range that begins at 0, no code tells whether the op clamps.
+    "the clamp of pixels lost": (Enlarged, None, _becomes("CONV_2D", RELU, NONE)),
+    "the clamp of pixels another": (Enlarged, None, _becomes("ADD", RELU_N1_TO_1, RELU)),
+    "the clamp of rows lost": (Enlarged, DYNAMIC, _becomes("CONV_2D", RELU, NONE, 1)),
+    "the clamp of tokens lost": (Enlarged, None, _becomes("MUL", RELU6, NONE)),
+    "a convolution clamped": (Enlarged, STATIC, _becomes("CONV_2D", NONE, RELU)),
+    "a weight behind pixels": (Enlarged, STATIC, _row_negated("CONV_2D", RELU)),
+    "a weight behind rows": (Enlarged, DYNAMIC, _row_negated("CONV_2D", RELU, 1)),
+    "what is given away clamped": (Embedded, None, _becomes(LAYER, NONE, RELU)),
+    "the same in integers": (Embedded, PT2E, _becomes(LAYER, NONE, RELU)),
+    "what is given away of another weight": (Embedded, STATIC, _row_negated(LAYER, NONE)),
+}
+
+
+@pytest.mark.parametrize("what", DEFECTS)
+def test_a_defect_of_the_same_place_is_found(maker: Edgeq, build: Build, what: str) -> None:
+    """What a sound file is allowed hides none that is not."""
+    kind, flow, change = DEFECTS[what]
+    quantized = build(kind, flow)
+    file = FlatFile(quantized.tflite)
+    op = change(file)
+
+    errors = localized(maker, quantized.with_tflite(file.content()), kind)
+
+    assert op in blamed(errors), errors
+
+
+@pytest.mark.parametrize(("kind", "place"), [(Embedded, 1), (Turned, 0)])
+def test_a_layer_that_is_not_clamped_for_what_goes_on_is_found(
+    maker: Edgeq, build: Build, kind: type[SmallModel], place: int
+) -> None:
+    """It gives what is given away, and what reads it is told that torch goes on otherwise."""
+    quantized = build(kind, DYNAMIC)
+    file = FlatFile(quantized.tflite)
+    op = _becomes(LAYER, RELU, NONE, place)(file)
+
+    found = blamed(localized(maker, quantized.with_tflite(file.content()), kind))
+
+    assert op <= min(found), found
+    assert "goes on from it with relu" in next(iter(found.values()))[1][0]
