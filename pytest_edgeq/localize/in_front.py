@@ -12,7 +12,6 @@ from pytest_edgeq.localize.clamps import move_clamps
 from pytest_edgeq.localize.kinds import VIEWS, base_name
 from pytest_edgeq.localize.parameters import (
     as_bias,
-    computed_constant,
     keeps_features,
     laid_out_constant,
     new_constant,
@@ -49,26 +48,50 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
     """
     move_clamps(module, graph, subgraph)
     stored = list(stored_layers(graph, subgraph))
-    layers = [n for n in module.graph.nodes if base_name(n) == "linear" and len(n.args) > 1]
-    uses = {node: [each for each in layers if each.args[1] is node.args[1]] for node in layers}
-    for node in layers:
-        own = laid_out_constant(module, node.args[1])
-        bias = node.args[2] if len(node.args) > 2 else None
-        own_bias = None if bias is None else laid_out_constant(module, bias)
-        if own is None or (bias is not None and own_bias is None):
-            continue
-        added = torch.zeros(own.shape[0], dtype=own.dtype) if own_bias is None else own_bias
-        forms: list[_Parts] = [(node.args[0], own, added, (), False)]
-        for source, scale, shift, turns, bare in _in_front(module, node.args[0], own.shape[1]):
-            forms.append((source, own * scale, added + own @ shift, turns, bare))
+    layers = {n: each for n in module.graph.nodes if (each := _layer(module, n)) is not None}
+    for node, (value, own, bias, parameter) in layers.items():
+        forms: list[_Parts] = [(value, own, bias, (), False)]
+        for source, scale, shift, turns, bare in _in_front(module, value, own.shape[1]):
+            forms.append((source, own * scale, bias + own @ shift, turns, bare))
         if len(forms) == 1:
             continue
         behind = _behind(module, node, own.shape[0])
-        place = uses[node].index(node), len(uses[node])
+        uses = [each for each, parts in layers.items() if parts[3] is parameter]
+        place = uses.index(node), len(uses)
         nearest = _nearest_form(forms, behind, _of_this_use(forms, behind, stored, *place))
         if nearest is not forms[0]:
             _replace(module, node, nearest)
     module.graph.eliminate_dead_code()
+
+
+def _layer(
+    module: torch.fx.GraphModule, node: Node
+) -> tuple[Any, torch.Tensor, torch.Tensor, Any] | None:
+    """What a linear layer takes, its weight, its bias, and the node that the weight comes from."""
+    name = base_name(node)
+    value: Any
+    weight: Any
+    bias: Any
+    if name == "linear" and len(node.args) > 1:
+        value, weight, bias = (*node.args, None)[:3]
+        own = laid_out_constant(module, weight)
+    elif name == "addmm" and len(node.args) == 3 and not node.kwargs:
+        bias, value, weight = node.args
+        turned = laid_out_constant(module, weight)
+        own = None if turned is None else turned.t()
+        while own is not None and weight.op == "call_function":
+            # Each step of a recurrence turns it anew.
+            (weight,) = weight.all_input_nodes
+    else:
+        return None
+    if own is None:
+        return None
+    added = torch.zeros(own.shape[0], dtype=own.dtype)
+    if bias is not None:
+        added = laid_out_constant(module, bias)
+    if added is None or added.shape != own.shape[:1]:
+        return None
+    return value, own, added, weight
 
 
 def fold_signs(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
@@ -195,18 +218,16 @@ def _in_front(module: torch.fx.GraphModule, node: Any, size: int) -> Iterator[_P
             return
         if name not in ("mul", "add") or len(node.args) != 2:
             return
-        constants = [computed_constant(module, each) for each in node.args]
+        constants = [as_bias(module, each, size) for each in node.args]
         places = [i for i, each in enumerate(constants) if each is not None]
         if len(places) != 1 or len(node.kwargs):
             return
         value = constants[places[0]]
         assert value is not None, "chosen by it"
-        if value.numel() != size or value.shape[-1] != size:
-            return
         if name == "mul":
-            scale = scale * value.reshape(-1)
+            scale = scale * value
         else:
-            shift = shift + scale * value.reshape(-1)
+            shift = shift + scale * value
         node = node.args[1 - places[0]]
         yield node, scale, shift, tuple(turns), False
 
@@ -249,8 +270,15 @@ def _replace(module: torch.fx.GraphModule, node: Node, parts: _Parts) -> None:
         with module.graph.inserting_before(node):
             before, source = source, module.graph.node_copy(turn)
         source.args = (before, *turn.args[1:])
-    node.args = (
-        source,
-        new_constant(module, node, "folded_weight", weight),
-        new_constant(module, node, "folded_bias", bias),
-    )
+    constants = [
+        new_constant(module, node, f"folded_{kind}", value)
+        for kind, value in (("weight", weight), ("bias", bias))
+    ]
+    if base_name(node) == "addmm":
+        with module.graph.inserting_before(node):
+            linear: Any = module.graph.call_function(torch.ops.aten.linear.default)
+        linear.meta.update(node.meta)
+        node.replace_all_uses_with(linear)
+        module.graph.erase_node(node)
+        node = linear
+    node.args = (source, *constants)

@@ -152,6 +152,71 @@ class Mixture(SmallModel):
         return (normal(1, 5, 8, seed=seed),)
 
 
+class Shifted(SmallModel):
+    """A layer that is given away, whose bias is folded into the layer behind it."""
+
+    ADDED = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.embed = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.decode, self.head = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give scores, and what they are made of."""
+        x = self.embed(torch.relu(self.lift(x)))
+        return self.head(torch.relu(self.decode(x + self.ADDED))), x
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Features."""
+        return (normal(1, 8, seed=seed),)
+
+
+class Raised(Shifted):
+    """The same with a number that is folded as well."""
+
+    ADDED = 1
+
+
+class Stepped(SmallModel):
+    """One step of a recurrence, whose input comes from a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.cell = nn.Linear(8, 8), nn.LSTMCell(8, 8)
+
+    def forward(
+        self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Give the state behind it."""
+        state: tuple[torch.Tensor, torch.Tensor] = self.cell(self.project(x), (h, c))
+        return state
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Features and a state."""
+        return tuple(normal(1, 8, seed=seed + 1000 * place) for place in range(3))
+
+
+class Gated(SmallModel):
+    """The same of another recurrence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.cell = nn.Linear(8, 8), nn.GRUCell(8, 8)
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        """Give the state behind it."""
+        state: torch.Tensor = self.cell(self.project(x), h)
+        return state
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Features and a state."""
+        return normal(1, 8, seed=seed), normal(1, 8, seed=seed + 1000)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
@@ -162,6 +227,10 @@ class Mixture(SmallModel):
         *((Mixture, flow) for flow in (STATIC, None)),
         *((Streamed, flow) for flow in (STATIC, PT2E)),
         *((Last, flow) for flow in (STATIC, None)),
+        *((Shifted, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
+        *((Raised, flow) for flow in (STATIC, DYNAMIC)),
+        *((Stepped, flow) for flow in (STATIC, DYNAMIC, None)),
+        *((Gated, flow) for flow in (STATIC, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -251,6 +320,36 @@ def _an_earlier_step(file: FlatFile) -> int:
     return op
 
 
+def _moved_bias(place: int) -> Callable[[FlatFile], int]:
+    """Another value of one bias, or of what is added for it."""
+
+    def change(file: FlatFile) -> int:
+        op = place if place >= 0 else _ops(file, "ADD")[0]
+        tensor = int(file.operators[op].inputs[2 if place >= 0 else 1])
+        values = file.constant(tensor)
+        assert values is not None
+        values = values.copy()
+        values.flat[1] = -2 * values.flat[1]
+        file.store(tensor, values)
+        return op
+
+    return change
+
+
+def _halved_row(place: int) -> Callable[[FlatFile], int]:
+    def change(file: FlatFile) -> int:
+        op = _ops(file)[place]
+        tensor = int(file.operators[op].inputs[1])
+        values = file.constant(tensor)
+        assert values is not None
+        values = values.copy()
+        values[1] = values[1] // 2 if values.dtype == "int8" else values[1] / 2
+        file.store(tensor, values)
+        return op
+
+    return change
+
+
 DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
     "a row of the lower half as in the upper one": (Sloped, STATIC, _negated_again),
     "a half that is not clamped": (Sloped, DYNAMIC, _not_clamped),
@@ -258,6 +357,13 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "queries in another order": (Queried, DYNAMIC, _another_query),
     "tokens of another place": (Cached, None, _of_another_place),
     "a step in front of the last one": (Last, None, _an_earlier_step),
+    "a bias of the layer behind": (Shifted, STATIC, _moved_bias(3)),
+    "a bias that is added apart": (Shifted, None, _moved_bias(-1)),
+    "a weight without its bias": (Shifted, DYNAMIC, _halved_row(1)),
+    "a bias with a number in it": (Raised, DYNAMIC, _moved_bias(2)),
+    "a cell's bias with the layer's in it": (Stepped, STATIC, _moved_bias(2)),
+    "a weight in front of a cell": (Stepped, None, _halved_row(0)),
+    "a weight of a cell": (Stepped, DYNAMIC, _halved_row(2)),
     "an energy without exponentials": (Mixture, None, _summed_of_differences),
 }
 
