@@ -1,4 +1,4 @@
-"""Batch norms that the converter folds into the layer in front of them, or does not."""
+"""Batch norms and biases that the converter has in the layer that they are of, or apart."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from pytest_edgeq.localize.grouped import is_grouped
 from pytest_edgeq.localize.kinds import IDENTITIES, base_name, is_heavy
 from pytest_edgeq.localize.layouts import to_file_layout
-from pytest_edgeq.localize.parameters import attribute, new_constant, share_of
+from pytest_edgeq.localize.parameters import attribute, new_constant, shape_of, share_of
 from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import roles_of, stored_constant
 
-__all__ = ["fold_batch_norms", "turn_products"]
+__all__ = ["fold_batch_norms", "part_biases", "turn_products"]
 
 Node = torch.fx.Node
 
@@ -58,6 +58,41 @@ def fold_batch_norms(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int
         layer.args = (layer.args[0], *taken, *layer.args[3:])
         node.replace_all_uses_with(layer)
         module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+
+
+def part_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
+    """
+    Let conv3d(x, W, b) be conv3d(x, W) + b wherever the file has it so.
+
+    The converter (litert-torch 0.10.0) gives CONV_3D a bias of zeros, and adds torch's behind it.
+
+    Args:
+        module: A graph whose parameters are attributes; changed in place.
+        graph: The file.
+        subgraph: Index of the subgraph.
+    """
+    bare = {True: set[int](), False: set[int]()}
+    for op in graph.subgraphs[subgraph].ops:
+        roles = roles_of(graph, op)
+        if op.name == "CONV_3D" and all(each.tensor.is_constant for each in roles.biases):
+            held = (read_constant(graph, op, each).floats for each in roles.biases)
+            is_bare = not any(each.any() for each in held)
+            bare[is_bare].update(math.prod(each.tensor.shape) for each in roles.weights)
+    for node in list(module.graph.nodes):
+        if base_name(node) != "conv3d" or len(node.args) < 3:
+            continue
+        bias, size = attribute(module, node.args[2]), math.prod(shape_of(node.args[1]))
+        if bias is None or size not in bare[True] - bare[False]:
+            continue
+        add: Any = torch.ops.aten.add.Tensor
+        with module.graph.inserting_after(node):
+            whole = module.graph.call_function(add, (node,))
+        whole.meta.update(node.meta)
+        node.replace_all_uses_with(whole)
+        spread = bias.reshape(-1, *[1] * 3)
+        whole.args = (node, new_constant(module, whole, "parted_bias", spread))
+        node.args = (*node.args[:2], None, *node.args[3:])
     module.graph.eliminate_dead_code()
 
 

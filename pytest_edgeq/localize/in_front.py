@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pytest_edgeq.localize.clamps import move_clamps
+from pytest_edgeq.localize.fold import part_biases
 from pytest_edgeq.localize.kinds import VIEWS, base_name
 from pytest_edgeq.localize.parameters import (
     as_bias,
@@ -47,6 +48,7 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
         subgraph: Index of the subgraph.
     """
     move_clamps(module, graph, subgraph)
+    part_biases(module, graph, subgraph)
     stored = list(stored_layers(graph, subgraph))
     layers = {n: each for n in module.graph.nodes if (each := _layer(module, n)) is not None}
     for node, (value, own, bias, parameter) in layers.items():

@@ -217,6 +217,29 @@ class Gated(SmallModel):
         return normal(1, 8, seed=seed), normal(1, 8, seed=seed + 1000)
 
 
+class Volumes(SmallModel):
+    """Convolutions of volumes: the converter adds their biases behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv3d(3, 8, 3, padding=1), nn.BatchNorm3d(8)
+        self.second, self.third = nn.Conv3d(8, 4, 3, padding=1), nn.Conv3d(4, 4, 1, bias=False)
+        self.head = nn.Linear(4, 3)
+        self.norm.running_mean, self.norm.running_var = normal(8, seed=4), 0.5 + torch.rand(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        x = torch.relu(self.norm(self.first(x)))
+        x = self.third(torch.relu(self.second(x)))
+        scores: torch.Tensor = self.head(x.mean((2, 3, 4)))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Four small images in a row."""
+        return (normal(1, 3, 4, 5, 5, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
@@ -231,6 +254,7 @@ class Gated(SmallModel):
         *((Raised, flow) for flow in (STATIC, DYNAMIC)),
         *((Stepped, flow) for flow in (STATIC, DYNAMIC, None)),
         *((Gated, flow) for flow in (STATIC, None)),
+        *((Volumes, flow) for flow in (STATIC, PT2E, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -336,6 +360,22 @@ def _moved_bias(place: int) -> Callable[[FlatFile], int]:
     return change
 
 
+def _volume(place: int, kind: str = "CONV_3D") -> Callable[[FlatFile], int]:
+    """Another value of a weight, or of a bias that is added behind it."""
+
+    def change(file: FlatFile) -> int:
+        op = _ops(file, kind)[place]
+        tensor = int(file.operators[op].inputs[1])
+        values = file.constant(tensor)
+        assert values is not None
+        values = values.copy()
+        values[..., 1] = -2 * values[..., 1]
+        file.store(tensor, values)
+        return op
+
+    return change
+
+
 def _halved_row(place: int) -> Callable[[FlatFile], int]:
     def change(file: FlatFile) -> int:
         op = _ops(file)[place]
@@ -364,6 +404,10 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a cell's bias with the layer's in it": (Stepped, STATIC, _moved_bias(2)),
     "a weight in front of a cell": (Stepped, None, _halved_row(0)),
     "a weight of a cell": (Stepped, DYNAMIC, _halved_row(2)),
+    "a bias of volumes": (Volumes, None, _volume(0, "ADD")),
+    "the last bias of volumes": (Volumes, STATIC, _volume(-1, "ADD")),
+    "a weight of volumes": (Volumes, STATIC, _volume(0)),
+    "a weight without a bias": (Volumes, PT2E, _volume(2)),
     "an energy without exponentials": (Mixture, None, _summed_of_differences),
 }
 
