@@ -10,7 +10,7 @@ from pytest_edgeq.localize.kinds import ACTIVATIONS, CLAMPS, IDENTITIES, VIEWS, 
 from pytest_edgeq.localize.parameters import shape_of
 from pytest_edgeq.tflite.graph import OpGraph
 
-__all__ = ["move_clamps"]
+__all__ = ["above_moves", "move_clamps"]
 
 Node = torch.fx.Node
 
@@ -33,14 +33,13 @@ def move_clamps(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
     """
     left = _left_behind(graph, subgraph)
     for node in list(module.graph.nodes):
+        # One by another tensor is no op's own.
         if base_name(node) not in CLAMPS or len(node.all_input_nodes) != 1:
             continue
         last: Any = node.args[0]
-        first, above = last, _moved(last)
-        if above is None or tuple(n for n in shape_of(node) if n != 1) in left:
+        above, first = above_moves(last)
+        if first is None or tuple(n for n in shape_of(node) if n != 1) in left:
             continue
-        while (further := _moved(above)) is not None:
-            first, above = above, further
         node.replace_all_uses_with(last)
         first.prepend(node)
         node.args = (above, *node.args[1:])
@@ -51,13 +50,21 @@ def move_clamps(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
             node.meta["val"] = target(example.clone(), *node.args[1:], **node.kwargs)
 
 
-def _moved(node: Any) -> Node | None:
-    """What a node only moves the values of, that nothing but one other takes."""
-    if not isinstance(node, Node) or len(node.users) != 1 or base_name(node) not in _MOVERS:
-        return None
-    taken = node.all_input_nodes[0]
-    # An expand gives more than it takes.
-    return taken if shape_of(node) and _size(taken) == _size(node) else None
+def above_moves(node: Node) -> tuple[Node, Node | None]:
+    """
+    What a value is before it is moved, and the first node that moves it, None where none does.
+
+    Only what one node alone takes counts for moved.
+    """
+    first = None
+    # Inputs and parameters may be named as functions are.
+    while len(node.users) == 1 and node.op == "call_function" and base_name(node) in _MOVERS:
+        taken = node.all_input_nodes[0]
+        # An expand gives more than it takes.
+        if not shape_of(node) or _size(taken) != _size(node):
+            break
+        first, node = node, taken
+    return node, first
 
 
 def _size(node: Node) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.clamps import move_clamps
+from pytest_edgeq.localize.clamps import above_moves, move_clamps
 from pytest_edgeq.localize.fold import part_biases
 from pytest_edgeq.localize.kinds import VIEWS, base_name
 from pytest_edgeq.localize.parameters import (
@@ -101,7 +101,7 @@ def fold_signs(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> N
     Let −linear(x, W, b) be linear(x, −W, −b) wherever the file has it so.
 
     The converter does it to the lower half of a PReLU, relu(x) − a·relu(−x), and leaves the upper
-    half the layer as it is.
+    half the layer as it is; and where the layer's result is moved before it is negated.
 
     Args:
         module: A graph whose parameters are attributes; changed in place.
@@ -110,8 +110,11 @@ def fold_signs(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> N
     """
     stored = list(stored_layers(graph, subgraph))
     for node in list(module.graph.nodes):
-        layer = node.args[0] if base_name(node) == "mul" and node.args[1] == -1 else None
-        if not isinstance(layer, Node) or base_name(layer) != "linear":
+        if not _negates(node):
+            continue
+        last: Any = node.args[0]
+        layer, first = above_moves(last)
+        if base_name(layer) != "linear":
             continue
         own, bias = (laid_out_constant(module, each) for each in (*layer.args[1:], None)[:2])
         if own is None or (bias is None and len(layer.args) > 2):
@@ -119,16 +122,24 @@ def fold_signs(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> N
         negated = torch.zeros(own.shape[0]) if bias is None else -bias
         if layers_apart(-own, negated, stored) >= ALIKE:
             continue
-        with module.graph.inserting_before(node):
+        with module.graph.inserting_before(first or node):
             turned = module.graph.node_copy(layer)
         turned.args = (
             layer.args[0],
             new_constant(module, turned, "negated_weight", -own),
             *(() if bias is None else (new_constant(module, turned, "negated_bias", negated),)),
         )
-        node.replace_all_uses_with(turned)
+        node.replace_all_uses_with(turned if first is None else last)
+        if first is not None:
+            first.replace_input_with(layer, turned)
         module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
+
+
+def _negates(node: Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.args[0], Node):
+        return False
+    return base_name(node) == "neg" or (base_name(node) == "mul" and bool(node.args[1] == -1))
 
 
 def _nearest_form(forms: Sequence[_Parts], behind: Sequence[_Behind], stored: _Stored) -> _Parts:

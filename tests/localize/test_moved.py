@@ -1,4 +1,4 @@
-"""Clamps that the converter moves or writes twice, and defects of these."""
+"""What the converter moves in front of moves or writes twice, and defects of these."""
 
 from __future__ import annotations
 
@@ -78,8 +78,45 @@ class Enlarged(SmallModel):
         return (normal(1, 3, 8, 8, seed=seed),)
 
 
+class Negated(SmallModel):
+    """Heads of a layer, negated where they are laid out already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split, self.head = nn.Linear(8, 8), nn.Linear(48, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        heads = -self.split(x).reshape(1, 6, 2, 4).transpose(1, 2)
+        scores: torch.Tensor = self.head(heads.flatten(1))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Six steps."""
+        return (normal(1, 6, 8, seed=seed),)
+
+
+class Named(SmallModel):
+    """An input that is named as a function is, which a clamp takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        scores: torch.Tensor = self.head(torch.relu(t))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Features."""
+        return (normal(1, 8, seed=seed),)
+
+
 @pytest.mark.parametrize("flow", FLOWS, ids=str)
-@pytest.mark.parametrize("kind", [Embedded, Turned, Enlarged])
+@pytest.mark.parametrize("kind", [Embedded, Turned, Enlarged, Negated, Named])
 def test_what_the_converter_moves_is_matched_and_not_blamed(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
@@ -137,6 +174,8 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a convolution clamped": (Enlarged, STATIC, _becomes("CONV_2D", NONE, RELU)),
     "a weight behind pixels": (Enlarged, STATIC, _row_negated("CONV_2D", RELU)),
     "a weight behind rows": (Enlarged, DYNAMIC, _row_negated("CONV_2D", RELU, 1)),
+    "a negated weight": (Negated, None, _row_negated(LAYER, NONE)),
+    "a weight behind what is negated": (Negated, DYNAMIC, _row_negated(LAYER, NONE, 1)),
     "what is given away clamped": (Embedded, None, _becomes(LAYER, NONE, RELU)),
     "the same in integers": (Embedded, PT2E, _becomes(LAYER, NONE, RELU)),
     "what is given away of another weight": (Embedded, STATIC, _row_negated(LAYER, NONE)),
