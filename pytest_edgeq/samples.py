@@ -246,6 +246,8 @@ class SampleSpec:
                     f"; the model also takes {sorted(self.kwargs)} by name: give a pair "
                     "((tensor, …), {name: tensor}), or a dict with all names"
                 )
+            elif kwargs and self.parameters:
+                hint = f"; by name it takes {list(self.parameters)}, and was given {sorted(kwargs)}"
             elif len(args) == len(self.args) + 1:
                 hint = "; if the last one is a label, leave it out: (x for x, label in loader)"
             raise ValueError(

@@ -48,6 +48,13 @@ def test_numpy_arrays_are_samples_too() -> None:
     ("spec", "sample", "error", "told"),
     [
         (BOTH, (x, y), ValueError, "expected ['mask'] by name, got nothing; give a pair"),
+        (
+            POSITIONAL,
+            {"image": x, "y": y},
+            ValueError,
+            "expected 2 positional inputs, got 0; by name it takes ['x', 'y'], and was given "
+            "['image', 'y']",
+        ),
         (BOTH, (x, y, mask), ValueError, "expected 2 positional inputs, got 3; the model also"),
         (
             BOTH,

@@ -235,8 +235,13 @@ def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDt
             f"no {what} matches module={module!r}: the torch module of none of them is known. "
             "Load the file with edgeq.load(tflite, reference=model), or leave module= out"
         )
+    # A convolution of one channel a group is a DEPTHWISE_CONV_2D, for one.
+    others = sorted({entry.op for entry in edge.op_dtypes.ops(op=None, module=module)})
+    hint = nearest(module, modules)
+    if others:
+        hint = f", which is {' and '.join(others[:4])} in the file"
     raise UnmatchedError(
-        f"no {what} matches module={module!r}{nearest(module, modules)}; there are "
+        f"no {what} matches module={module!r}{hint}; there are "
         f"{', '.join(repr(name) for name in modules[:12])}{', …' if len(modules) > 12 else ''}"
     )
 

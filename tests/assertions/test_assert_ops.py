@@ -251,6 +251,16 @@ def test_float_ops_that_non_strict_export_left(non_strict: QuantizedModel, golde
     golden("no_float_ops", lambda: assert_no_float_ops(non_strict, allow=["TRANSPOSE", "MEAN"]))
 
 
+def test_a_module_that_became_another_op(depthwise: QuantizedModel) -> None:
+    """Its name is right, and the op's is not."""
+    with pytest.raises(
+        UnmatchedError,
+        match="no CONV_2D matches module='depthwise', which is DEPTHWISE_CONV_2D in the file; "
+        "there are 'pointwise', 'stem'",
+    ):
+        assert_op_dtypes(depthwise, "CONV_2D", weight="int8", module="depthwise")
+
+
 def test_float_ops_that_the_quantizer_has_no_pattern_for(pt2e: QuantizedModel, golden: Any) -> None:
     """What was given already is not advised, and a recipe is named for what it takes."""
     golden("no_float_ops_pt2e", lambda: assert_no_float_ops(pt2e, allow=["TRANSPOSE"]))
