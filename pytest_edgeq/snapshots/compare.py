@@ -77,7 +77,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if borders:
         lines += ["inputs and outputs:", *(f"  {change}" for change in borders)]
     lines += others
-    to_float = any(
+    to_float = bool(_new_floats(alignment, new["ops"])) or any(
         old["ops"][before]["scheme"] != "float" and new["ops"][after]["scheme"] == "float"
         for before, after in alignment.changed
     )
@@ -99,10 +99,12 @@ def _first_line(
     old: Sequence[Row],
     new: Sequence[Row],
 ) -> str:
+    floats = len(_new_floats(alignment, new))
+    appeared = f"appeared, {floats} in float" if floats else "appeared"
     came_and_went = [
         f"{_several(rows, indices)} {verb}"
         for verb, rows, indices in (
-            ("appeared", new, alignment.appeared),
+            (appeared, new, alignment.appeared),
             ("disappeared", old, alignment.disappeared),
             ("moved", new, [after for _, after in alignment.moved]),
         )
@@ -120,6 +122,17 @@ def _first_line(
     if more := len(alignment.changed) - sum(len(group.pairs) for group in told):
         parts.append(f"{more} more {_plural('op', more)} changed")
     return "; ".join(parts)
+
+
+def _new_floats(alignment: Alignment, new: Sequence[Row]) -> list[int]:
+    """Ops that appeared and compute in float, in a file that does not throughout."""
+    if all(row["scheme"] in ("float", "integer") or row["op"] in _BORDERS for row in new):
+        return []
+    return [
+        index
+        for index in alignment.appeared
+        if new[index]["scheme"] == "float" and new[index]["op"] not in _BORDERS
+    ]
 
 
 def _groups(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> list[_Group]:
@@ -195,6 +208,8 @@ def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
     if len(indices) == 1 and rows[indices[0]]["module"]:
         return f"{rows[indices[0]]['op']} at {rows[indices[0]]['module']}"
     counts = Counter(rows[index]["op"] for index in indices).most_common()
+    # What becomes of QUANTIZE and DEQUANTIZE follows from the others.
+    counts.sort(key=lambda each: each[0] in _BORDERS)
     told = [f"{count} {op}" for op, count in counts]
     if len(told) <= 2:
         return " and ".join(told)
@@ -256,7 +271,7 @@ def _came_and_went(alignment: Alignment, old: Sequence[Row], new: Sequence[Row])
             for index in indices:
                 module = rows[index]["module"]
                 places[rows[index]["op"]].append(f"#{index}" + (f" {module}" if module else ""))
-            told = sorted(places.items(), key=lambda item: -len(item[1]))
+            told = sorted(places.items(), key=lambda item: (item[0] in _BORDERS, -len(item[1])))
             lines.append(f"{verb}:")
             lines += [f"  {len(at)} {op}: {_some(at)}" for op, at in told]
     if alignment.moved:

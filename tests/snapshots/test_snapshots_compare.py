@@ -174,6 +174,15 @@ def _one_of_two(residual: OpMap, borders: Make) -> OpMap:
     return changed
 
 
+def _another_activation(residual: OpMap, borders: Make) -> OpMap:
+    """A SiLU in place of what was fused, which PT2E leaves in float."""
+    ops = residual["ops"]
+    into, float_op, out_of = borders(ops[2])[-3:]
+    logistic = {**float_op, "op": "LOGISTIC", "inputs": ["float32"], "module": None}
+    silu = [into, logistic, {**float_op, "op": "MUL", "module": None}, out_of]
+    return {**residual, "ops": [*ops[:2], *silu, *ops[2:]]}
+
+
 def _moved(residual: OpMap, borders: Make) -> OpMap:
     ops = residual["ops"]
     return {**residual, "ops": [*ops[:3], *ops[4:6], ops[3], *ops[6:]]}
@@ -195,6 +204,7 @@ CASES = {
     "all_to_float": _all_float,
     "float_output": _float_output,
     "op_replaced": _other_op,
+    "activation_in_float": _another_activation,
     "op_replaced_one_of_two": _one_of_two,
     "op_moved": _moved,
     "output_added": _outputs,
