@@ -37,6 +37,18 @@ __all__ = [
 __tracebackhide__ = True
 
 
+_BORDERS_DECIDE = (
+    "the first and the last op decide. A model that starts with an op that stays in float takes "
+    "floats, one that ends in such an op (softmax, tanh, a normalization) gives floats; the caller "
+    "on the device must feed and read exactly these dtypes."
+)
+_UINT8 = (
+    "the quantizers of torch write int8. Its codes are those of uint8 less 128, with the same "
+    "scale and a zero point that is 128 less, so that the caller can turn one into the other: "
+    "(codes.astype('int16') - 128).astype('int8'), and + 128 the other way."
+)
+
+
 def assert_input_dtypes(model: Any, expected: Any) -> None:
     """
     Assert the dtypes of the file's inputs, as stored.
@@ -85,9 +97,7 @@ def _assert_border_dtypes(edge: EdgeFile, expected: Any, what: str) -> None:
         f"{what} {name!r}: expected {dtype}, got {actual} ({len(wrong)} of {len(rows)} {what}s)\n"
         # A file may have thousands: those that differ are shown first.
         + table([*wrong, *(row for row in rows if row not in wrong)], (what, "expected", "got"))
-        + "\nwhy: the first and the last op decide. A model that starts with an op that stays in "
-        "float takes floats, one that ends in such an op (softmax, tanh, a normalization) gives "
-        "floats; the caller on the device must feed and read exactly these dtypes."
+        + f"\nwhy: {_UINT8 if (dtype, actual) == ('uint8', 'int8') else _BORDERS_DECIDE}"
         + f"\nto accept: assert_{what}_dtypes(model, {_accepting(borders)})"
     )
 
