@@ -285,7 +285,7 @@ def test_non_strict_export_leaves_additions_in_float(maker: Edgeq, still: Still)
         assert not comparison.health
     assert_no_float_ops(sound)
     assert_op_dtypes(sound, "ADD", input="int8", output="int8", scheme="int8", count=2)
-    told = ("PT2E then misses ADD, MUL and CONCATENATION", "quantize with strict_export=True")
+    told = ("PT2E then finds no ADD, MUL and CONCATENATION", "quantize with strict_export=True")
     _assert_error(
         lambda: assert_no_float_ops(defect), AssertionError, "expected no float, got float32", *told
     )
