@@ -25,7 +25,7 @@ from pytest_edgeq.localize.views import View, best_view, distance
 from pytest_edgeq.tflite.graph import Op, Subgraph, Tensor
 from pytest_edgeq.tflite.roles import stored_constant
 
-__all__ = ["Chooser", "Near", "is_taken_twice"]
+__all__ = ["Chooser", "Near", "adds_zeros", "is_taken_twice"]
 
 Node = torch.fx.Node
 
@@ -41,6 +41,14 @@ _FEW = 8
 def is_taken_twice(node: Node) -> bool:
     """Whether two calls take a value, or the model gives it away beside one that does."""
     return sum(user.op in ("call_function", "output") for user in node.users) > 1
+
+
+def adds_zeros(reference: ReferenceGraph, node: Node) -> bool:
+    """Whether a node adds zeros alone, as to a recurrent layer's first state: no op is left."""
+    fixed = [n for n in node.all_input_nodes if not reference.varies(n)]
+    if base_name(node) not in ("add", "add_") or len(fixed) != 1 or node.kwargs:
+        return False
+    return not torch.any(reference.constant(fixed[0], quantized=False))
 
 
 class Chooser:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_edgeq.localize.alike import adds_zeros
 from pytest_edgeq.localize.kinds import CLAMPS, HEAVY, IDENTITIES, VIEWS, base_name, is_heavy
 from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
@@ -130,7 +131,7 @@ def foreign_findings(
             continue
         if _is_share_of_one(whole, op):
             continue
-        users = [set(_users(matches[i])) for i in taken]
+        users = [set(_users(matches[i], reference)) for i in taken]
         known = _KNOWN | _CHOOSING if op.name in _CHOOSES or len(taken) < 2 else _KNOWN
         if not all(base_name(n) in known or n.op == "output" for n in set().union(*users)):
             continue
@@ -213,7 +214,7 @@ def _repeated(
     for index, match in matches.items():
         if match.same is not None:
             continue
-        users = [each for each in _users(match) if base_name(each) in _TWIN_OF]
+        users = [each for each in _users(match, reference) if base_name(each) in _TWIN_OF]
         if len(users) < 2:
             continue
         takers = [op for op in _takers(whole, index) if op.name in _COMES_FROM]
@@ -358,7 +359,7 @@ def _is_explained(op: Op, matches: Mapping[int, Match]) -> bool:
     return any(not match.forced and match.ops == (op.index,) for match in made)
 
 
-def _users(match: Match) -> Iterator[Node]:
+def _users(match: Match, reference: ReferenceGraph) -> Iterator[Node]:
     """What torch does with a tensor."""
     own = {reading.node for reading in match.readings}
     queue = list(own)
@@ -368,7 +369,8 @@ def _users(match: Match) -> Iterator[Node]:
             if user in seen:
                 continue
             seen.add(user)
-            if base_name(user) in _PASSED or is_quantize(user) or is_dequantize(user):
+            passed = base_name(user) in _PASSED or adds_zeros(reference, user)
+            if passed or is_quantize(user) or is_dequantize(user):
                 queue.append(user)
             else:
                 yield user

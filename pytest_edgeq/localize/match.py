@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx.node import map_arg
 
-from pytest_edgeq.localize.alike import Chooser, Near, is_taken_twice
+from pytest_edgeq.localize.alike import Chooser, Near, adds_zeros, is_taken_twice
 from pytest_edgeq.localize.codes import channel_ends, clipped, is_near
 from pytest_edgeq.localize.kinds import (
     ACTIVATIONS,
@@ -425,7 +425,11 @@ class Matcher:
         alone = len(pending.sources) > 1 or len(users) == 1
         for reached in self._candidates(op, pending.sources, 0, state):
             varying = [n for n in reached.node.all_input_nodes if self._reference.varies(n)]
-            if not all(n in taken for n in varying):
+            before = (n.all_input_nodes if adds_zeros(self._reference, n) else () for n in varying)
+            if not all(
+                n in taken or not taken.isdisjoint(each)
+                for n, each in zip(varying, before, strict=True)
+            ):
                 continue
             if base_name(reached.node) in twins:
                 return self._by_kind(op, index, pending, state)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import SmallModel, normal
+from fixtures.models import LstmNet, SmallModel, normal
 from pytest_edgeq import Edgeq
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
-DYNAMIC = "recipe_dynamic_wi8_afp32"
+DYNAMIC, WIDE = "recipe_dynamic_wi8_afp32", "recipe_static_wi8_ai16"
 
 
 class Sloped(SmallModel):
@@ -254,6 +254,7 @@ class Volumes(SmallModel):
         *((Raised, flow) for flow in (STATIC, DYNAMIC)),
         *((Stepped, flow) for flow in (STATIC, DYNAMIC, None)),
         *((Gated, flow) for flow in (STATIC, None)),
+        (LstmNet, WIDE),
         *((Volumes, flow) for flow in (STATIC, PT2E, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -360,6 +361,12 @@ def _moved_bias(place: int) -> Callable[[FlatFile], int]:
     return change
 
 
+def _sigmoid_of_the_first_state(file: FlatFile) -> int:
+    op, other = _ops(file, "TANH")[1], _ops(file, "LOGISTIC")[0]
+    file.operators[op].opcodeIndex = file.operators[other].opcodeIndex
+    return op
+
+
 def _volume(place: int, kind: str = "CONV_3D") -> Callable[[FlatFile], int]:
     """Another value of a weight, or of a bias that is added behind it."""
 
@@ -404,6 +411,7 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a cell's bias with the layer's in it": (Stepped, STATIC, _moved_bias(2)),
     "a weight in front of a cell": (Stepped, None, _halved_row(0)),
     "a weight of a cell": (Stepped, DYNAMIC, _halved_row(2)),
+    "another function of a first state": (LstmNet, WIDE, _sigmoid_of_the_first_state),
     "a bias of volumes": (Volumes, None, _volume(0, "ADD")),
     "the last bias of volumes": (Volumes, STATIC, _volume(-1, "ADD")),
     "a weight of volumes": (Volumes, STATIC, _volume(0)),
