@@ -180,16 +180,38 @@ def _behind(module: torch.fx.GraphModule, node: Node, size: int) -> list[_Behind
         name = base_name(node)
         if name in _PASSES_ON or (name in VIEWS and keeps_features(node)):
             continue
-        if name not in ("mul", "add") or len(node.args) != 2 or node.kwargs:
+        line = _line(module, node, size)
+        if line is None:
             break
-        held = [own for each in node.args if (own := as_bias(module, each, size)) is not None]
-        if len(held) != 1:
-            break
+        _, factor, offset = line
         scale, shift = found[-1]
-        found.append(
-            (scale * held[0], shift * held[0]) if name == "mul" else (scale, shift + held[0])
-        )
+        found.append((scale * factor, shift * factor + offset))
     return found
+
+
+def _line(
+    module: torch.fx.GraphModule, node: Node, size: int
+) -> tuple[Any, torch.Tensor, torch.Tensor] | None:
+    """The x of which a sum, product or the like is x·factor + offset, a number a feature each."""
+    name = base_name(node)
+    if name not in ("mul", "div", "add", "sub", "rsub") or len(node.args) != 2 or node.kwargs:
+        return None
+    constants = [as_bias(module, each, size) for each in node.args]
+    places = [i for i, each in enumerate(constants) if each is not None]
+    if len(places) != 1:
+        return None
+    (place,) = places
+    value, other = constants[place], node.args[1 - place]
+    assert value is not None, "chosen by it"
+    one, nothing = torch.ones(size), torch.zeros(size)
+    if name == "div":
+        return None if place == 0 else (other, one / value, nothing)
+    if name == "mul":
+        return other, value, nothing
+    if name == "add":
+        return other, one, value
+    negated = (name == "sub") == (place == 0)
+    return (other, -one, value) if negated else (other, one, -value)
 
 
 def stored_layers(graph: OpGraph, subgraph: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -229,19 +251,11 @@ def _in_front(module: torch.fx.GraphModule, node: Any, size: int) -> Iterator[_P
             if bias is not None and bias.numel() == size and bias.any():
                 yield node, scale, shift + scale * bias, tuple(turns), True
             return
-        if name not in ("mul", "add") or len(node.args) != 2:
+        line = _line(module, node, size)
+        if line is None:
             return
-        constants = [as_bias(module, each, size) for each in node.args]
-        places = [i for i, each in enumerate(constants) if each is not None]
-        if len(places) != 1 or len(node.kwargs):
-            return
-        value = constants[places[0]]
-        assert value is not None, "chosen by it"
-        if name == "mul":
-            scale = scale * value
-        else:
-            shift = shift + scale * value
-        node = node.args[1 - places[0]]
+        node, factor, offset = line
+        scale, shift = scale * factor, shift + scale * offset
         yield node, scale, shift, tuple(turns), False
 
 

@@ -179,6 +179,26 @@ class Raised(Shifted):
     ADDED = 1
 
 
+class Centred(SmallModel):
+    """Features that are brought about 0 in front of each layer, by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        x = torch.relu(self.first((x - 0.4) / 0.3)) - 0.5
+        x = 1 - torch.sigmoid(self.second(x)) * 2
+        scores: torch.Tensor = self.third(x)
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Features."""
+        return (normal(1, 8, seed=seed),)
+
+
 class Stepped(SmallModel):
     """One step of a recurrence, whose input comes from a layer."""
 
@@ -252,6 +272,7 @@ class Volumes(SmallModel):
         *((Last, flow) for flow in (STATIC, None)),
         *((Shifted, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
         *((Raised, flow) for flow in (STATIC, DYNAMIC)),
+        *((Centred, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
         *((Stepped, flow) for flow in (STATIC, DYNAMIC, None)),
         *((Gated, flow) for flow in (STATIC, None)),
         (LstmNet, WIDE),
@@ -408,6 +429,7 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a bias that is added apart": (Shifted, None, _moved_bias(-1)),
     "a weight without its bias": (Shifted, DYNAMIC, _halved_row(1)),
     "a bias with a number in it": (Raised, DYNAMIC, _moved_bias(2)),
+    "a bias with a number taken off it": (Centred, DYNAMIC, _moved_bias(1)),
     "a cell's bias with the layer's in it": (Stepped, STATIC, _moved_bias(2)),
     "a weight in front of a cell": (Stepped, None, _halved_row(0)),
     "a weight of a cell": (Stepped, DYNAMIC, _halved_row(2)),
