@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.clamps import above_moves, move_clamps
-from pytest_edgeq.localize.fold import part_biases
+from pytest_edgeq.localize.clamps import above_moves
 from pytest_edgeq.localize.kinds import VIEWS, base_name
 from pytest_edgeq.localize.parameters import (
-    as_bias,
     keeps_features,
     laid_out_constant,
+    line_of,
     new_constant,
     share_of,
 )
@@ -47,8 +46,6 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
         graph: The file.
         subgraph: Index of the subgraph.
     """
-    move_clamps(module, graph, subgraph)
-    part_biases(module, graph, subgraph)
     stored = list(stored_layers(graph, subgraph))
     layers = {n: each for n in module.graph.nodes if (each := _layer(module, n)) is not None}
     for node, (value, own, bias, parameter) in layers.items():
@@ -180,38 +177,13 @@ def _behind(module: torch.fx.GraphModule, node: Node, size: int) -> list[_Behind
         name = base_name(node)
         if name in _PASSES_ON or (name in VIEWS and keeps_features(node)):
             continue
-        line = _line(module, node, size)
+        line = line_of(module, node, size)
         if line is None:
             break
         _, factor, offset = line
         scale, shift = found[-1]
         found.append((scale * factor, shift * factor + offset))
     return found
-
-
-def _line(
-    module: torch.fx.GraphModule, node: Node, size: int
-) -> tuple[Any, torch.Tensor, torch.Tensor] | None:
-    """The x of which a sum, product or the like is x·factor + offset, a number a feature each."""
-    name = base_name(node)
-    if name not in ("mul", "div", "add", "sub", "rsub") or len(node.args) != 2 or node.kwargs:
-        return None
-    constants = [as_bias(module, each, size) for each in node.args]
-    places = [i for i, each in enumerate(constants) if each is not None]
-    if len(places) != 1:
-        return None
-    (place,) = places
-    value, other = constants[place], node.args[1 - place]
-    assert value is not None, "chosen by it"
-    one, nothing = torch.ones(size), torch.zeros(size)
-    if name == "div":
-        return None if place == 0 else (other, one / value, nothing)
-    if name == "mul":
-        return other, value, nothing
-    if name == "add":
-        return other, one, value
-    negated = (name == "sub") == (place == 0)
-    return (other, -one, value) if negated else (other, one, -value)
 
 
 def stored_layers(graph: OpGraph, subgraph: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -251,7 +223,7 @@ def _in_front(module: torch.fx.GraphModule, node: Any, size: int) -> Iterator[_P
             if bias is not None and bias.numel() == size and bias.any():
                 yield node, scale, shift + scale * bias, tuple(turns), True
             return
-        line = _line(module, node, size)
+        line = line_of(module, node, size)
         if line is None:
             return
         node, factor, offset = line

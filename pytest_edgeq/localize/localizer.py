@@ -13,13 +13,15 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq.localize.addends import is_subtracted, join_biases, move_biases
+from pytest_edgeq.localize.clamps import move_clamps
 from pytest_edgeq.localize.decompose import decompose, sliced_joins
-from pytest_edgeq.localize.fold import fold_batch_norms, turn_products
+from pytest_edgeq.localize.fold import fold_batch_norms, part_biases, turn_products
 from pytest_edgeq.localize.in_front import fold_in_front, fold_signs
 from pytest_edgeq.localize.local import Step
 from pytest_edgeq.localize.masks import mask_findings
 from pytest_edgeq.localize.match import Matcher
 from pytest_edgeq.localize.movers import mover_findings
+from pytest_edgeq.localize.numbers import fold_numbers
 from pytest_edgeq.localize.outputs import output_findings
 from pytest_edgeq.localize.precomputed import (
     computed_behind,
@@ -200,7 +202,10 @@ class Localizer:
             is_subtracted(graph, signature.subgraph),
             sliced=sliced_joins(graph, signature.subgraph),
         )
+        move_clamps(module, graph, signature.subgraph)
+        part_biases(module, graph, signature.subgraph)
         fold_in_front(module, graph, signature.subgraph)
+        fold_numbers(module, graph, signature.subgraph)
         fold_signs(module, graph, signature.subgraph)
         reference = ReferenceGraph(module)
         names = list(quantized.input_names)

@@ -80,6 +80,31 @@ def as_bias(module: torch.fx.GraphModule, other: Any, size: int) -> torch.Tensor
     return bias
 
 
+def line_of(
+    module: torch.fx.GraphModule, node: Node, size: int
+) -> tuple[Any, torch.Tensor, torch.Tensor] | None:
+    """The x of which a sum, product or the like is x·factor + offset, a number a feature each."""
+    name = base_name(node)
+    if name not in ("mul", "div", "add", "sub", "rsub") or len(node.args) != 2 or node.kwargs:
+        return None
+    constants = [as_bias(module, each, size) for each in node.args]
+    places = [i for i, each in enumerate(constants) if each is not None]
+    if len(places) != 1:
+        return None
+    (place,) = places
+    value, other = constants[place], node.args[1 - place]
+    assert value is not None, "chosen by it"
+    one, nothing = torch.ones(size), torch.zeros(size)
+    if name == "div":
+        return None if place == 0 else (other, one / value, nothing)
+    if name == "mul":
+        return other, value, nothing
+    if name == "add":
+        return other, one, value
+    negated = (name == "sub") == (place == 0)
+    return (other, -one, value) if negated else (other, one, -value)
+
+
 def new_constant(module: torch.fx.GraphModule, user: Node, name: str, value: torch.Tensor) -> Node:
     """A constant of the graph, in front of the node that it is named after."""
     target = f"{user.name}_{name}"

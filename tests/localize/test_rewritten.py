@@ -199,6 +199,27 @@ class Centred(SmallModel):
         return (normal(1, 8, seed=seed),)
 
 
+class CentredImages(SmallModel):
+    """The same in front of convolutions, of which one pads: its zeros are none of the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 8, 3), nn.Conv2d(8, 8, 3, padding=1, stride=2)
+        self.third, self.head = nn.Conv2d(8, 8, 1, bias=False), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        x = torch.relu(self.first((x - 0.1307) / 0.3081))
+        x = torch.relu(self.second(x - 0.5)) * 2 - 1
+        scores: torch.Tensor = self.head(torch.relu(self.third(x)).mean((2, 3)))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Images."""
+        return (normal(1, 2, 10, 10, seed=seed),)
+
+
 class Stepped(SmallModel):
     """One step of a recurrence, whose input comes from a layer."""
 
@@ -273,6 +294,7 @@ class Volumes(SmallModel):
         *((Shifted, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
         *((Raised, flow) for flow in (STATIC, DYNAMIC)),
         *((Centred, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
+        *((CentredImages, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
         *((Stepped, flow) for flow in (STATIC, DYNAMIC, None)),
         *((Gated, flow) for flow in (STATIC, None)),
         (LstmNet, WIDE),
@@ -430,6 +452,7 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a weight without its bias": (Shifted, DYNAMIC, _halved_row(1)),
     "a bias with a number in it": (Raised, DYNAMIC, _moved_bias(2)),
     "a bias with a number taken off it": (Centred, DYNAMIC, _moved_bias(1)),
+    "a convolution's bias with numbers in it": (CentredImages, STATIC, _moved_bias(7)),
     "a cell's bias with the layer's in it": (Stepped, STATIC, _moved_bias(2)),
     "a weight in front of a cell": (Stepped, None, _halved_row(0)),
     "a weight of a cell": (Stepped, DYNAMIC, _halved_row(2)),
