@@ -38,7 +38,7 @@ class Edgeq:
         threads: Of every interpreter.
         seed: Of the random number generators of torch, numpy and Python while a model is
             quantized.
-        directory: Where files are written; a temporary folder by default.
+        directory: Where files are written, made with the first one; a temporary folder by default.
         memory: What remembers; given by the plugin.
         runtimes: Runtimes of your own by name (`pytest_edgeq.tflite.runtimes.Runtime`), beside
             the built-in ones. Inside pytest they come from the hook `pytest_edgeq_runtimes`.
@@ -83,8 +83,6 @@ class Edgeq:
             tell: Callable[[], str] = lambda: fixed  # noqa: E731 # a name for one value
         else:
             tell = runtime
-        if directory is not None and not Path(directory).is_dir():
-            raise NotADirectoryError(f"directory: there is no folder {str(directory)!r}: make it")
         self._session = Session(tell, threads, seed, directory, runtimes, localize_timeout)
         self._memory = memory
 

@@ -211,6 +211,8 @@ class QuantizedModel:
         if self._path is None:
             # A folder of its own, because two models may bear one name; it goes with the model
             # where nobody gave a place.
+            if self._directory is not None:
+                Path(self._directory).mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix="edgeq-", dir=self._directory))
             if self._directory is None:
                 weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)

@@ -263,6 +263,18 @@ def test_the_path_is_written_when_asked_for(residual: QuantizedModel) -> None:
     assert residual.size_bytes == residual.path.stat().st_size
 
 
+def test_a_folder_is_made_with_the_first_file(tmp_path: Path) -> None:
+    """Not by an Edgeq that writes nothing."""
+    folder = tmp_path / "not" / "yet"
+    model = Edgeq(directory=folder).quantize(
+        seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=None
+    )
+    assert not folder.exists()
+
+    assert model.path.is_relative_to(folder)
+    assert model.path.read_bytes() == model.tflite
+
+
 def test_two_inputs_by_position_of_a_loaded_file(maker: Edgeq) -> None:
     """A loaded file takes tuples in its own order, and dicts by a reference's parameter names."""
     model = seeded(TwoInputs)
