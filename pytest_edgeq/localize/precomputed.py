@@ -102,7 +102,8 @@ def _readings(
     Of those that it might hold (a sum, and the sum with an ε) they are the ones whose parameters
     it has, else the nearest.
     """
-    if not file.numel():
+    # A table of one truth throughout, such as a mask of nothing, tells no other from it.
+    if not file.numel() or (file.dtype == torch.bool and bool(file.all() or not file.any())):
         return {}
     if not file.is_floating_point():
         return _equal(file, nodes, reference)
