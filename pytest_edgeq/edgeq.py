@@ -352,7 +352,7 @@ class Edgeq:
             RuntimeError: Not called from the body of a test.
         """
         from pytest_edgeq.localize.rows import SPREAD
-        from pytest_edgeq.numerics.findings import INPUT_KINDS
+        from pytest_edgeq.numerics.findings import input_causes
         from pytest_edgeq.remember import errors_to_remember
         from pytest_edgeq.snapshots.errors import REGRESSED, is_explained
 
@@ -365,9 +365,9 @@ class Edgeq:
         def explain(change: str) -> str:
             if not change.startswith(REGRESSED):
                 return ""
-            inputs = [each for each in comparison.health if each.kind in INPUT_KINDS]
-            if inputs or comparison.explain is None:
-                return "\n".join(f"why: {each.where}: {each.message}" for each in inputs)
+            causes = input_causes(comparison.health)
+            if causes or comparison.explain is None:
+                return "\n".join(causes)
             blamed = comparison.explain()
             return "" if SPREAD in blamed and is_explained(change) else blamed
 

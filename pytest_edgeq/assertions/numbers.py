@@ -13,7 +13,7 @@ import numpy as np
 from pytest_edgeq.assertions.expect import edge_of, parse_number, spread, table
 from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import INPUT_KINDS
+from pytest_edgeq.numerics.findings import input_causes
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import SampleSpec, read_samples
@@ -156,18 +156,13 @@ def _budget_text(
     lines += [f"  {violation}" for violation in violations[1:6]]
     if len(violations) > 6:
         lines.append(f"  … and {len(violations) - 6} more")
-    inputs = [each for each in comparison.health if each.kind in INPUT_KINDS]
-    lines += [f"why: {each.where}: {each.message}" for each in inputs]
-    stage = "" if inputs else _stage_to_blame(comparison)
-    if stage:
-        lines.append(f"why: {stage}")
+    causes = input_causes(comparison.health)
+    stage = "" if causes else _stage_to_blame(comparison)
+    lines += [*causes, *([f"why: {stage}"] if stage else [])]
     # What inputs lose that were calibrated with others shows in all layers, and is made in none.
     of_torch = any(each.nonfinite_reference for each in comparison.total.outputs.values())
-    unasked = inputs or of_torch or comparison.explain is None
-    blamed = [] if unasked or comparison.explain is None else comparison.explain().splitlines()
-    lines += blamed[:1]
-    if not blamed and not inputs and not of_torch:
-        lines.append("find the layer: print(edgeq.localize(model, samples))")
+    layer = [] if causes or of_torch else _layer_to_blame(comparison)
+    lines += layer[:1]
     for judgement in judged:
         if not judgement.violations:
             continue
@@ -187,9 +182,15 @@ def _budget_text(
         lines.append(
             f"worst samples: {', '.join(worst)}; comparison.worst_samples keeps their inputs"
         )
-    if blamed[1:]:
-        lines += ["", *blamed[1:]]
+    if layer[1:]:
+        lines += ["", *layer[1:]]
     return "\n".join(lines)
+
+
+def _layer_to_blame(comparison: Comparison) -> list[str]:
+    """Which layer, and its rows; else what finds it."""
+    found = [] if comparison.explain is None else comparison.explain().splitlines()
+    return found or ["find the layer: print(edgeq.localize(model, samples))"]
 
 
 def _stage_to_blame(comparison: Comparison) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 NONFINITE = "nonfinite"
@@ -69,3 +70,8 @@ class Finding:
     def __str__(self) -> str:
         """Return one line."""
         return f"{self.kind}: {self.where}: {self.message}"
+
+
+def input_causes(findings: Iterable[Finding]) -> list[str]:
+    """Say, a line each, which findings of inputs explain what is lost behind them."""
+    return [f"why: {each.where}: {each.message}" for each in findings if each.kind in INPUT_KINDS]
