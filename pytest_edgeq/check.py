@@ -202,7 +202,7 @@ class _Gate:
         for number, text in enumerate(texts[1:], 2):
             told += ["", *textwrap.indent(f"[{number}] {text}", "    ").lstrip().splitlines()]
         if self.layers is not None and self._tells_errors():
-            told += ["", str(self.layers).partition("\n")[2]]
+            told += ["", self.layers.overview]
         if self.notes:
             told += ["", *(f"note: {note}" for note in dict.fromkeys(self.notes))]
         if unwritten:
@@ -348,7 +348,7 @@ class _Gate:
 
     def _blaming(self, sentence: str, layers: LayerErrors) -> str:
         """The sentence, why, and the way out, and then the rows."""
-        return f"{sentence}{self._why(layers)}\n{str(layers).partition(chr(10))[2]}"
+        return f"{sentence}{self._why(layers)}\n{layers.overview}"
 
     def _why(self, layers: LayerErrors) -> str:
         """Say who wrote what is wrong, and the way out."""

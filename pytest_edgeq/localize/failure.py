@@ -44,6 +44,6 @@ def explain(quantized: QuantizedModel, samples: Iterable[Sample], seconds: float
         return f"which layer: not known, as localizing failed: {type(error).__name__}: {first}"
     on = f"{count} sample{'s' if count > 1 else ''}"
     stopped = f", stopped after {seconds:g} s" if left else ""
-    sentence, rows = str(errors).split("\n", 1)
     other = f"; {errors.of_another_model} than the file" if errors.of_another_model else ""
-    return f"which layer (localized on the worst {on}{stopped}): {sentence}{other}\n{rows}"
+    where = f"which layer (localized on the worst {on}{stopped})"
+    return f"{where}: {errors.cause}{other}\n{errors.overview}"

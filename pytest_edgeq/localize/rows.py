@@ -257,15 +257,20 @@ class LayerErrors:
             for line in lines
         )
 
-    def __str__(self) -> str:
-        """Return the sentence, the coverage and the worst rows."""
+    @property
+    def overview(self) -> str:
+        """How many ops were matched, which were not, and the worst rows."""
         matched = sum(row.matched for row in self.rows)
         told = f"{matched} of {len(self.rows)} ops matched with torch"
         missing = [row.name for row in self.rows if not row.matched]
         if missing:
             listed = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
             told += f" (not: {listed})"
-        return f"{self.cause}\n{told}; the worst:\n{self.table()}"
+        return f"{told}; the worst:\n{self.table()}"
+
+    def __str__(self) -> str:
+        """Return the sentence and the overview."""
+        return f"{self.cause}\n{self.overview}"
 
 
 _OTHER_MODEL = 3
