@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -61,14 +62,10 @@ def above_moves(node: Node) -> tuple[Node, Node | None]:
     while len(node.users) == 1 and node.op == "call_function" and base_name(node) in _MOVERS:
         taken = node.all_input_nodes[0]
         # An expand gives more than it takes.
-        if not shape_of(node) or _size(taken) != _size(node):
+        if not shape_of(node) or math.prod(shape_of(taken)) != math.prod(shape_of(node)):
             break
         first, node = node, taken
     return node, first
-
-
-def _size(node: Node) -> int:
-    return int(torch.Size(shape_of(node)).numel())
 
 
 def _left_behind(graph: OpGraph, subgraph: int) -> set[tuple[int, ...]]:
