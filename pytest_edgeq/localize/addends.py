@@ -9,13 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.in_front import (
-    ALIKE,
-    layers_apart,
-    stored_layers,
-    without_bias,
-)
+from pytest_edgeq.localize.in_front import ALIKE, LAYERS
 from pytest_edgeq.localize.kinds import VIEWS, base_name
+from pytest_edgeq.localize.layers import StoredLayer, layers_apart, stored_layers
 from pytest_edgeq.localize.parameters import (
     as_bias,
     attribute,
@@ -25,6 +21,7 @@ from pytest_edgeq.localize.parameters import (
     new_constant,
     shape_of,
     share_of,
+    without_bias,
 )
 from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
@@ -100,7 +97,7 @@ def join_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
         graph: The file.
         subgraph: Index of the subgraph.
     """
-    stored, added = list(stored_layers(graph, subgraph)), [*_added(graph, subgraph)]
+    stored, added = list(stored_layers(graph, subgraph, LAYERS)), [*_added(graph, subgraph)]
     for node in list(module.graph.nodes):
         if base_name(node) == "addmm":
             _join_factors(module, node, stored)
@@ -119,9 +116,7 @@ def join_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
     module.graph.eliminate_dead_code()
 
 
-def _join_factors(
-    module: torch.fx.GraphModule, node: Node, stored: list[tuple[np.ndarray, np.ndarray | None]]
-) -> None:
+def _join_factors(module: torch.fx.GraphModule, node: Node, stored: list[StoredLayer]) -> None:
     added, _, matrix = node.args
     own, bias = attribute(module, matrix), attribute(module, added)
     if own is None or bias is None or bias.ndim != 1:

@@ -12,11 +12,11 @@ from pytest_edgeq.localize.kinds import (
     ACTIVATIONS,
     CLAMPS,
     HEAVY,
+    HEAVY_OPS,
     IDENTITIES,
     TWINS,
     base_name,
     fits,
-    is_heavy,
 )
 from pytest_edgeq.localize.matches import Match, module_of, typed, values_taken
 from pytest_edgeq.localize.moves import MOVING, moved
@@ -134,7 +134,7 @@ class Chooser:
         Layers beside each other give the same where all is less than a step, as next to an outlier.
         So does what follows them: where few codes are in use, the kind tells more than values.
         """
-        if not is_heavy(op.name) or len(near) < 2:
+        if op.name not in HEAVY_OPS or len(near) < 2:
             return near
         module = self._module_of(op)
         own = []
@@ -163,7 +163,7 @@ class Chooser:
         """
         held = any(stored_constant(self._subgraph, i) is not None for i in op.inputs)
         if (
-            is_heavy(op.name)
+            op.name in HEAVY_OPS
             or not held
             or len({self._reference.computing(e[1].node) for e in alike}) < 2
         ):

@@ -20,7 +20,7 @@ from pytest_edgeq.localize.forms import (
     decompositions,
 )
 from pytest_edgeq.localize.grouped import part_groups
-from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name
+from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name, is_dequantize, is_quantize
 from pytest_edgeq.localize.parameters import shape_of
 from pytest_edgeq.localize.shared import merge_equals, share_maxima, share_means
 from pytest_edgeq.tflite.graph import OpGraph
@@ -145,10 +145,6 @@ def _cut(
     cut.meta["val"] = example
     return cut
 
-
-# What stands behind codes, and what makes them.
-_DEQUANTIZED = ("dequantize_per_tensor", "dequantize_per_channel")
-_QUANTIZED = ("quantize_per_tensor", "quantize_per_channel")
 
 # Nodes that take of their second tensor its shape or dtype alone.
 _AS_ANOTHER: dict[str, Any] = {
@@ -383,7 +379,7 @@ def _with_bare_bias(
     The converter writes it as any bias, whatever scale an observer gave it.
     """
     chain: list[Any] = [node.args[0]]
-    while base_name(chain[-1]) in (*_DEQUANTIZED, *_QUANTIZED):
+    while is_quantize(chain[-1]) or is_dequantize(chain[-1]):
         chain.append(chain[-1].args[0])
     return {**known, chain[0]: known[chain[-1]]} if chain[-1].op == "get_attr" else known
 

@@ -17,10 +17,17 @@ from pytest_edgeq.localize.biases import (
     written_scale,
 )
 from pytest_edgeq.localize.constants import FOLDED, check_weight, hold_all
-from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name, is_heavy
+from pytest_edgeq.localize.kinds import (
+    HEAVY,
+    HEAVY_OPS,
+    VIEWS,
+    base_name,
+    is_dequantize,
+    is_quantize,
+)
 from pytest_edgeq.localize.layouts import to_file_layout
 from pytest_edgeq.localize.matches import Match
-from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
+from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.scales import costs_no_bit, hands_on, is_shared
 from pytest_edgeq.localize.stored import Constant, read_constant
 from pytest_edgeq.localize.weights import (
@@ -286,7 +293,7 @@ def _is_as_it_is(graph: OpGraph, op: Op, taken: Taken, step: Step, own: Array) -
 def _bias_findings(
     graph: OpGraph, op: Op, taken: Taken, step: Step, reference: ReferenceGraph
 ) -> tuple[str, ...]:
-    if not is_heavy(op.name) or len(taken.factors) > 1 or _may_be_folded(step, taken.user):
+    if op.name not in HEAVY_OPS or len(taken.factors) > 1 or _may_be_folded(step, taken.user):
         # What is added or multiplied beside it is folded into the bias, or is not.
         return ()
     biases = [each for each in roles_of(graph, op).biases if each.tensor.is_constant]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from pytest_edgeq.localize.grouped import is_grouped
-from pytest_edgeq.localize.kinds import IDENTITIES, base_name, is_heavy
-from pytest_edgeq.localize.layouts import to_file_layout
-from pytest_edgeq.localize.parameters import attribute, new_constant, shape_of, share_of
-from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.localize.kinds import HEAVY_OPS, IDENTITIES, base_name
+from pytest_edgeq.localize.layers import StoredLayer, stored_layers, weights_apart
+from pytest_edgeq.localize.parameters import attribute, new_constant, shape_of, without_bias
 from pytest_edgeq.tflite.graph import Op, OpGraph
-from pytest_edgeq.tflite.roles import roles_of, stored_constant
+from pytest_edgeq.tflite.roles import stored_constant
 
 __all__ = ["fold_batch_norms", "part_biases", "turn_products"]
 
@@ -73,26 +70,15 @@ def part_biases(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> 
         subgraph: Index of the subgraph.
     """
     bare = {True: set[int](), False: set[int]()}
-    for op in graph.subgraphs[subgraph].ops:
-        roles = roles_of(graph, op)
-        if op.name == "CONV_3D" and all(each.tensor.is_constant for each in roles.biases):
-            held = (read_constant(graph, op, each).floats for each in roles.biases)
-            is_bare = not any(each.any() for each in held)
-            bare[is_bare].update(math.prod(each.tensor.shape) for each in roles.weights)
+    for layer in stored_layers(graph, subgraph, ("CONV_3D",)):
+        bare[layer.bias is None or not layer.bias.any()].add(layer.weight.size)
     for node in list(module.graph.nodes):
         if base_name(node) != "conv3d" or len(node.args) < 3:
             continue
         bias, size = attribute(module, node.args[2]), math.prod(shape_of(node.args[1]))
         if bias is None or size not in bare[True] - bare[False]:
             continue
-        add: Any = torch.ops.aten.add.Tensor
-        with module.graph.inserting_after(node):
-            whole = module.graph.call_function(add, (node,))
-        whole.meta.update(node.meta)
-        node.replace_all_uses_with(whole)
-        spread = bias.reshape(-1, *[1] * 3)
-        whole.args = (node, new_constant(module, whole, "parted_bias", spread))
-        node.args = (*node.args[:2], None, *node.args[3:])
+        without_bias(module, node, spatial=3)
     module.graph.eliminate_dead_code()
 
 
@@ -137,13 +123,15 @@ def _fused(
     )
 
 
-def _stands_alone(layer: Node, own: Any, folded: torch.Tensor, stored: list[_Layer]) -> bool:
+def _stands_alone(
+    layer: Node, own: Any, folded: torch.Tensor, stored: list[tuple[StoredLayer, bool]]
+) -> bool:
     """Whether the file has a layer's batch norm as ops of its own."""
     found: list[tuple[float, float, float, bool]] = []
-    for each in stored:
-        apart = [_laid_apart(each, weight, base_name(layer)) for weight in (own, folded)]
+    for each, scaled in stored:
+        apart = [weights_apart(each, weight, base_name(layer)) for weight in (own, folded)]
         if min(apart) < math.inf:
-            found.append((min(apart), apart[0], apart[1], each.scaled))
+            found.append((min(apart), apart[0], apart[1], scaled))
     if not found:
         return False
     _, plain, fused, scaled = min(found)
@@ -152,36 +140,19 @@ def _stands_alone(layer: Node, own: Any, folded: torch.Tensor, stored: list[_Lay
     return plain < fused if clear else scaled
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    """A matrix product of the file: its op, its weight, whether a MUL scales its result."""
-
-    op: str
-    weight: np.ndarray
-    scaled: bool
-
-
-def _layers(graph: OpGraph, subgraph: int) -> Iterator[_Layer]:
+def _layers(graph: OpGraph, subgraph: int) -> Iterator[tuple[StoredLayer, bool]]:
+    """The file's matrix products, and whether a MUL by a constant scales what each gives."""
     whole = graph.subgraphs[subgraph]
     users: dict[int, list[Op]] = {}
     for op in whole.ops:
         for index in op.inputs:
             users.setdefault(index, []).append(op)
-    for op in whole.ops:
-        weights = [each for each in roles_of(graph, op).weights if each.tensor.is_constant]
-        if not is_heavy(op.name) or len(weights) != 1 or weights[0].tensor.is_sparse:
-            continue
-        behind = users.get(op.outputs[0], [])
+    for layer in stored_layers(graph, subgraph, HEAVY_OPS):
+        behind = users.get(layer.op.outputs[0], [])
         while len(behind) == 1 and behind[0].name in IDENTITIES:
             behind = users.get(behind[0].outputs[0], [])
         scaled = any(
             each.name == "MUL" and any(stored_constant(whole, i) is not None for i in each.inputs)
             for each in behind
         )
-        yield _Layer(op.name, read_constant(graph, op, weights[0]).floats, scaled)
-
-
-def _laid_apart(layer: _Layer, weight: torch.Tensor, kind: str) -> float:
-    """How far a weight is from one of the file's, in shares of its size."""
-    laid_out = to_file_layout(layer.op, weight.double().numpy(), layer.weight.shape, torch_op=kind)
-    return min((share_of(layer.weight - each, each) for each in laid_out), default=math.inf)
+        yield layer, scaled

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_edgeq.localize.alike import adds_zeros
-from pytest_edgeq.localize.kinds import CLAMPS, HEAVY, IDENTITIES, VIEWS, base_name, is_heavy
+from pytest_edgeq.localize.kinds import (
+    CLAMPS,
+    HEAVY,
+    HEAVY_OPS,
+    IDENTITIES,
+    VIEWS,
+    base_name,
+    is_dequantize,
+    is_quantize,
+)
 from pytest_edgeq.localize.matches import Match
-from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
+from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of, stored_constant
@@ -122,7 +131,7 @@ def foreign_findings(
     found: dict[int, tuple[str, ...]] = {}
     for op in whole.ops:
         taken = [i for i in op.inputs if i >= 0 and stored_constant(whole, i) is None]
-        heavy = is_heavy(op.name)
+        heavy = op.name in HEAVY_OPS
         if op.name not in _COMES_FROM and op.name not in _PAIRS and not heavy:
             continue
         if not taken or any(i not in matches for i in taken) or _is_explained(op, matches):

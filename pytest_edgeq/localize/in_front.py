@@ -5,32 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from pytest_edgeq.localize.clamps import above_moves
 from pytest_edgeq.localize.kinds import VIEWS, base_name
+from pytest_edgeq.localize.layers import StoredLayer, layers_apart, stored_layers
 from pytest_edgeq.localize.parameters import (
     keeps_features,
     laid_out_constant,
     line_of,
     new_constant,
-    share_of,
+    without_bias,
 )
-from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.roles import roles_of
 
-__all__ = ["ALIKE", "fold_in_front", "fold_signs", "layers_apart", "stored_layers", "without_bias"]
+__all__ = ["ALIKE", "LAYERS", "fold_in_front", "fold_signs"]
 
 Node = torch.fx.Node
 
-_Stored = list[tuple[np.ndarray, "np.ndarray | None"]]
 _Parts = tuple[Node, torch.Tensor, torch.Tensor, tuple[Node, ...], bool]
 _Behind = tuple[torch.Tensor, torch.Tensor]
 _PASSES_ON = ("dropout", "contiguous", "clone", "alias", "detach")
 # Shares of a constant's size that rounding to 8 bits may take.
 ALIKE = 0.01
+# Which of the file's matrix products are linear layers.
+LAYERS = ("FULLY_CONNECTED",)
 
 
 def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
@@ -46,7 +45,7 @@ def fold_in_front(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -
         graph: The file.
         subgraph: Index of the subgraph.
     """
-    stored = list(stored_layers(graph, subgraph))
+    stored = list(stored_layers(graph, subgraph, LAYERS))
     layers = {n: each for n in module.graph.nodes if (each := _layer(module, n)) is not None}
     for node, (value, own, bias, parameter) in layers.items():
         forms: list[_Parts] = [(value, own, bias, (), False)]
@@ -105,7 +104,7 @@ def fold_signs(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> N
         graph: The file.
         subgraph: Index of the subgraph.
     """
-    stored = list(stored_layers(graph, subgraph))
+    stored = list(stored_layers(graph, subgraph, LAYERS))
     for node in list(module.graph.nodes):
         if not _negates(node):
             continue
@@ -139,11 +138,13 @@ def _negates(node: Node) -> bool:
     return base_name(node) == "neg" or (base_name(node) == "mul" and bool(node.args[1] == -1))
 
 
-def _nearest_form(forms: Sequence[_Parts], behind: Sequence[_Behind], stored: _Stored) -> _Parts:
+def _nearest_form(
+    forms: Sequence[_Parts], behind: Sequence[_Behind], stored: Sequence[StoredLayer]
+) -> _Parts:
     return min(forms, key=lambda form: _form_apart(form, behind, stored))
 
 
-def _form_apart(form: _Parts, behind: Sequence[_Behind], stored: _Stored) -> float:
+def _form_apart(form: _Parts, behind: Sequence[_Behind], stored: Sequence[StoredLayer]) -> float:
     """How far a form is from the file's nearest layer, with what may be folded in from behind."""
     return min(
         layers_apart(form[1] * scale[:, None], form[2] * scale + shift, stored)
@@ -152,8 +153,12 @@ def _form_apart(form: _Parts, behind: Sequence[_Behind], stored: _Stored) -> flo
 
 
 def _of_this_use(
-    forms: Sequence[_Parts], behind: Sequence[_Behind], stored: _Stored, which: int, uses: int
-) -> _Stored:
+    forms: Sequence[_Parts],
+    behind: Sequence[_Behind],
+    stored: Sequence[StoredLayer],
+    which: int,
+    uses: int,
+) -> Sequence[StoredLayer]:
     """
     Of a layer that is used several times, the file's for one of these, which are in order.
 
@@ -186,20 +191,6 @@ def _behind(module: torch.fx.GraphModule, node: Node, size: int) -> list[_Behind
     return found
 
 
-def stored_layers(graph: OpGraph, subgraph: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Weight and bias of the file's linear layers, dequantized."""
-    for op in graph.subgraphs[subgraph].ops:
-        if op.name != "FULLY_CONNECTED":
-            continue
-        roles = roles_of(graph, op)
-        weights = [each for each in roles.weights if each.tensor.is_constant]
-        biases = [each for each in roles.biases if each.tensor.is_constant]
-        if len(weights) != 1 or weights[0].tensor.is_sparse:
-            continue
-        bias = read_constant(graph, op, biases[0]).floats.reshape(-1) if biases else None
-        yield read_constant(graph, op, weights[0]).floats, bias
-
-
 def _in_front(module: torch.fx.GraphModule, node: Any, size: int) -> Iterator[_Parts]:
     """
     What x a value is x·scale + shift of, one scale and one shift a feature: nearest x first.
@@ -229,36 +220,6 @@ def _in_front(module: torch.fx.GraphModule, node: Any, size: int) -> Iterator[_P
         node, factor, offset = line
         scale, shift = scale * factor, shift + scale * offset
         yield node, scale, shift, tuple(turns), False
-
-
-def layers_apart(
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    stored: list[tuple[np.ndarray, np.ndarray | None]],
-) -> float:
-    """How far a layer is from the file's nearest, in shares of the weight's and the bias's size."""
-    own, added = weight.double().numpy(), bias.double().numpy()
-    found = [float("inf")]
-    for held, held_bias in stored:
-        if held.size != own.size or (held_bias is not None and held_bias.size != added.size):
-            continue
-        given = np.zeros_like(added) if held_bias is None else held_bias
-        found.append(share_of(held.reshape(own.shape) - own, own) + share_of(given - added, added))
-    return min(found)
-
-
-def without_bias(module: torch.fx.GraphModule, layer: Node) -> Node:
-    """The layer's product alone; to others that take the layer its bias is added behind."""
-    with module.graph.inserting_after(layer):
-        product = module.graph.node_copy(layer)
-    product.args = layer.args[:2]
-    with module.graph.inserting_after(product):
-        add: Any = torch.ops.aten.add.Tensor
-        whole = module.graph.call_function(add, (product, layer.args[2]))
-    whole.meta.update(layer.meta)
-    layer.replace_all_uses_with(whole)
-    module.graph.erase_node(layer)
-    return product
 
 
 def _replace(module: torch.fx.GraphModule, node: Node, parts: _Parts) -> None:

@@ -8,12 +8,14 @@ __all__ = [
     "ACTIVATIONS",
     "CLAMPS",
     "HEAVY",
+    "HEAVY_OPS",
     "IDENTITIES",
     "TWINS",
     "VIEWS",
     "base_name",
     "fits",
-    "is_heavy",
+    "is_dequantize",
+    "is_quantize",
     "kin",
 ]
 
@@ -25,7 +27,8 @@ HEAVY = {
     "scaled_dot_product_attention": 2,
 }
 
-_HEAVY_OPS = {
+# The same of TFLite.
+HEAVY_OPS = {
     *("CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"),
     *("FULLY_CONNECTED", "BATCH_MATMUL"),
 }
@@ -98,6 +101,9 @@ VIEWS = {
     *("numpy_T", "unsqueeze_", "squeeze_", "_unsafe_view", "lift_fresh_copy", "view_as", "type_as"),
     *("movedim", "swapaxes", "dropout_", "feature_dropout", "alpha_dropout", "identity"),
 }
+
+_QUANTIZE = ("quantize_per_tensor", "quantize_per_channel", "quantize_per_token")
+_DEQUANTIZE = ("dequantize_per_tensor", "dequantize_per_channel", "dequantize_per_token")
 
 # By op, which nodes can be the last in what it stands for, activations and views aside. `*`: any.
 _LAST = {
@@ -181,9 +187,14 @@ def base_name(node: Any) -> str:
     return str(getattr(packet or target, "__name__", target))
 
 
-def is_heavy(op: str) -> bool:
-    """Whether an op is a matrix product."""
-    return op in _HEAVY_OPS
+def is_quantize(node: Any) -> bool:
+    """Whether a node turns floats to codes."""
+    return base_name(node) in _QUANTIZE
+
+
+def is_dequantize(node: Any) -> bool:
+    """Whether a node turns codes to floats."""
+    return base_name(node) in _DEQUANTIZE
 
 
 def kin(op: str) -> set[str]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from pytest_edgeq.localize.codes import clipped, code_limits
-from pytest_edgeq.localize.kinds import IDENTITIES, VIEWS, base_name
+from pytest_edgeq.localize.kinds import IDENTITIES, VIEWS, base_name, is_dequantize, is_quantize
 from pytest_edgeq.localize.matches import Match, values_taken
-from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
+from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.views import View
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
 

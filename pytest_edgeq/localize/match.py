@@ -25,20 +25,20 @@ from pytest_edgeq.localize.codes import channel_ends, clipped, is_near
 from pytest_edgeq.localize.kinds import (
     ACTIVATIONS,
     CLAMPS,
+    HEAVY_OPS,
     IDENTITIES,
     TWINS,
     VIEWS,
     base_name,
     fits,
-    is_heavy,
+    is_dequantize,
+    is_quantize,
     kin,
 )
 from pytest_edgeq.localize.matches import Match, Reading, module_of, typed
 from pytest_edgeq.localize.reference import (
     Reached,
     ReferenceGraph,
-    is_dequantize,
-    is_quantize,
 )
 from pytest_edgeq.localize.views import View, best_view, distance
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
@@ -358,7 +358,7 @@ class Matcher:
         return self._reached[key]
 
     def _heavy(self, ops: Iterable[int]) -> int:
-        return sum(is_heavy(self._subgraph.ops[index].name) for index in ops)
+        return sum(self._subgraph.ops[index].name in HEAVY_OPS for index in ops)
 
     def _laid_out(
         self,
@@ -385,7 +385,7 @@ class Matcher:
 
     def _is_hybrid(self, op: Op) -> bool:
         """Whether the kernel rounds its own input: float activations on integer weights."""
-        return is_heavy(op.name) and any(
+        return op.name in HEAVY_OPS and any(
             i >= 0 and self._tensor(i).is_quantized for i in op.inputs[1:2]
         )
 
@@ -414,7 +414,7 @@ class Matcher:
 
     def _at_once(self, op: Op, index: int, pending: _Pending, state: _State) -> Match | None:
         """Match what stands for one node alone: what gives something else is no part of more."""
-        if is_heavy(op.name) or op.name in _WHOLE:
+        if op.name in HEAVY_OPS or op.name in _WHOLE:
             return self._by_kind(op, index, pending, state)
         twins, relatives = TWINS.get(op.name, ()), kin(op.name)
         if not (twins or relatives) or pending.ops != (op.index,):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from pytest_edgeq.localize.kinds import base_name
-from pytest_edgeq.localize.layouts import to_file_layout
-from pytest_edgeq.localize.parameters import attribute, line_of, new_constant, share_of
-from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.localize.layers import layers_apart, stored_layers
+from pytest_edgeq.localize.parameters import attribute, line_of, new_constant
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.roles import roles_of
 
 __all__ = ["fold_numbers"]
 
 Node = torch.fx.Node
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+_CONVOLUTION_OPS = ("CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D")
 
 
 def fold_numbers(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) -> None:
@@ -35,7 +31,7 @@ def fold_numbers(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) ->
         graph: The file.
         subgraph: Index of the subgraph.
     """
-    stored = list(_stored(graph, subgraph))
+    stored = list(stored_layers(graph, subgraph, _CONVOLUTION_OPS))
     for node in list(module.graph.nodes):
         if base_name(node) not in _CONVOLUTIONS or _pads(node):
             continue
@@ -54,7 +50,7 @@ def fold_numbers(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) ->
             forms.append((value, own * scale, added + own.flatten(1).sum(1) * shift))
         if len(forms) == 1:
             continue
-        apart = [_apart(form, stored, base_name(node)) for form in forms]
+        apart = [layers_apart(*form[1:], stored, base_name(node)) for form in forms]
         if min(apart) < apart[0]:
             source, *constants = forms[apart.index(min(apart))]
             held = [
@@ -68,42 +64,8 @@ def fold_numbers(module: torch.fx.GraphModule, graph: OpGraph, subgraph: int) ->
 _Form = tuple[Any, torch.Tensor, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Stored:
-    """A convolution of the file: its op, weight and bias, dequantized."""
-
-    op: str
-    weight: np.ndarray
-    bias: np.ndarray
-
-
-def _stored(graph: OpGraph, subgraph: int) -> Iterator[_Stored]:
-    for op in graph.subgraphs[subgraph].ops:
-        roles = roles_of(graph, op)
-        weights, biases = (
-            [each for each in held if each.tensor.is_constant and not each.tensor.is_sparse]
-            for held in (roles.weights, roles.biases)
-        )
-        if "CONV" in op.name and len(weights) == len(biases) == 1:
-            held, added = (read_constant(graph, op, each).floats for each in (*weights, *biases))
-            yield _Stored(op.name, held, added.reshape(-1))
-
-
 def _pads(node: Node) -> bool:
     """Whether it pads: by numbers, or by a word."""
     padding: Any = node.args[4] if len(node.args) > 4 else 0
     given = padding if isinstance(padding, (list, tuple)) else [padding]
     return node.kwargs != {} or any(each not in (0, "valid") for each in given)
-
-
-def _apart(form: _Form, stored: Sequence[_Stored], kind: str) -> float:
-    """How far a form is from the file's nearest, in shares of the weight's and the bias's size."""
-    _, weight, bias = form
-    own, added = weight.double().numpy(), bias.double().numpy()
-    found = [float("inf")]
-    for each in stored:
-        if each.bias.shape == added.shape:
-            off = share_of(each.bias - added, added)
-            laid_out = to_file_layout(each.op, own, each.weight.shape, torch_op=kind)
-            found += [off + share_of(each.weight - turned, turned) for turned in laid_out]
-    return min(found)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pytest_edgeq.localize.kinds import IDENTITIES, base_name
+from pytest_edgeq.localize.kinds import IDENTITIES, base_name, is_dequantize, is_quantize
 from pytest_edgeq.localize.matches import Match, values_taken
 from pytest_edgeq.localize.moves import MOVING
-from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
+from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.views import distance
 from pytest_edgeq.reference import flatten_outputs, in_file_order
 from pytest_edgeq.tflite.graph import SignatureTensor, Subgraph

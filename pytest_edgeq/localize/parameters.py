@@ -18,9 +18,11 @@ __all__ = [
     "computed_constant",
     "keeps_features",
     "laid_out_constant",
+    "line_of",
     "new_constant",
     "shape_of",
     "share_of",
+    "without_bias",
 ]
 
 Node = torch.fx.Node
@@ -111,6 +113,31 @@ def new_constant(module: torch.fx.GraphModule, user: Node, name: str, value: tor
     module.register_buffer(target, value)
     with module.graph.inserting_before(user):
         return module.graph.get_attr(target)
+
+
+def without_bias(module: torch.fx.GraphModule, layer: Node, spatial: int = 0) -> Node:
+    """
+    The layer's product alone; to others that take the layer its bias is added behind.
+
+    Args:
+        module: Changed in place.
+        layer: With a bias, which is a parameter where there are spatial axes.
+        spatial: How many axes come behind that of the channels.
+    """
+    bias: Any = layer.args[2]
+    with module.graph.inserting_after(layer):
+        product = module.graph.node_copy(layer)
+    product.args = (*layer.args[:2], None, *layer.args[3:]) if layer.args[3:] else layer.args[:2]
+    with module.graph.inserting_after(product):
+        add: Any = torch.ops.aten.add.Tensor
+        whole = module.graph.call_function(add, (product, bias))
+    if spatial and (own := attribute(module, bias)) is not None:
+        spread = own.reshape(-1, *[1] * spatial)
+        whole.args = (product, new_constant(module, whole, "parted_bias", spread))
+    whole.meta.update(layer.meta)
+    layer.replace_all_uses_with(whole)
+    module.graph.erase_node(layer)
+    return product
 
 
 def shape_of(node: Any) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from pytest_edgeq.localize.biases import qparams
-from pytest_edgeq.localize.kinds import IDENTITIES, VIEWS, base_name
-from pytest_edgeq.localize.reference import ReferenceGraph, is_dequantize, is_quantize
+from pytest_edgeq.localize.kinds import IDENTITIES, VIEWS, base_name, is_dequantize, is_quantize
+from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.views import View, best_view
 from pytest_edgeq.localize.weights import constants_behind
 from pytest_edgeq.tflite.boundary import code_range

@@ -20,15 +20,12 @@ import torch
 from torch.fx.node import map_arg
 
 from pytest_edgeq.localize.calls import Call, Values, straightened
-from pytest_edgeq.localize.kinds import CLAMPS, HEAVY, VIEWS, base_name
+from pytest_edgeq.localize.kinds import CLAMPS, HEAVY, VIEWS, base_name, is_dequantize, is_quantize
 from pytest_edgeq.localize.programs import Program, Routine
 
 __all__ = ["Reached", "ReferenceGraph", "export"]
 
 Node = torch.fx.Node
-
-_QUANTIZE = ("quantize_per_tensor", "quantize_per_channel", "quantize_per_token")
-_DEQUANTIZE = ("dequantize_per_tensor", "dequantize_per_channel", "dequantize_per_token")
 
 # The file's values are read with their axes turned, which a view refuses.
 _RESHAPED: dict[Any, Any] = {
@@ -69,7 +66,7 @@ class ReferenceGraph:
         self._order = {node: position for position, node in enumerate(self.nodes)}
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
         self._constants: dict[tuple[Node, bool, bool], Any] = {}
-        self._passing = {n for n in self.nodes if base_name(n) in (*_QUANTIZE, *_DEQUANTIZE)}
+        self._passing = {n for n in self.nodes if is_quantize(n) or is_dequantize(n)}
         self._varying: set[Node] = set()
         for node in self.nodes:
             taken = any(n in self._varying for n in node.all_input_nodes)
@@ -151,7 +148,7 @@ class ReferenceGraph:
 
     def is_rounded(self, node: Node) -> bool:
         """Whether the quantizer has rounded what this constant is made of."""
-        if base_name(node) in _DEQUANTIZE:
+        if is_dequantize(node):
             return True
         return any(map(self.is_rounded, node.all_input_nodes))
 
@@ -318,16 +315,6 @@ def _functional(target: Any) -> tuple[Callable[..., Any], bool]:
     plain = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
     other = getattr(plain, schema.overload_name or "default", None)
     return (target, True) if other is None else (other, False)
-
-
-def is_quantize(node: Node) -> bool:
-    """Whether it turns floats to codes."""
-    return base_name(node) in _QUANTIZE
-
-
-def is_dequantize(node: Node) -> bool:
-    """Whether it turns codes to floats."""
-    return base_name(node) in _DEQUANTIZE
 
 
 def _is_idle(node: Node) -> bool:
