@@ -182,7 +182,7 @@ def _behind(module: torch.fx.GraphModule, node: Node, size: int) -> list[_Behind
         name = base_name(node)
         if name in _PASSES_ON or (name in VIEWS and keeps_features(node)):
             continue
-        line = line_of(module, node, size)
+        line = line_of(module, node, size, in_place=True)
         if line is None:
             break
         _, factor, offset = line

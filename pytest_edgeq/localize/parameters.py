@@ -83,10 +83,14 @@ def as_bias(module: torch.fx.GraphModule, other: Any, size: int) -> torch.Tensor
 
 
 def line_of(
-    module: torch.fx.GraphModule, node: Node, size: int
+    module: torch.fx.GraphModule, node: Node, size: int, *, in_place: bool = False
 ) -> tuple[Any, torch.Tensor, torch.Tensor] | None:
-    """The x of which a sum, product or the like is x·factor + offset, a number a feature each."""
-    name = base_name(node)
+    """
+    The x of which a sum, product or the like is x·factor + offset, a number a feature each.
+
+    Also of one that is written over x, if asked for: no other may read that x.
+    """
+    name = base_name(node).removesuffix("_" if in_place else "")
     if name not in ("mul", "div", "add", "sub", "rsub") or len(node.args) != 2 or node.kwargs:
         return None
     constants = [as_bias(module, each, size) for each in node.args]

@@ -1,0 +1,44 @@
+"""Changes of files for several tests: each makes one, and gives the op that it is seen at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.detection.flatfile import FlatFile
+
+
+def ops_of(file: FlatFile, name: str = "FULLY_CONNECTED") -> list[int]:
+    """The ops of a name, in execution order."""
+    return [i for i in range(len(file.operators)) if file.name(i) == name]
+
+
+def moved_bias(place: int) -> Callable[[FlatFile], int]:
+    """Another value of one bias of an op, or, at −1, of what the first ADD adds for it."""
+
+    def change(file: FlatFile) -> int:
+        op = place if place >= 0 else ops_of(file, "ADD")[0]
+        tensor = int(file.operators[op].inputs[2 if place >= 0 else 1])
+        values = file.constant(tensor)
+        assert values is not None
+        values = values.copy()
+        values.flat[1] = -2 * values.flat[1]
+        file.store(tensor, values)
+        return op
+
+    return change
+
+
+def halved_row(place: int) -> Callable[[FlatFile], int]:
+    """A row of the weight of this linear layer, half as large."""
+
+    def change(file: FlatFile) -> int:
+        op = ops_of(file)[place]
+        tensor = int(file.operators[op].inputs[1])
+        values = file.constant(tensor)
+        assert values is not None
+        values = values.copy()
+        values[1] = values[1] // 2 if values.dtype == "int8" else values[1] / 2
+        file.store(tensor, values)
+        return op
+
+    return change
