@@ -288,6 +288,8 @@ class Matcher:
         reference = self._reference
         by_node = {reading.node: reading for reading in readings}
         clamps_follow = self._is_clamped_behind(index)
+        # A sum with zeros that the file has no op of.
+        sums_left = all(each.name != "ADD" for each in self._consumers.get(index, ()))
         file = self._values(index)
         # Labels instead of values: what is wrong in these, or alike, turns nothing.
         labels = torch.arange(file.numel()).reshape(file.shape)
@@ -305,7 +307,8 @@ class Matcher:
                 clamp = name in CLAMPS and not clamps_follow and op is not None
                 if clamp and is_taken_twice(node):
                     clamp = False
-                if not (clamp or name in VIEWS or is_quantize(user) or is_dequantize(user)):
+                passed = name in VIEWS or is_quantize(user) or is_dequantize(user)
+                if not (clamp or passed or (sums_left and adds_zeros(reference, user))):
                     continue
                 view = by_node[node].view
                 values[user] = values[node]

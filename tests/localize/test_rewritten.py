@@ -203,6 +203,23 @@ class Volumes(SmallModel):
         return (normal(1, 3, 4, 5, 5, seed=seed),)
 
 
+class Unshifted(SmallModel):
+    """A batch norm that shifts nothing: no sum is left of it in front of what clamps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give features."""
+        return torch.relu(self.norm(self.conv(x)))
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Four small images in a row."""
+        return (normal(1, 3, 4, 5, 5, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
@@ -216,6 +233,7 @@ class Volumes(SmallModel):
         *((Centred, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
         *((CentredImages, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
         *((Volumes, flow) for flow in (STATIC, PT2E, None)),
+        *((Unshifted, flow) for flow in (STATIC, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -300,6 +318,13 @@ def _volume(place: int, kind: str = "CONV_3D") -> Callable[[FlatFile], int]:
     return change
 
 
+def _scaled_and_not_clamped(file: FlatFile) -> int:
+    (op,) = ops_of(file, "MUL")
+    assert file.operators[op].builtinOptions.fusedActivationFunction == 1
+    file.operators[op].builtinOptions.fusedActivationFunction = 0
+    return op
+
+
 DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
     "a row of the lower half as in the upper one": (Sloped, STATIC, _negated_again),
     "a half that is not clamped": (Sloped, DYNAMIC, _not_clamped),
@@ -315,6 +340,7 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "the last bias of volumes": (Volumes, STATIC, _volume(-1, "ADD")),
     "a weight of volumes": (Volumes, STATIC, _volume(0)),
     "a weight without a bias": (Volumes, PT2E, _volume(2)),
+    "features that are not clamped": (Unshifted, None, _scaled_and_not_clamped),
     "an energy without exponentials": (Mixture, None, _summed_of_differences),
 }
 
