@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from pytest_edgeq.localize.biases import qparams
 from pytest_edgeq.localize.kinds import IDENTITIES, VIEWS, base_name, is_dequantize, is_quantize
 from pytest_edgeq.localize.reference import ReferenceGraph
+from pytest_edgeq.localize.stored import shape_along
 from pytest_edgeq.localize.views import View, best_view
 from pytest_edgeq.localize.weights import constants_behind
 from pytest_edgeq.tflite.boundary import code_range
@@ -67,7 +69,10 @@ def constant_starts(
         if not any(index in computed for index in op.outputs):
             continue
         if op.name not in IDENTITIES or wanted.intersection(op.outputs):
-            wanted.update(each.index for each in roles_of(graph, op).inputs)
+            roles = roles_of(graph, op)
+            wanted.update(each.index for each in roles.inputs)
+            if op.name == "BATCH_MATMUL":
+                wanted.update(each.operand.index for each in roles.weights)
     starts = sorted(i for i in wanted if graph.tensor(ops[0], i).is_constant)
     if not starts:
         return {}
@@ -110,7 +115,7 @@ def _readings(
     # What masks is infinite in torch, and the least float to kernels: nothing is near to it but it.
     file = file.clamp(-_GREATEST, _GREATEST)
     near: dict[Node, tuple[float, View]] = {}
-    parameters = qparams(tensor)
+    parameters, rounding = qparams(tensor), _half_steps(tensor)
     told = {node for node in nodes if parameters and _parameters(node, reference) == parameters}
     for node in nodes:
         value = reference.constant(node, quantized=True)
@@ -119,14 +124,15 @@ def _readings(
         if value.numel() != file.numel():
             continue
         value = value.clamp(-_GREATEST, _GREATEST)
-        slack = value.double().abs() * 2.0**-20 + 1e-30
-        if parameters is not None:
+        if parameters is not None and node in told:
             (scale, point), (low, high) = parameters, code_range(tensor.dtype)
-            slack = slack + scale * (0.5 + 2.0**-10)
-            if node in told:
-                value = value.double().clamp((low - point) * scale, (high - point) * scale)
+            value = value.double().clamp((low - point) * scale, (high - point) * scale)
         best = best_view(file, value)
-        if best is not None and bool(((best[1].read(file) - value).abs() <= slack).all()):
+        if best is None:
+            continue
+        # What torch and the converter add up in another order is as far off as the largest of it.
+        slack = best[1].read(rounding) + float(value.abs().max()) * 2.0**-20 + 1e-30
+        if bool(((best[1].read(file) - value).abs() <= slack).all()):
             near[node] = best
     chosen = told.intersection(near) or set(near)
     least = min((near[node][0] for node in chosen), default=0.0)
@@ -134,6 +140,18 @@ def _readings(
     if chosen.isdisjoint(told):
         chosen = {node for node in chosen if near[node][0] <= most}
     return {node: near[node][1] for node in _first(chosen, reference)}
+
+
+def _half_steps(tensor: Tensor) -> torch.Tensor:
+    """By how much its codes round each element of a constant."""
+    scales = (
+        torch.from_numpy(np.asarray(tensor.scales, np.float64)) if tensor.is_quantized else None
+    )
+    if scales is None or not scales.numel():
+        return torch.zeros(tensor.shape, dtype=torch.float64)
+    axis = tensor.quantized_dimension if scales.numel() > 1 else None
+    along = shape_along(scales.numel(), len(tensor.shape), axis)
+    return (scales * (0.5 + 2.0**-10)).reshape(along).expand(tensor.shape)
 
 
 def _equal(

@@ -277,7 +277,7 @@ def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
     Tell of ops that only move codes and say that these mean something else behind them.
 
     (https://ai.google.dev/edge/litert/models/quantization_spec: inputs and outputs must all have
-    the same scale and zero point.) And of those whose kernels know one scale alone.
+    the same scale and zero point.) And of those whose kernels know no such constants.
 
     Returns:
         Findings by the index of the op.
@@ -290,7 +290,7 @@ def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
             text = given and unexpected_qparams("its output", given, fixed, "the kernel")
             if text:
                 found[op.index] = (text,)
-        text = _has_scales_of_channels(graph, op) if op.name == "BATCH_MATMUL" else None
+        text = _misread_constant(graph, op) if op.name == "BATCH_MATMUL" else None
         if text:
             found[op.index] = (text,)
         if op.name not in _HANDS_ON or not op.inputs or op.inputs[0] < 0:
@@ -304,13 +304,19 @@ def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _has_scales_of_channels(graph: OpGraph, op: Op) -> str | None:
-    """Tell of a BATCH_MATMUL whose constant has several scales, of which its kernels take one."""
+def _misread_constant(graph: OpGraph, op: Op) -> str | None:
+    """Tell of a BATCH_MATMUL whose kernels do not know its constants as they are stored."""
     taken = [graph.tensor(op, index) for index in op.inputs[:2]]
-    if not any(each.is_quantized and not each.is_constant for each in taken):
-        return None
-    for each in taken:
-        if each.is_constant and len(each.scales) > 1:
+    constants = [each for each in taken if each.is_constant and each.is_quantized]
+    if len(constants) == 2 and graph.tensor(op, op.outputs[0]).is_floating_point:
+        return (
+            "it gives floats of two constants that are codes, which its kernels read as floats: "
+            "leave the op in float, or compute what it gives before the model is exported"
+        )
+    # Floats times codes is another kernel, which knows them.
+    in_codes = all(each.is_quantized for each in taken)
+    for each in constants if in_codes else ():
+        if len(each.scales) > 1:
             return (
                 f"its constant operand has {len(each.scales)} scales, and its kernels know one for "
                 "all alone: give that constant one scale, or leave the op in float"

@@ -15,6 +15,7 @@ from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.rows import LOWERING
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
+from tests.localize.edits import halved_row
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
@@ -107,6 +108,26 @@ class Mixed(SmallModel):
         return (normal(5, 6, seed=seed),)
 
 
+class Asked(SmallModel):
+    """Learned queries, which attend to one another before they do to what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(normal(1, 4, 16, seed=3))
+        self.decoder = nn.TransformerDecoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores a query."""
+        scores: torch.Tensor = self.head(self.decoder(self.queries, x))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Nine tokens."""
+        return (normal(1, 9, 16, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
@@ -114,6 +135,7 @@ class Mixed(SmallModel):
         (Bucketed, STATIC),
         (Spiking, DYNAMIC),
         (Mixed, PT2E),
+        (Asked, None),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -154,14 +176,15 @@ def _other_base(file: FlatFile) -> int:
         (Between, DYNAMIC, _largest_flipped),
         (Bucketed, STATIC, _other_base),
         (Spiking, DYNAMIC, _largest_flipped),
+        (Asked, None, halved_row(0)),
     ],
-    ids=["a weight", "a step of a table", "a weight that two ops take"],
+    ids=["a weight", "a step of a table", "a weight that two ops take", "one of constants alone"],
 )
 def test_a_defect_in_what_is_computed_or_folded_is_found(
     maker: Edgeq,
     build: Build,
     kind: type[SmallModel],
-    flow: str,
+    flow: str | None,
     change: Callable[[FlatFile], int],
 ) -> None:
     """At its op."""
@@ -175,13 +198,24 @@ def test_a_defect_in_what_is_computed_or_folded_is_found(
     assert (errors.culprit.index, errors.culprit.verdict) == (op, LOWERING), errors
 
 
-def test_a_constant_that_kernels_cannot_read_is_told(maker: Edgeq, build: Build) -> None:
-    """ai-edge-quantizer 0.10 gives a BATCH_MATMUL's constant a scale a channel."""
-    errors = localized(maker, build(Mixed, STATIC), Mixed)
+@pytest.mark.parametrize(
+    ("kind", "flow", "told"),
+    [
+        (Mixed, STATIC, "its constant operand has 5 scales, and its kernels know one"),
+        (Asked, STATIC, "its constant operand has 8 scales, and its kernels know one"),
+        (Asked, DYNAMIC, "it gives floats of two constants that are codes"),
+    ],
+    ids=["one constant", "two constants", "two constants, in float"],
+)
+def test_a_constant_that_kernels_cannot_read_is_told(
+    maker: Edgeq, build: Build, kind: type[SmallModel], flow: str, told: str
+) -> None:
+    """ai-edge-quantizer 0.10 gives a BATCH_MATMUL's constant a scale a channel, and codes."""
+    errors = localized(maker, build(kind, flow), kind)
 
     assert errors.culprit is not None, errors
     assert errors.culprit.op == "BATCH_MATMUL"
-    assert "its constant operand has 5 scales, and its kernels know one" in errors.cause
+    assert told in errors.cause
 
 
 class Prepared(SmallModel):
