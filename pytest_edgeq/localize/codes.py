@@ -48,7 +48,9 @@ def clipped(tensor: Tensor, value: torch.Tensor) -> torch.Tensor:
     return value.clamp((low - zero_point) * scale, (high - zero_point) * scale)
 
 
-def is_near(rms: float, tensor: Tensor, value: torch.Tensor, *, hybrid: bool = False) -> bool:
+def is_near(
+    rms: float, tensor: Tensor, value: torch.Tensor, *, hybrid: bool = False, noise: float = 0.0
+) -> bool:
     """
     Within what rounding explains: an LSB's rounding is 0.29 of it, two of them 0.41.
 
@@ -57,7 +59,10 @@ def is_near(rms: float, tensor: Tensor, value: torch.Tensor, *, hybrid: bool = F
         tensor: The file's.
         value: What it is held against.
         hybrid: Whether the kernel that made it rounds its own float input.
+        noise: What float32 may leave of a sum that is 0.
     """
+    if rms <= noise:
+        return True
     limits, scales = code_limits(tensor), tensor.scales
     if limits is not None or len(scales) > 1:
         return rms <= 0.6 * float(scales.max())

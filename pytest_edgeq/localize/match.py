@@ -218,7 +218,7 @@ class Matcher:
         self, op: Op, index: int, sources: tuple[int, ...], ops: tuple[int, ...], state: _State
     ) -> Match | None:
         file = self._values(index)
-        heavy, hybrid = self._heavy(ops), self._is_hybrid(op)
+        heavy, hybrid, noise = self._heavy(ops), self._is_hybrid(op), self._noise(op)
         near: list[Near] = []
         for reached in self._candidates(op, sources, heavy, state):
             if not isinstance(reached.value, torch.Tensor) or (heavy and not reached.heavy):
@@ -231,7 +231,7 @@ class Matcher:
                 found: tuple[float, View] | None = (distance(kept.read(file), value), kept)
             else:
                 found = best_view(file, value, self._laid_out(op, file, value, sources, state))
-            if found and is_near(found[0], self._tensor(index), value, hybrid=hybrid):
+            if found and is_near(found[0], self._tensor(index), value, hybrid=hybrid, noise=noise):
                 near.append((found[0], reached, found[1]))
         if not near:
             return None
@@ -240,6 +240,12 @@ class Matcher:
         match = self._whole(index, op, [Reading(reached.node, view)])
         match = self._with_doubles(match, reached.node, [(e[1].node, e[2]) for e in near])
         return replace(match, sources=sources, ops=ops)
+
+    def _noise(self, op: Op) -> float:
+        """What float32 leaves of a mean that is 0: that of what a normalisation gives, say."""
+        if op.name != "MEAN":
+            return 0.0
+        return 2.0**-22 * float(self._values(op.inputs[0]).abs().max())
 
     def _with_doubles(self, match: Match, chosen: Node, near: Iterable[tuple[Node, View]]) -> Match:
         """

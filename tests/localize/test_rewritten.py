@@ -220,6 +220,25 @@ class Unshifted(SmallModel):
         return (normal(1, 3, 4, 5, 5, seed=seed),)
 
 
+class NormedTwice(SmallModel):
+    """A norm of what a norm gives, whose scale is 1: the mean of that is what float32 leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.head = nn.Linear(16, 16), nn.Linear(16, 5)
+        self.first, self.second = nn.LayerNorm(16), nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores a token."""
+        scores: torch.Tensor = self.head(self.second(self.first(x + self.lift(x))))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Nine tokens."""
+        return (normal(1, 9, 16, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
@@ -234,6 +253,7 @@ class Unshifted(SmallModel):
         *((CentredImages, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
         *((Volumes, flow) for flow in (STATIC, PT2E, None)),
         *((Unshifted, flow) for flow in (STATIC, None)),
+        *((NormedTwice, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -325,6 +345,13 @@ def _scaled_and_not_clamped(file: FlatFile) -> int:
     return op
 
 
+def _mean_apart(file: FlatFile) -> int:
+    """What the second norm takes off is a product with the mean of what the first one takes."""
+    op, mean = ops_of(file, "MUL")[2], ops_of(file, "MEAN")[0]
+    file.operators[op].inputs = [file.operators[op].inputs[0], file.operators[mean].outputs[0]]
+    return op
+
+
 DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
     "a row of the lower half as in the upper one": (Sloped, STATIC, _negated_again),
     "a half that is not clamped": (Sloped, DYNAMIC, _not_clamped),
@@ -341,6 +368,7 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a weight of volumes": (Volumes, STATIC, _volume(0)),
     "a weight without a bias": (Volumes, PT2E, _volume(2)),
     "features that are not clamped": (Unshifted, None, _scaled_and_not_clamped),
+    "a mean of what is not normed": (NormedTwice, None, _mean_apart),
     "an energy without exponentials": (Mixture, None, _summed_of_differences),
 }
 
