@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -139,7 +140,14 @@ def measure(model: nn.Module, quantized: QuantizedModel, sample: Give) -> dict[s
         arrays = [each.arrays() for each in given]
         encoded = [quantized.edge.encode(names, each) for each in arrays]
         # A file's own input is int8 where the float one's is float32; it takes those as well.
-        data = [dict(zip(names, each, strict=True)) for each in arrays[:FEWEST]]
+        # Ids are int64 in torch and int32 in either file.
+        data = [
+            {
+                name: each.astype(np.int32) if each.dtype == np.int64 else each
+                for name, each in zip(names, held, strict=True)
+            }
+            for held in arrays[:FEWEST]
+        ]
         ways: dict[str, tuple[int, Callable[[], Any]]] = {
             "torch": (count, lambda: [forward(*each.args) for each in given]),
             "invoke": (count, lambda: [kept.run(each) for each in encoded]),
