@@ -116,7 +116,7 @@ def _first_of_group(row: LayerError, evidence: Evidence) -> int | None:
 
     Ops that can be right alone were told apart, so that the first one is where torch was left.
     """
-    if row.findings or evidence.nonfinite or not evidence.group or broken(evidence):
+    if row.findings or evidence.nonfinite or not evidence.group or broken(row, evidence):
         return None
     if not _beyond_rounding(row, evidence) or row.op in _WITH_OPTIONS:
         return None
@@ -354,7 +354,7 @@ def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> st
     if evidence.nonfinite:
         return f"{_nonfinite(evidence)}the first op that gives any"
     if _beyond_rounding(row, evidence):
-        known, far = broken(evidence), f"{_far(row, evidence)} on its own inputs"
+        known, far = broken(row, evidence), f"{_far(row, evidence)} on its own inputs"
         if known:
             return f"{known}; {far}"
         channel = one_channel(evidence)

@@ -440,10 +440,25 @@ def test_an_op_that_shares_its_input_range_need_not_use_it() -> None:
 )
 def test_known_causes_of_what_is_broken(evidence: dict[str, Any], sentence: str) -> None:
     """What makes an op compute something else."""
-    errors = judged({2: {"excess_lsb": 7.0}}, {2: evidence})
+    errors = judged({2: {"excess_lsb": 7.0, "nodes": ("conv2d", "relu6")}}, {2: evidence})
     assert errors.cause == (
         f"CONV_2D #2 (layer2): {sentence}; 7 LSB beyond rounding on its own inputs"
     )
+
+
+def test_no_clamp_is_missed_that_torch_does_not_have() -> None:
+    """Values of a layer alone may happen to end at 0."""
+    evidence = {"codes": (-90, 125), "reference": (0.0, 12.6)}
+    errors = judged({2: {"excess_lsb": 7.0, "nodes": ("eq", "linear")}}, {2: evidence})
+    assert "RELU" not in errors.cause
+    assert errors.cause.startswith("CONV_2D #2 (layer2): does not compute eq and linear")
+
+
+@pytest.mark.parametrize(("sqnr", "told"), [(-6.02, True), (-5.8, False)])
+def test_a_difference_that_is_negated_is_told(sqnr: float, told: bool) -> None:
+    """What is off by twice itself, 6.02 dB, is turned over."""
+    changes = {"op": "SUB", "excess_lsb": 7.0, "local_sqnr_db": sqnr}
+    assert ("its operands are exchanged" in judged({2: changes}, {}).cause) == told
 
 
 def test_a_channel_with_most_of_the_error_is_named() -> None:
