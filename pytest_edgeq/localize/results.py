@@ -85,7 +85,6 @@ def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerError
     """
     graph, plan = quantized.graph, plans[0]
     subgraph = graph.subgraphs[quantized.edge.signature.subgraph]
-    found = _findings(quantized, plan)
     steps: dict[int, list[Step]] = {}
     for each in plans:
         for step in each.steps:
@@ -99,6 +98,7 @@ def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerError
     carriers = _carriers(subgraph.ops, plan.computed)
     readers = Readers(graph, subgraph.index)
     untaken = readers.untaken(steps)
+    found = _findings(quantized, plan, untaken)
     for op in subgraph.ops:
         entry = entries[op.index]
         own = steps.get(op.index, [])
@@ -121,7 +121,9 @@ def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerError
     return blame(rows, evidence)
 
 
-def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, ...]]:
+def _findings(
+    quantized: QuantizedModel, plan: Plan, untaken: Container[int]
+) -> Mapping[int, tuple[str, ...]]:
     graph, signature = quantized.graph, quantized.edge.signature
     dynamic = {entry.index for entry in quantized.op_dtypes if entry.scheme == "dynamic"}
     found = constant_findings(graph, plan.steps, plan.reference, narrowed=dynamic)
@@ -136,6 +138,7 @@ def _findings(quantized: QuantizedModel, plan: Plan) -> Mapping[int, tuple[str, 
         vague=vague,
         rms={step.match.tensor: step.measured.rms for step in plan.steps},
         beyond={step.match.tensor: step.measured.beyond for step in plan.steps},
+        untaken={step.match.tensor for step in plan.steps if step.op.index in untaken},
     )
     for index, texts in told.items():
         op = plan.matches[index].op

@@ -51,6 +51,7 @@ def parameter_findings(
     vague: Container[int] = (),
     rms: Mapping[int, float] = MappingProxyType({}),
     beyond: Mapping[int, float] = MappingProxyType({}),
+    untaken: Container[int] = (),
 ) -> dict[int, tuple[str, ...]]:
     """
     Hold the scales and zero points of activations against the simulated graph's.
@@ -66,6 +67,7 @@ def parameter_findings(
         vague: Tensors whose values hardly tell a node.
         rms: By tensor how far off it is by its own op, as measured.
         beyond: By tensor which share of torch's values lie outside of its range.
+        untaken: Tensors of which what is lost is not taken by what stands behind them.
 
     Returns:
         Findings by tensor index.
@@ -137,15 +139,13 @@ def parameter_findings(
             _is_wider(tensor, actual, wanted_here)
             or costs_no_bit(rms.get(index), wanted_here)
             or beyond.get(index, 1.0) <= CLIPPED_SHARE_LIMIT
+            or index in untaken
         )
         if (harmless and carried(index)) or _only_keeps(match.op, tensors):
             continue
         text = unexpected_qparams("its output", actual, wanted_here)
         found[index] = (text,) if text else ()
     return found
-
-
-# Ops whose kernels want one scale of all that they take and give.
 
 
 def _is_wider(tensor: Tensor, actual: tuple[float, int], wanted: tuple[float, int]) -> bool:

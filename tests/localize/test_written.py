@@ -109,8 +109,28 @@ class Ranked(SmallModel):
         return (normal(1, 8, seed=seed),)
 
 
+class Floored(SmallModel):
+    """A clamp of one end, whose range the converter carries up to the layer in front."""
+
+    least = -0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        scores: torch.Tensor = self.head(self.lift(x).clamp(min=self.least))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Six tokens."""
+        return (normal(1, 6, 8, seed=seed),)
+
+
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, PT2E, None])
-@pytest.mark.parametrize("kind", [Normalised, Scaled, Pyramid, Ranked])
+@pytest.mark.parametrize("kind", [Normalised, Scaled, Pyramid, Ranked, Floored])
 def test_every_op_is_matched_and_sound(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
@@ -172,6 +192,25 @@ def test_a_range_that_comes_from_behind_is_told_from_a_wrong_one(
     assert any("× the reference's" in text for text in row.findings) == (factor != 1)
     found = blamed(errors)
     assert not found if factor == 1 else errors.culprit == row
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.98, 1.1])
+def test_a_range_that_a_clamp_ends_is_told_from_a_wrong_one(
+    maker: Edgeq, build: Build, factor: float
+) -> None:
+    """What it cuts off in front is clamped behind."""
+    quantized = build(Floored, PT2E)
+    file = FlatFile(quantized.tflite)
+    (clamp,) = (op for place, op in enumerate(file.operators) if file.name(place) == "MAXIMUM")
+    for index in (*clamp.inputs, clamp.outputs[0]):
+        parameters = file.tensor(index).quantization
+        parameters.scale = [parameters.scale[0] * factor]
+    errors = localized(maker, quantized.with_tflite(file.content()), Floored)
+    (row,) = (row for row in errors.rows if row.module == "lift")
+
+    assert row.clipped is not None
+    assert row.clipped > 0.1
+    assert bool(row.findings) == (factor != 1)
 
 
 @pytest.mark.parametrize("wrong", [False, True])
