@@ -41,7 +41,7 @@ _COMPOSED = {
         *("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
         *("softmax", "log_softmax", "logsumexp", "einsum"),
         "scaled_dot_product_attention",
-        *("addmm", "baddbmm", "lerp", "cosine_similarity"),
+        *("addmm", "baddbmm", "lerp", "cosine_similarity", "pairwise_distance"),
         "mish",
         *("var", "std", "var_mean", "std_mean", "stack", "avg_pool2d", "clamp", "clip", "hardtanh"),
     ),

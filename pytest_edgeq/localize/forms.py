@@ -170,6 +170,16 @@ def _vector_norm(
     return torch.sqrt((size * size).sum(dims, keepdim))
 
 
+def _pairwise_distance(
+    one: torch.Tensor,
+    two: torch.Tensor,
+    order: float = 2.0,
+    eps: float = 1e-6,
+    keepdim: bool = False,
+) -> torch.Tensor:
+    return _vector_norm(one - two + eps, order, -1, keepdim)
+
+
 def _elu(
     value: torch.Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> torch.Tensor:
@@ -362,6 +372,7 @@ def addmm_in_steps(
 FORMS: dict[str, Callable[..., Any]] = {
     "batch_norm": _batch_norm,
     "linalg_vector_norm": _vector_norm,
+    "pairwise_distance": _pairwise_distance,
     "elu": _elu,
     "selu": _selu,
     "celu": _celu,

@@ -109,6 +109,25 @@ class Ranked(SmallModel):
         return (normal(1, 8, seed=seed),)
 
 
+class Apart(SmallModel):
+    """How far two things are from each other, as the module of that name has it."""
+
+    eps = 1e-6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Give a distance each."""
+        return functional.pairwise_distance(self.lift(x), y, eps=self.eps)
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Three pairs."""
+        return normal(3, 8, seed=seed), normal(3, 8, seed=seed + 1000)
+
+
 class Floored(SmallModel):
     """A clamp of one end, whose range the converter carries up to the layer in front."""
 
@@ -130,7 +149,7 @@ class Floored(SmallModel):
 
 
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, PT2E, None])
-@pytest.mark.parametrize("kind", [Normalised, Scaled, Pyramid, Ranked, Floored])
+@pytest.mark.parametrize("kind", [Normalised, Scaled, Pyramid, Ranked, Apart, Floored])
 def test_every_op_is_matched_and_sound(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
@@ -146,6 +165,7 @@ def test_every_op_is_matched_and_sound(
     [
         (Normalised, {"std": 1.1}, {"DIV", "MUL", "FULLY_CONNECTED"}),
         (Scaled, {"width": 9.0}, {"FULLY_CONNECTED"}),
+        (Apart, {"eps": 0.5}, {"ADD"}),
     ],
 )
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, None])
