@@ -111,11 +111,11 @@ def decompose(
     _hoist_scales(graph)
     part_groups(graph)
     _slice_parts(graph, sliced)
-    merge_equals(graph)
-    share_means(graph)
-    share_maxima(graph)
     held = {str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")}
     own = {name: operator.attrgetter(name)(module) for name in held - set(added)}
+    merge_equals(graph, {n: own[n] for n in own if n.startswith(_LIFTED) and own[n].numel() == 1})
+    share_means(graph)
+    share_maxima(graph)
     return torch.fx.GraphModule({**own, **added}, graph)
 
 
@@ -145,6 +145,9 @@ def _cut(
     cut.meta["val"] = example
     return cut
 
+
+# What torch.export calls the numbers and tensors that a forward itself makes.
+_LIFTED = ("_tensor_constant", "lifted_tensor")
 
 # Nodes that take of their second tensor its shape or dtype alone.
 _AS_ANOTHER: dict[str, Any] = {

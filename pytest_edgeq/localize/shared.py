@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -76,14 +77,22 @@ def _is_last_maximum(node: torch.fx.Node) -> bool:
     return len(dims) == 1 and rank > 0 and dims[0] % rank == rank - 1
 
 
-def merge_equals(graph: torch.fx.Graph) -> None:
-    """Let calls of one function on the same values be one node, as the converter lets them."""
+def merge_equals(graph: torch.fx.Graph, numbers: Mapping[str, torch.Tensor]) -> None:
+    """
+    Let calls of one function on the same values be one node, as the converter lets them.
+
+    Args:
+        graph: Changed in place.
+        numbers: What torch.export made attributes of, by name: each is one of its own there.
+    """
     known: dict[tuple[Any, ...], torch.fx.Node] = {}
     for node in list(graph.nodes):
         if node.op not in ("call_function", "get_attr") or _is_random(node):
             continue
         # As text 1 and 1.0 are two, and nodes have names of their own.
-        key = (node.target, repr(node.args), repr(node.kwargs))
+        key: tuple[Any, ...] = (node.target, repr(node.args), repr(node.kwargs))
+        if node.op == "get_attr" and (number := numbers.get(str(node.target))) is not None:
+            key = ("number", number.dtype, tuple(number.shape), number.item())
         first = known.setdefault(key, node)
         if first is not node:
             node.replace_all_uses_with(first)

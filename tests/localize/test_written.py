@@ -128,6 +128,31 @@ class Apart(SmallModel):
         return normal(3, 8, seed=seed), normal(3, 8, seed=seed + 1000)
 
 
+class Turned(SmallModel):
+    """Tokens turned by angles, which the forward computes twice of numbers of its own."""
+
+    angle = 0.3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores a token."""
+        x = self.lift(x)
+        turned = torch.cat([-x[..., 4:], x[..., :4]], -1)
+        cosine = torch.cos(torch.arange(6.0)[:, None] * self.angle)
+        scores: torch.Tensor = self.head(
+            x * cosine + turned * torch.sin(torch.arange(6.0)[:, None] * self.angle)
+        )
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Six tokens."""
+        return (normal(1, 6, 8, seed=seed),)
+
+
 class Floored(SmallModel):
     """A clamp of one end, whose range the converter carries up to the layer in front."""
 
@@ -149,7 +174,7 @@ class Floored(SmallModel):
 
 
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, PT2E, None])
-@pytest.mark.parametrize("kind", [Normalised, Scaled, Pyramid, Ranked, Apart, Floored])
+@pytest.mark.parametrize("kind", [Normalised, Scaled, Pyramid, Ranked, Apart, Turned, Floored])
 def test_every_op_is_matched_and_sound(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
@@ -166,6 +191,7 @@ def test_every_op_is_matched_and_sound(
         (Normalised, {"std": 1.1}, {"DIV", "MUL", "FULLY_CONNECTED"}),
         (Scaled, {"width": 9.0}, {"FULLY_CONNECTED"}),
         (Apart, {"eps": 0.5}, {"ADD"}),
+        (Turned, {"angle": 0.4}, {"MUL", "COS", "SIN"}),
     ],
 )
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC, None])
