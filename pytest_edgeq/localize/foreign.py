@@ -417,6 +417,16 @@ def _product(
     return f"torch makes no such product of its input, but goes on from it with {told}"
 
 
+def _behind_one_product(users: Sequence[set[Node]]) -> list[set[Node]]:
+    """What torch makes of products by one matrix, too: the converter joins in front of these."""
+    products = [{n.args[1]: n for n in each if base_name(n) in ("linear", "mm")} for each in users]
+    common = set.intersection(*map(set, products))
+    return [
+        each.union(*(own[matrix].users for matrix in common))
+        for each, own in zip(users, products, strict=True)
+    ]
+
+
 def _is_divided(whole: Subgraph, op: Op) -> bool:
     """Whether a sum is made a mean of behind."""
     made = {op.outputs[0]}
@@ -436,7 +446,8 @@ def _pair(
     for i, index in enumerate(taken):
         if index in taken[:i] and not any(map(_takes_twice, users[i])):
             return f"it takes one value twice, and torch goes on from it with {_done(users[i])}"
-    reached = [{*_through_arithmetic(each, through)} for each in users]
+    behind = _behind_one_product(users) if op.name in ("CONCATENATION", "PACK") else users
+    reached = [{*_through_arithmetic(each, through)} for each in behind]
     if set.intersection(*reached):
         return None
     told = "; ".join(dict.fromkeys(map(_done, users)))

@@ -120,6 +120,24 @@ class Fed(SmallModel):
         return (normal(1, 2, 8, seed=seed),)
 
 
+class Projected(SmallModel):
+    """Each state is projected: the converter joins them first, and makes one product of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.LSTM(8, 6, proj_size=4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give the last state."""
+        states: torch.Tensor = self.steps(x)[0]
+        return states[:, -1]
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Three steps."""
+        return (normal(1, 3, 8, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
@@ -128,6 +146,7 @@ class Fed(SmallModel):
         *((Stepped, flow) for flow in (STATIC, DYNAMIC, None)),
         *((Gated, flow) for flow in (STATIC, None)),
         *((Fed, flow) for flow in (STATIC, DYNAMIC, None)),
+        *((Projected, flow) for flow in (STATIC, DYNAMIC, None)),
         (LstmNet, WIDE),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -165,6 +184,13 @@ def _sigmoid_of_the_first_state(file: FlatFile) -> int:
     return op
 
 
+def _joined_in_another_order(file: FlatFile) -> int:
+    """Of the states that are projected together: seen where one is taken."""
+    (op,) = ops_of(file, "CONCATENATION")
+    file.operators[op].inputs = file.operators[op].inputs[::-1]
+    return ops_of(file, "SLICE")[-1]
+
+
 DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
     "a state that is clamped": (Scanned, STATIC, _clamped),
     "a step in front of the last one": (LastStep, None, _an_earlier_step),
@@ -173,6 +199,7 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a weight of a cell": (Stepped, DYNAMIC, halved_row(2)),
     "a weight in front of cells": (Fed, STATIC, halved_row(1)),
     "the bias of a cell's last step": (Fed, None, moved_bias(47)),
+    "states in another order": (Projected, None, _joined_in_another_order),
     "another function of a first state": (LstmNet, WIDE, _sigmoid_of_the_first_state),
 }
 
