@@ -20,12 +20,13 @@ from pytest_edgeq.localize.kinds import (
 )
 from pytest_edgeq.localize.matches import Match, module_of, typed, values_taken
 from pytest_edgeq.localize.moves import MOVING, moved
+from pytest_edgeq.localize.parameters import shape_of
 from pytest_edgeq.localize.reference import Reached, ReferenceGraph
 from pytest_edgeq.localize.views import View, best_view, distance
 from pytest_edgeq.tflite.graph import Op, Subgraph, Tensor
 from pytest_edgeq.tflite.roles import stored_constant
 
-__all__ = ["Chooser", "Near", "adds_zeros", "is_taken_twice"]
+__all__ = ["Chooser", "Near", "changes_nothing", "is_taken_twice"]
 
 Node = torch.fx.Node
 
@@ -43,12 +44,20 @@ def is_taken_twice(node: Node) -> bool:
     return sum(user.op in ("call_function", "output") for user in node.users) > 1
 
 
-def adds_zeros(reference: ReferenceGraph, node: Node) -> bool:
-    """Whether a node adds zeros alone, as to a recurrent layer's first state: no op is left."""
+def changes_nothing(reference: ReferenceGraph, node: Node) -> bool:
+    """
+    Whether a node adds zeros alone or multiplies by ones alone: no op is left of it.
+
+    So do a recurrent layer's first state, and the scale and shift of an untrained norm.
+    """
+    neutral = {"add": 0, "add_": 0, "mul": 1, "mul_": 1}.get(base_name(node))
+    varying = [n for n in node.all_input_nodes if reference.varies(n)]
     fixed = [n for n in node.all_input_nodes if not reference.varies(n)]
-    if base_name(node) not in ("add", "add_") or len(fixed) != 1 or node.kwargs:
+    if neutral is None or len(fixed) != 1 or len(varying) != 1 or node.kwargs:
         return False
-    return not torch.any(reference.constant(fixed[0], quantized=False))
+    if shape_of(node) != shape_of(varying[0]):
+        return False  # to some shape that it spreads over
+    return bool(torch.all(reference.constant(fixed[0], quantized=False) == neutral))
 
 
 class Chooser:

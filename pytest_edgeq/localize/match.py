@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx.node import map_arg
 
-from pytest_edgeq.localize.alike import Chooser, Near, adds_zeros, is_taken_twice
+from pytest_edgeq.localize.alike import Chooser, Near, changes_nothing, is_taken_twice
 from pytest_edgeq.localize.codes import channel_ends, clipped, is_near
 from pytest_edgeq.localize.kinds import (
     ACTIVATIONS,
@@ -294,8 +294,8 @@ class Matcher:
         reference = self._reference
         by_node = {reading.node: reading for reading in readings}
         clamps_follow = self._is_clamped_behind(index)
-        # A sum with zeros that the file has no op of.
-        sums_left = all(each.name != "ADD" for each in self._consumers.get(index, ()))
+        # A sum with zeros, or a product with ones, that the file has no op of.
+        left = all(each.name not in ("ADD", "MUL") for each in self._consumers.get(index, ()))
         file = self._values(index)
         # Labels instead of values: what is wrong in these, or alike, turns nothing.
         labels = torch.arange(file.numel()).reshape(file.shape)
@@ -314,7 +314,7 @@ class Matcher:
                 if clamp and is_taken_twice(node):
                     clamp = False
                 passed = name in VIEWS or is_quantize(user) or is_dequantize(user)
-                if not (clamp or passed or (sums_left and adds_zeros(reference, user))):
+                if not (clamp or passed or (left and changes_nothing(reference, user))):
                     continue
                 view = by_node[node].view
                 values[user] = values[node]
@@ -434,7 +434,9 @@ class Matcher:
         alone = len(pending.sources) > 1 or len(users) == 1
         for reached in self._candidates(op, pending.sources, 0, state):
             varying = [n for n in reached.node.all_input_nodes if self._reference.varies(n)]
-            before = (n.all_input_nodes if adds_zeros(self._reference, n) else () for n in varying)
+            before = (
+                n.all_input_nodes if changes_nothing(self._reference, n) else () for n in varying
+            )
             if not all(
                 n in taken or not taken.isdisjoint(each)
                 for n, each in zip(varying, before, strict=True)

@@ -220,6 +220,25 @@ class Unshifted(SmallModel):
         return (normal(1, 3, 4, 5, 5, seed=seed),)
 
 
+class Unscaled(SmallModel):
+    """The same of a norm of each image, whose scale multiplies by 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True)
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give features."""
+        features: torch.Tensor = self.head(torch.relu(self.norm(self.conv(x))))
+        return features
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 12, 12, seed=seed),)
+
+
 class NormedTwice(SmallModel):
     """A norm of what a norm gives, whose scale is 1: the mean of that is what float32 leaves."""
 
@@ -253,6 +272,7 @@ class NormedTwice(SmallModel):
         *((CentredImages, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
         *((Volumes, flow) for flow in (STATIC, PT2E, None)),
         *((Unshifted, flow) for flow in (STATIC, None)),
+        *((Unscaled, flow) for flow in (STATIC, PT2E, None)),
         *((NormedTwice, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -339,7 +359,7 @@ def _volume(place: int, kind: str = "CONV_3D") -> Callable[[FlatFile], int]:
 
 
 def _scaled_and_not_clamped(file: FlatFile) -> int:
-    (op,) = ops_of(file, "MUL")
+    op = ops_of(file, "MUL")[-1]
     assert file.operators[op].builtinOptions.fusedActivationFunction == 1
     file.operators[op].builtinOptions.fusedActivationFunction = 0
     return op
@@ -368,6 +388,7 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a weight of volumes": (Volumes, STATIC, _volume(0)),
     "a weight without a bias": (Volumes, PT2E, _volume(2)),
     "features that are not clamped": (Unshifted, None, _scaled_and_not_clamped),
+    "normed features that are not clamped": (Unscaled, None, _scaled_and_not_clamped),
     "a mean of what is not normed": (NormedTwice, None, _mean_apart),
     "an energy without exponentials": (Mixture, None, _summed_of_differences),
 }
