@@ -310,7 +310,10 @@ class Matcher:
                 if any(reference.varies(n) for n in user.all_input_nodes[1:]):
                     continue
                 name = base_name(user)
-                clamp = name in CLAMPS and not clamps_follow and op is not None
+                clamp = name in CLAMPS and op is not None
+                if clamps_follow and op is not None:
+                    # That is the last of two: the first one may be fused.
+                    clamp = clamp and bool(op.fused_activation) and self._is_clamped_again(user)
                 if clamp and is_taken_twice(node):
                     clamp = False
                 passed = name in VIEWS or is_quantize(user) or is_dequantize(user)
@@ -329,10 +332,20 @@ class Matcher:
         ordered = sorted(by_node.values(), key=lambda reading: reference.order(reading.node))
         return Match(index, op, tuple(ordered))
 
+    def _is_clamped_again(self, node: Node) -> bool:
+        """Whether all that takes a value in torch clamps it, as it is or in codes."""
+        users = list(node.users)
+        passing = [each for each in users if is_quantize(each) or is_dequantize(each)]
+        return bool(users) and all(
+            self._is_clamped_again(each) if each in passing else base_name(each) in CLAMPS
+            for each in users
+        )
+
     def _is_clamped_behind(self, index: int) -> bool:
         """Whether an op clamps this tensor, or what only holds it in another way."""
         for op in self._consumers.get(index, ()):
-            if op.name in ACTIVATIONS:
+            others = [i for i in op.inputs if i != index]
+            if op.name in ACTIVATIONS and all(self._tensor(i).is_constant for i in others):
                 return True
             if op.name in IDENTITIES and any(map(self._is_clamped_behind, op.outputs)):
                 return True

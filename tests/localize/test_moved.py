@@ -115,8 +115,28 @@ class Named(SmallModel):
         return (normal(1, 8, seed=seed),)
 
 
+class ClampedAgain(SmallModel):
+    """Behind ReLUs another clamp, which is an op, and the lesser of two values, which is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(3, 8, 3, padding=1) for _ in range(2))
+        self.head = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give features of both."""
+        mapped = torch.relu(self.second(x))
+        least = torch.minimum(mapped, 1 - mapped)
+        return self.head(torch.relu(self.first(x)).clamp(max=0.7)), self.head(least)
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 8, 8, seed=seed),)
+
+
 @pytest.mark.parametrize("flow", FLOWS, ids=str)
-@pytest.mark.parametrize("kind", [Embedded, Turned, Enlarged, Negated, Named])
+@pytest.mark.parametrize("kind", [Embedded, Turned, Enlarged, Negated, Named, ClampedAgain])
 def test_what_the_converter_moves_is_matched_and_not_blamed(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
@@ -147,6 +167,12 @@ def _becomes(name: str, was: int, clamp: int, place: int = 0) -> Callable[[FlatF
     return change
 
 
+def _first_of_two(file: FlatFile) -> int:
+    """Of the convolution in front of the second clamp: that one takes what torch clamps first."""
+    _becomes("CONV_2D", RELU, NONE, 1)(file)
+    return [i for i in range(len(file.operators)) if file.name(i) == "MINIMUM"][-1]
+
+
 def _row_negated(name: str, was: int, place: int = 0) -> Callable[[FlatFile], int]:
     """Negate the first row of an op's weight."""
 
@@ -174,6 +200,8 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
     "a convolution clamped": (Enlarged, STATIC, _becomes("CONV_2D", NONE, RELU)),
     "a weight behind pixels": (Enlarged, STATIC, _row_negated("CONV_2D", RELU)),
     "a weight behind rows": (Enlarged, DYNAMIC, _row_negated("CONV_2D", RELU, 1)),
+    "the clamp of the lesser lost": (ClampedAgain, None, _becomes("CONV_2D", RELU, NONE)),
+    "the first of two clamps lost": (ClampedAgain, None, _first_of_two),
     "a negated weight": (Negated, None, _row_negated(LAYER, NONE)),
     "a weight behind what is negated": (Negated, DYNAMIC, _row_negated(LAYER, NONE, 1)),
     "what is given away clamped": (Embedded, None, _becomes(LAYER, NONE, RELU)),
