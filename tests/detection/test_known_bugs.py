@@ -11,14 +11,10 @@ Names of tensors that say the wrong module are `tests/tflite/test_tflite_modules
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib.metadata
-import math
 import re
 import runpy
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,56 +38,25 @@ from pytest_edgeq.litert.libraries import recipe_module
 from pytest_edgeq.numerics.health import BIAS_AT_INT32_LIMIT
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
-
-Still = Callable[[bool], None]
-
-
-@pytest.fixture
-def maker(tmp_path: Path) -> Edgeq:
-    """Quantize and compare; writes into a folder of the test's own."""
-    return Edgeq(directory=tmp_path)
-
-
-@pytest.fixture
-def still(request: pytest.FixtureRequest) -> Iterator[Still]:
-    """
-    Ask whether the bug of the test's marker happens; the test fails where it does not.
-
-    The marker `known_bug("litert-torch 0.10.0", …, then="…")` says with which versions the bug was
-    seen, and what goes with the test.
-    """
-    marker = request.node.get_closest_marker("known_bug")
-    assert marker is not None, "a test of a known bug says with which versions it was seen"
-    asked = []
-
-    def ask(happens: bool) -> None:
-        asked.append(happens)
-        if not happens:
-            pytest.fail(_fixed(*marker.args, **marker.kwargs), pytrace=False)
-
-    yield ask
-    assert asked, "the test has not asked whether the bug still happens"
-
-
-def _fixed(*seen: str, then: str) -> str:
-    names = [each.rsplit(" ", 1)[0] for each in seen]
-    now = [f"{name} {importlib.metadata.version(name)}" for name in names]
-    if now == list(seen):
-        return (
-            f"the bug does not happen with {', '.join(seen)}, with which it was seen: nothing was "
-            "fixed upstream, so the test (its model, or a library beside these) has changed"
-        )
-    return (
-        f"fixed upstream in {', '.join(now)} (seen with {', '.join(seen)}): "
-        f"remove this test; {then}"
-    )
+from tests.detection.known_bugs import (
+    Still,
+    assert_error,
+    by_pt2e,
+    by_recipe,
+    converted,
+    db,
+    gate,
+    interpret,
+    normals,
+    raised,
+)
 
 
 def test_a_bug_that_is_gone_fails_clearly(pytester: pytest.Pytester) -> None:
     """With the versions in use, those it was seen with, and what to remove."""
     pytester.makeconftest(
         "import pytest\n"
-        f"from {__name__} import still\n"
+        "from tests.detection.known_bugs import still\n"
         "def pytest_configure(config):\n"
         "    config.addinivalue_line('markers', 'known_bug(*seen, then): …')\n"
     )
@@ -136,98 +101,6 @@ def test_a_bug_that_is_gone_fails_clearly(pytester: pytest.Pytester) -> None:
     )
 
 
-def _normals(count: int, *shape: int, seed: int) -> list[tuple[Tensor, ...]]:
-    return [(normal(*shape, seed=1000 * seed + i),) for i in range(count)]
-
-
-def _by_pt2e(
-    model: nn.Module, calibration: Iterable[tuple[Tensor, ...]], *, dynamic: bool, strict: bool
-) -> tuple[Any, bytes]:
-    """The quantized graph and the file, as the libraries' own pages have one call them."""
-    with litert.quiet():
-        import litert_torch
-        from litert_torch.quantize import pt2e_quantizer as converters
-        from litert_torch.quantize.quant_config import QuantConfig
-        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-        config = converters.get_symmetric_quantization_config(
-            is_per_channel=True, is_dynamic=dynamic
-        )
-        quantizer = converters.PT2EQuantizer().set_global(config)
-        sample, *others = calibration
-        exported = torch.export.export(model, sample, strict=strict).module()
-        prepared = prepare_pt2e(exported, quantizer)
-        with torch.no_grad():
-            for each in (sample, *others):
-                prepared(*each)
-        converted = convert_pt2e(prepared, fold_quantize=False)
-        edge = litert_torch.convert(
-            converted, sample, quant_config=QuantConfig(pt2e_quantizer=quantizer)
-        )
-    return converted, edge.model_content()
-
-
-def _float_tflite(model: nn.Module, sample: tuple[Tensor, ...]) -> bytes:
-    return litert.convert({litert.SIGNATURE: litert.Traced(model, sample)})
-
-
-def _by_recipe(
-    float_tflite: bytes, name: str, calibration: Iterable[tuple[Tensor, ...]] = ()
-) -> bytes:
-    """ai-edge-quantizer's own three calls."""
-    with litert.quiet(), contextlib.redirect_stdout(None):
-        quantizer = recipe_module("quantizer").Quantizer(
-            float_tflite, getattr(recipe_module("recipe"), name)()
-        )
-        data = {litert.SIGNATURE: [{"args_0": sample.numpy()} for (sample,) in calibration]}
-        ranges = quantizer.calibrate(data, num_threads=1)
-        return bytes(quantizer.quantize(ranges).quantized_model)
-
-
-def _interpreter(tflite: bytes) -> Any:
-    from ai_edge_litert.interpreter import Interpreter
-
-    return Interpreter(model_content=tflite, num_threads=1)
-
-
-def _raised(call: Callable[[], Any], *words: str) -> bool:
-    """Whether a call raises with all these words; another error is not swallowed."""
-    try:
-        call()
-    except Exception as error:
-        if not all(word in str(error) for word in words):
-            raise
-        return True
-    return False
-
-
-def _assert_error(call: Callable[[], Any], error: type[Exception], *words: str) -> None:
-    """Whatever a user has to read: all these words, in this order."""
-    with pytest.raises(error) as caught:
-        call()
-    told = str(caught.value)
-    places = [told.find(word) for word in words]
-    assert -1 not in places, told
-    assert places == sorted(places), told
-
-
-def _db(reference: Any, actual: Any) -> float:
-    noise = float(np.square(reference - actual).sum())
-    return 10 * math.log10(float(np.square(reference).sum()) / noise) if noise else math.inf
-
-
-def _gate(maker: Edgeq, quantized: QuantizedModel, inputs: Iterable[tuple[Tensor, ...]]) -> str:
-    """What the default gate says of a model; nothing where it passes."""
-    with warnings.catch_warnings():
-        # Here nothing is remembered, which it tells.
-        warnings.filterwarnings("ignore", message="edgeq.check: nothing was held against a memory")
-        try:
-            maker.check(quantized, inputs)
-        except AssertionError as error:
-            return str(error)
-    return ""
-
-
 def _kinds(comparison: Comparison) -> list[str]:
     return [finding.kind for finding in comparison.health]
 
@@ -266,10 +139,10 @@ class _Residual(nn.Module):
 def test_non_strict_export_leaves_additions_in_float(maker: Edgeq, still: Still) -> None:
     """The annotators match no ADD in such a graph; numbers are as good, so no budget sees it."""
     model = seeded(_Residual)
-    calibration = _normals(16, 1, 3, 8, 8, seed=1)
+    calibration = normals(16, 1, 3, 8, 8, seed=1)
     schemes = []
     for strict in (True, False):
-        _, tflite = _by_pt2e(model, calibration, dynamic=False, strict=strict)
+        _, tflite = by_pt2e(model, calibration, dynamic=False, strict=strict)
         additions = OpDtypeMap(OpGraph.read(tflite)).ops(op="ADD")
         schemes.append([addition.scheme for addition in additions])
     assert schemes[0] == ["int8", "int8"]
@@ -280,16 +153,16 @@ def test_non_strict_export_leaves_additions_in_float(maker: Edgeq, still: Still)
         for strict in (True, False)
     )
     for quantized in (sound, defect):
-        comparison = maker.compare(quantized, _normals(8, 1, 3, 8, 8, seed=2))
+        comparison = maker.compare(quantized, normals(8, 1, 3, 8, 8, seed=2))
         assert_within_budget(comparison, Budget(sqnr_db=30))
         assert not comparison.health
     assert_no_float_ops(sound)
     assert_op_dtypes(sound, "ADD", input="int8", output="int8", scheme="int8", count=2)
     told = ("PT2E then finds no ADD, MUL and CONCATENATION", "quantize with strict_export=True")
-    _assert_error(
+    assert_error(
         lambda: assert_no_float_ops(defect), AssertionError, "expected no float, got float32", *told
     )
-    _assert_error(
+    assert_error(
         lambda: assert_op_dtypes(defect, "ADD", scheme="int8"),
         AssertionError,
         "ADD at the model itself (op ",
@@ -305,10 +178,10 @@ def test_non_strict_export_leaves_additions_in_float(maker: Edgeq, still: Still)
 def test_a_dynamic_embedding_cannot_be_loaded(maker: Edgeq, still: Still) -> None:
     """Its table gets zero points, which the kernel refuses; the converter says nothing."""
     model, sample = seeded(EmbeddingMean), EmbeddingMean.sample_inputs()
-    _, tflite = _by_pt2e(model, [sample], dynamic=True, strict=False)
-    still(_raised(_interpreter(tflite).allocate_tensors, "embedding_lookup.cc", "zero_point"))
+    _, tflite = by_pt2e(model, [sample], dynamic=True, strict=False)
+    still(raised(interpret(tflite).allocate_tensors, "embedding_lookup.cc", "zero_point"))
 
-    _assert_error(
+    assert_error(
         lambda: maker.quantize(model, sample, quantizer="pt2e_dynamic_int8"),
         RuntimeError,
         "cannot load the .tflite file: EMBEDDING_LOOKUP at embed",
@@ -337,14 +210,14 @@ def _dying_channel(weight: float) -> nn.Module:
 def test_the_bias_of_a_channel_near_zero_overflows(maker: Edgeq, still: Still) -> None:
     """Static recipes write the INT32 limit; `check_error` of their library is off by default."""
     model, sound = _dying_channel(1e-12), _dying_channel(1)
-    calibration = _normals(32, 1, 3, 8, 8, seed=1)
-    tflite = _by_recipe(_float_tflite(model, calibration[0]), "static_wi8_ai8", calibration)
+    calibration = normals(32, 1, 3, 8, 8, seed=1)
+    tflite = by_recipe(converted(model, calibration[0]), "static_wi8_ai8", calibration)
     graph = OpGraph.read(tflite)
     first = next(op for op in graph.ops if op.name == "CONV_2D")
     codes = graph.constant(graph.tensor(first, first.inputs[2])).view(np.int32)
     still(abs(int(codes[1])) >= 2**31 - 1)
 
-    evaluation = _normals(8, 1, 3, 8, 8, seed=2)
+    evaluation = normals(8, 1, 3, 8, 8, seed=2)
 
     def made_by(made: nn.Module, quantizer: str) -> QuantizedModel:
         return maker.quantize(made, calibration[0], quantizer=quantizer, calibration=calibration)
@@ -354,13 +227,13 @@ def test_the_bias_of_a_channel_near_zero_overflows(maker: Edgeq, still: Still) -
     assert layers.culprit is not None
     assert layers.culprit.module == "0"
     assert "the bias is at the INT32 limit in channel 1: 5 is " in layers.cause
-    assert "the bias is at the INT32 limit in channel 1: 5 is " in _gate(maker, broken, evaluation)
+    assert "the bias is at the INT32 limit in channel 1: 5 is " in gate(maker, broken, evaluation)
     defect = maker.compare(broken, evaluation)
     told = _told(defect, BIAS_AT_INT32_LIMIT)
     assert "the bias of CONV_2D at 0 (op 1): expected codes inside of int32, got 1 of 4" in told
     assert "input scale × weight scale is too small for it" in told
     # Measured −0.02 dB: the channel is what the next layer sees, and it is gone.
-    _assert_error(
+    assert_error(
         lambda: assert_within_budget(defect, quantization=Budget(sqnr_db=25)),
         AssertionError,
         "quantization, output 'output_0': sqnr_db: expected at least 25, got",
@@ -369,7 +242,7 @@ def test_the_bias_of_a_channel_near_zero_overflows(maker: Edgeq, still: Still) -
     # The same model by PT2E (measured 49 dB), and a channel of the usual size by the recipe (37).
     twins = made_by(model, "pt2e_static_int8"), made_by(sound, "recipe_static_wi8_ai8")
     for twin in twins:
-        assert not _gate(maker, twin, evaluation)
+        assert not gate(maker, twin, evaluation)
         comparison = maker.compare(twin, evaluation)
         assert BIAS_AT_INT32_LIMIT not in _kinds(comparison)
         assert_within_budget(comparison, quantization=Budget(sqnr_db=25))
@@ -410,7 +283,7 @@ def test_averaged_ranges_make_int16_as_coarse_as_int8(maker: Edgeq, still: Still
         quantized = maker.quantize(model, calibration[0], quantizer=recipe, calibration=calibration)
         # Ours is the library's own file, to the bit.
         float_tflite = bytes(quantized.float_tflite or b"")
-        own = _by_recipe(float_tflite, recipe.removeprefix("recipe_"), calibration)
+        own = by_recipe(float_tflite, recipe.removeprefix("recipe_"), calibration)
         assert quantized.tflite == own
         averaged[bits] = maker.compare(quantized, held_out)
         whole[bits] = maker.compare(_with_ranges(quantized, recipe, calibration), held_out)
@@ -424,7 +297,7 @@ def test_averaged_ranges_make_int16_as_coarse_as_int8(maker: Edgeq, still: Still
     layers = maker.localize(quantized, held_out)
     assert layers.culprit is None
     assert min(row.local_rmse_lsb for row in layers.rows if row.local_rmse_lsb) > 10
-    _assert_error(
+    assert_error(
         lambda: assert_within_budget(averaged[16], quantization=Budget(sqnr_db=45)),
         AssertionError,
         "quantization, output 'output_0': sqnr_db: expected at least 45, got",
@@ -460,17 +333,17 @@ class _Resized(nn.Module):
 @pytest.mark.known_bug("litert-torch 0.10.0", then="its entry in `localize.cause.WAYS_OUT` goes")
 def test_the_nearest_pixel_is_another(maker: Edgeq, still: Still) -> None:
     """Torch takes floor(i / factor), the file the pixel at the centre; −0.1 dB without a word."""
-    calibration, evaluation = _normals(8, 1, 3, 8, 8, seed=1), _normals(4, 1, 3, 8, 8, seed=2)
+    calibration, evaluation = normals(8, 1, 3, 8, 8, seed=1), normals(4, 1, 3, 8, 8, seed=2)
     model, other = (seeded(functools.partial(_Resized, m)) for m in ("nearest", "nearest-exact"))
     sample = calibration[0]
-    interpreter = _interpreter(_float_tflite(model, sample))
+    interpreter = interpret(converted(model, sample))
     (given,) = interpreter.get_signature_runner()(args_0=sample[0].numpy()).values()
-    still(_db(model(*sample).detach().numpy(), given) < 3)
+    still(db(model(*sample).detach().numpy(), given) < 3)
 
     broken, sound = (
         maker.quantize(each, sample, calibration=calibration) for each in (model, other)
     )
-    told = _gate(maker, broken, evaluation)
+    told = gate(maker, broken, evaluation)
     assert re.match(
         r"RESIZE_NEAREST_NEIGHBOR #\d+: does not compute upsample_nearest2d: \d+ LSB beyond "
         r"rounding on its own inputs.*; litert-torch takes the pixel at the centre, and torch's "
@@ -479,7 +352,7 @@ def test_the_nearest_pixel_is_another(maker: Edgeq, still: Still) -> None:
         told,
     ), told
     assert "report it" not in told.partition("[2]")[0]
-    assert not _gate(maker, sound, evaluation)
+    assert not gate(maker, sound, evaluation)
 
 
 class _Mean(nn.Module):
@@ -537,26 +410,26 @@ def _scaled_weights() -> nn.Module:
 @pytest.mark.known_bug("litert-torch 0.10.0", then="the lowering stage stays")
 def test_a_factor_in_front_of_a_dynamic_layer_is_lost(maker: Edgeq, still: Still) -> None:
     """Of `linear(2 · x)` the converter doubles the weight's codes, which end at 127 already."""
-    model, (sample, *others) = seeded(_Scaled), _normals(33, 1, 8, seed=1)
-    simulated, tflite = _by_pt2e(model, [sample], dynamic=True, strict=False)
-    (actual,) = _interpreter(tflite).get_signature_runner()(args_0=sample[0].numpy()).values()
+    model, (sample, *others) = seeded(_Scaled), normals(33, 1, 8, seed=1)
+    simulated, tflite = by_pt2e(model, [sample], dynamic=True, strict=False)
+    (actual,) = interpret(tflite).get_signature_runner()(args_0=sample[0].numpy()).values()
     with torch.no_grad():
         expected = [simulated(*sample).numpy(), model(*sample).numpy()]
     # Measured 49 dB in the graph, 8.6 in the file: with half of the product 6 dB are left, and the
     # bias.
-    assert _db(expected[1], expected[0]) > 30
-    still(_db(expected[0], actual) < 15)
+    assert db(expected[1], expected[0]) > 30
+    still(db(expected[0], actual) < 15)
 
     files = [
         maker.quantize(made, sample, quantizer="pt2e_dynamic_int8")
         for made in (model, _scaled_weights())
     ]
-    told = _gate(maker, files[0], others)
+    told = gate(maker, files[0], others)
     assert "FULLY_CONNECTED #0 (layer): the weight's codes: 56 of 64 differ" in told
-    assert not _gate(maker, files[1], others)
+    assert not gate(maker, files[1], others)
     defect, sound = (maker.compare(quantized, others) for quantized in files)
     assert not defect.health
-    _assert_error(
+    assert_error(
         lambda: assert_within_budget(defect, lowering=Budget(sqnr_db=30)),
         AssertionError,
         "lowering, output 'output_0': sqnr_db: expected at least 30, got",
@@ -573,15 +446,13 @@ def test_a_factor_in_front_of_a_dynamic_layer_is_lost(maker: Edgeq, still: Still
 def test_an_output_that_is_read_again_is_computed_by_no_op(maker: Edgeq, still: Still) -> None:
     """The hidden state of a recurrent layer: the signature goes on naming the old tensor."""
     model = seeded(lambda: nn.LSTM(4, 4))
-    calibration = _normals(8, 3, 1, 4, seed=1)
-    float_tflite = _float_tflite(model, calibration[0])
-    run = _interpreter(
-        _by_recipe(float_tflite, "static_wi8_ai8", calibration)
-    ).get_signature_runner()
+    calibration = normals(8, 3, 1, 4, seed=1)
+    float_tflite = converted(model, calibration[0])
+    run = interpret(by_recipe(float_tflite, "static_wi8_ai8", calibration)).get_signature_runner()
     codes = np.zeros((3, 1, 4), np.int8)
-    still(_raised(lambda: run(args_0=codes), "Tensor data is null"))
+    still(raised(lambda: run(args_0=codes), "Tensor data is null"))
 
-    _assert_error(
+    assert_error(
         lambda: maker.quantize(
             model, calibration[0], quantizer="recipe_static_wi8_ai8", calibration=calibration
         ),
@@ -593,7 +464,7 @@ def test_an_output_that_is_read_again_is_computed_by_no_op(maker: Edgeq, still: 
     )
     sound = maker.quantize(model, calibration[0], quantizer="recipe_dynamic_wi8_afp32")
     # Measured 49 dB.
-    assert_within_budget(maker.compare(sound, _normals(8, 3, 1, 4, seed=2)), Budget(sqnr_db=30))
+    assert_within_budget(maker.compare(sound, normals(8, 3, 1, 4, seed=2)), Budget(sqnr_db=30))
 
 
 @pytest.mark.known_bug("litert-torch 0.10.0", then="nothing of ours names it")
@@ -609,12 +480,12 @@ def test_a_linear_layer_of_open_batch_is_refused(maker: Edgeq, still: Still) -> 
         with litert.quiet():
             return litert_torch.convert(linear, sample, dynamic_shapes=shapes)
 
-    still(_raised(theirs, "float32[-9223372036854775808,4]"))
+    still(raised(theirs, "float32[-9223372036854775808,4]"))
 
     def quantized(model: nn.Module, inputs: tuple[Tensor, ...]) -> QuantizedModel:
         return maker.quantize(model, inputs, quantizer=None, dynamic_shapes=shapes)
 
-    _assert_error(
+    assert_error(
         lambda: quantized(linear, sample),
         RuntimeError,
         "the converter refuses Linear: it takes a size left open for -2^63",
@@ -675,13 +546,13 @@ def test_an_output_is_lost_or_refused(maker: Edgeq, still: Still, form: str) -> 
             return litert_torch.convert(model, sample)
 
     if error is None:
-        (signature,) = _interpreter(theirs().model_content()).get_signature_list().values()
+        (signature,) = interpret(theirs().model_content()).get_signature_list().values()
         still(len(signature["outputs"]) == 1)
     else:
-        still(_raised(theirs, error))
+        still(raised(theirs, error))
 
     kind = ValueError if error is None else RuntimeError
-    _assert_error(lambda: maker.quantize(model, sample, quantizer=None), kind, *told)
+    assert_error(lambda: maker.quantize(model, sample, quantizer=None), kind, *told)
     sound = maker.quantize(
         _Giving(lambda x: {"first": x + 1, "second": x + 2}).eval(), sample, quantizer=None
     )
@@ -697,11 +568,11 @@ def test_an_output_is_lost_or_refused(maker: Edgeq, still: Still, form: str) -> 
 def test_blocks_of_two_bits_load_on_no_xnnpack(maker: Edgeq, still: Still) -> None:
     """A basic recipe of the library writes what the default kernels of the day refuse."""
     model, sample = seeded(lambda: nn.Linear(64, 64)), (normal(1, 64, seed=0),)
-    tflite = _by_recipe(_float_tflite(model, sample), "dynamic_wi2b32_afp32")
-    still(_raised(_interpreter(tflite).allocate_tensors, "XNNPACK delegate"))
+    tflite = by_recipe(converted(model, sample), "dynamic_wi2b32_afp32")
+    still(raised(interpret(tflite).allocate_tensors, "XNNPACK delegate"))
 
     rules = recipe_module("recipe").dynamic_wi2b32_afp32()
-    _assert_error(
+    assert_error(
         lambda: maker.quantize(model, sample, quantizer=rules),
         RuntimeError,
         "the xnnpack runtime cannot load the .tflite file: FULLY_CONNECTED at the model itself",
@@ -732,9 +603,9 @@ def test_torch_cond_has_no_lowering(maker: Edgeq, still: Still) -> None:
         with litert.quiet():
             return litert_torch.convert(model, sample)
 
-    still(_raised(theirs, "Lowering not found: cond"))
+    still(raised(theirs, "Lowering not found: cond"))
 
-    _assert_error(
+    assert_error(
         lambda: maker.quantize(model, sample, quantizer=None),
         RuntimeError,
         "the converter refuses CondBranch",
