@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch.fx.node import map_arg
 
-from pytest_edgeq.localize.alike import Chooser, Near, changes_nothing, is_taken_twice
+from pytest_edgeq.localize.alike import Chooser, Near, changes_nothing
+from pytest_edgeq.localize.behind import Wholes
 from pytest_edgeq.localize.codes import channel_ends, clipped, is_near
 from pytest_edgeq.localize.kinds import (
     ACTIVATIONS,
@@ -28,7 +29,6 @@ from pytest_edgeq.localize.kinds import (
     HEAVY_OPS,
     IDENTITIES,
     TWINS,
-    VIEWS,
     base_name,
     fits,
     is_dequantize,
@@ -105,10 +105,7 @@ class Matcher:
         self._weights = weights
         self._chooser = Chooser(self._subgraph, reference, values, module_of)
         self._reached: dict[tuple[tuple[int, ...], int, int], list[Reached]] = {}
-        self._consumers: dict[int, list[Op]] = {}
-        for op in self._subgraph.ops:
-            for index in op.inputs:
-                self._consumers.setdefault(index, []).append(op)
+        self._wholes = Wholes(self._subgraph, reference, values)
         self._inputs = inputs
         self.broken: dict[int, str] = {}
 
@@ -120,9 +117,9 @@ class Matcher:
             turned = _channels_last(file, value) if file.shape != value.shape else []
             found = best_view(file, value.to(torch.float32), turned)
             if found is not None:
-                state.matches[index] = self._whole(index, None, [Reading(node, found[1])])
+                state.matches[index] = self._wholes.of(index, None, [Reading(node, found[1])])
         for index, nodes in self._starts.items():
-            wholes = [self._whole(index, None, [Reading(*each)]) for each in nodes.items()]
+            wholes = [self._wholes.of(index, None, [Reading(*each)]) for each in nodes.items()]
             readings = {each.node: each for whole in wholes for each in whole.readings}
             ordered = sorted(readings.values(), key=lambda each: self._reference.order(each.node))
             state.matches[index] = Match(index, None, tuple(ordered))
@@ -202,7 +199,7 @@ class Matcher:
             readings.append(Reading(reading.node, found[1]))
         if not readings:
             return None
-        match = self._whole(index, op, readings)
+        match = self._wholes.of(index, op, readings)
         return replace(match, sources=(taken[0],), ops=(op.index,), same=taken[0])
 
     def _moved(self, op: Op, labels: torch.Tensor) -> torch.Tensor:
@@ -237,7 +234,7 @@ class Matcher:
             return None
         chosen, near = self._chooser.choose(op, index, near, sources, ops, state.matches)
         _, reached, view = chosen
-        match = self._whole(index, op, [Reading(reached.node, view)])
+        match = self._wholes.of(index, op, [Reading(reached.node, view)])
         match = self._with_doubles(match, reached.node, [(e[1].node, e[2]) for e in near])
         return replace(match, sources=sources, ops=ops)
 
@@ -256,7 +253,7 @@ class Matcher:
         readings = {reading.node: reading for reading in match.readings}
         for node, view in near:
             if node not in readings and _is_same_call(node, chosen):
-                others = self._whole(match.tensor, match.op, [Reading(node, view)]).readings
+                others = self._wholes.of(match.tensor, match.op, [Reading(node, view)]).readings
                 readings |= {each.node: each for each in others}
         if len(readings) == len(match.readings) or any(base_name(n) in CLAMPS for n in readings):
             return match
@@ -283,73 +280,6 @@ class Matcher:
             if reading.node in node.all_input_nodes and reading.view.shape == shape
         }
         return views.pop() if len(views) == 1 else None
-
-    def _whole(self, index: int, op: Op | None, readings: Sequence[Reading]) -> Match:
-        """
-        Take in the nodes behind that only pass the value on, and clamps that the op has to hold.
-
-        A clamp that no op of the file stands for is held by the op in front: fused, or in the range
-        of its output.
-        """
-        reference = self._reference
-        by_node = {reading.node: reading for reading in readings}
-        clamps_follow = self._is_clamped_behind(index)
-        # A sum with zeros, or a product with ones, that the file has no op of.
-        left = all(each.name not in ("ADD", "MUL") for each in self._consumers.get(index, ()))
-        file = self._values(index)
-        # Labels instead of values: what is wrong in these, or alike, turns nothing.
-        labels = torch.arange(file.numel()).reshape(file.shape)
-        start = readings[-1]
-        values: dict[Node, Any] = {start.node: start.view.read(labels)}
-        queue = list(values)
-        while queue:
-            node = queue.pop(0)
-            for user in node.users:
-                if user in by_node or user.op != "call_function" or user.all_input_nodes[0] != node:
-                    continue
-                if any(reference.varies(n) for n in user.all_input_nodes[1:]):
-                    continue
-                name = base_name(user)
-                clamp = name in CLAMPS and op is not None
-                if clamps_follow and op is not None:
-                    # That is the last of two: the first one may be fused.
-                    clamp = clamp and bool(op.fused_activation) and self._is_clamped_again(user)
-                if clamp and is_taken_twice(node):
-                    clamp = False
-                passed = name in VIEWS or is_quantize(user) or is_dequantize(user)
-                if not (clamp or passed or (left and changes_nothing(reference, user))):
-                    continue
-                view = by_node[node].view
-                values[user] = values[node]
-                if _turns(user):
-                    values[user] = reference.compute(user, values, quantized=True)
-                    found = best_view(labels, values[user])
-                    if found is None or found[0] > 0:
-                        continue
-                    view = found[1]
-                by_node[user] = Reading(user, view)
-                queue.append(user)
-        ordered = sorted(by_node.values(), key=lambda reading: reference.order(reading.node))
-        return Match(index, op, tuple(ordered))
-
-    def _is_clamped_again(self, node: Node) -> bool:
-        """Whether all that takes a value in torch clamps it, as it is or in codes."""
-        users = list(node.users)
-        passing = [each for each in users if is_quantize(each) or is_dequantize(each)]
-        return bool(users) and all(
-            self._is_clamped_again(each) if each in passing else base_name(each) in CLAMPS
-            for each in users
-        )
-
-    def _is_clamped_behind(self, index: int) -> bool:
-        """Whether an op clamps this tensor, or what only holds it in another way."""
-        for op in self._consumers.get(index, ()):
-            others = [i for i in op.inputs if i != index]
-            if op.name in ACTIVATIONS and all(self._tensor(i).is_constant for i in others):
-                return True
-            if op.name in IDENTITIES and any(map(self._is_clamped_behind, op.outputs)):
-                return True
-        return False
 
     def _candidates(
         self, op: Op, sources: tuple[int, ...], heavy: int, state: _State
@@ -508,7 +438,7 @@ class Matcher:
                 )
             return None
         _, reached, view = best
-        match = self._whole(index, op, [Reading(reached.node, view)])
+        match = self._wholes.of(index, op, [Reading(reached.node, view)])
         return replace(match, sources=pending.sources, ops=pending.ops, forced=True)
 
     def _is_alone(self, op: Op, pending: _Pending, state: _State) -> bool:
@@ -522,7 +452,8 @@ class Matcher:
         """Whether the op may be one of several that make a node together, such as a group's."""
         ops = self._subgraph.ops
         split = any(ops[i].name in ("SPLIT", "SPLIT_V", "SLICE", "GATHER") for i in pending.ops)
-        joined = any(op.name in ("CONCATENATION", "PACK") for op in self._consumers.get(index, ()))
+        takers = (op for op in self._subgraph.ops if index in op.inputs)
+        joined = any(op.name in ("CONCATENATION", "PACK") for op in takers)
         return split or joined
 
 
@@ -587,12 +518,3 @@ def _told(node: Node) -> str:
 
 def _long(shape: Iterable[int]) -> list[int]:
     return [size for size in shape if size != 1]
-
-
-def _turns(node: Node) -> bool:
-    """Whether it lays its elements out anew."""
-    before, after = (each.meta.get("val") for each in (node.all_input_nodes[0], node))
-    if base_name(node) in ("permute", "transpose", "t", "mT", "numpy_T", "movedim", "swapaxes"):
-        return True
-    shapes = [tuple(each.shape) for each in (before, after) if isinstance(each, torch.Tensor)]
-    return base_name(node) in VIEWS and (len(shapes) < 2 or shapes[0] != shapes[1])

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fixtures.models import SmallModel
+from pytest_edgeq import Edgeq
+from pytest_edgeq.localize.rows import LayerErrors
 from tests.detection.flatfile import FlatFile
+from tests.localize.builds import Build, localized
+
+Change = Callable[[FlatFile], int]
+Defect = tuple[type[SmallModel], str | None, Change]
+
+
+def localized_with(maker: Edgeq, build: Build, defect: Defect) -> tuple[int, LayerErrors]:
+    """Where a model's file was changed, and what is told of it."""
+    kind, flow, change = defect
+    quantized = build(kind, flow)
+    file = FlatFile(quantized.tflite)
+    op = change(file)
+    return op, localized(maker, quantized.with_tflite(file.content()), kind)
 
 
 def ops_of(file: FlatFile, name: str = "FULLY_CONNECTED") -> list[int]:
@@ -12,7 +28,7 @@ def ops_of(file: FlatFile, name: str = "FULLY_CONNECTED") -> list[int]:
     return [i for i in range(len(file.operators)) if file.name(i) == name]
 
 
-def moved_bias(place: int) -> Callable[[FlatFile], int]:
+def moved_bias(place: int) -> Change:
     """Another value of one bias of an op, or, at −1, of what the first ADD adds for it."""
 
     def change(file: FlatFile) -> int:
@@ -28,7 +44,7 @@ def moved_bias(place: int) -> Callable[[FlatFile], int]:
     return change
 
 
-def halved_row(place: int) -> Callable[[FlatFile], int]:
+def halved_row(place: int) -> Change:
     """A row of the weight of this linear layer, half as large."""
 
     def change(file: FlatFile) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -13,6 +11,7 @@ from fixtures.models import SmallModel, normal
 from pytest_edgeq import Edgeq
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
+from tests.localize.edits import Change, Defect, localized_with
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 FLOWS = (STATIC, DYNAMIC, PT2E, None)
@@ -156,7 +155,7 @@ def _fused(file: FlatFile, name: str, clamp: int, place: int = 0) -> int:
     ][place]
 
 
-def _becomes(name: str, was: int, clamp: int, place: int = 0) -> Callable[[FlatFile], int]:
+def _becomes(name: str, was: int, clamp: int, place: int = 0) -> Change:
     """Give an op another clamp."""
 
     def change(file: FlatFile) -> int:
@@ -173,7 +172,7 @@ def _first_of_two(file: FlatFile) -> int:
     return [i for i in range(len(file.operators)) if file.name(i) == "MINIMUM"][-1]
 
 
-def _row_negated(name: str, was: int, place: int = 0) -> Callable[[FlatFile], int]:
+def _row_negated(name: str, was: int, place: int = 0) -> Change:
     """Negate the first row of an op's weight."""
 
     def change(file: FlatFile) -> int:
@@ -191,7 +190,7 @@ def _row_negated(name: str, was: int, place: int = 0) -> Callable[[FlatFile], in
 
 LAYER = "FULLY_CONNECTED"
 NONE, RELU, RELU_N1_TO_1, RELU6 = range(4)
-DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
+DEFECTS: dict[str, Defect] = {
     # In a range that begins at 0, no code tells whether the op clamps.
     "the clamp of pixels lost": (Enlarged, None, _becomes("CONV_2D", RELU, NONE)),
     "the clamp of pixels another": (Enlarged, None, _becomes("ADD", RELU_N1_TO_1, RELU)),
@@ -213,12 +212,7 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
 @pytest.mark.parametrize("what", DEFECTS)
 def test_a_defect_of_the_same_place_is_found(maker: Edgeq, build: Build, what: str) -> None:
     """What a sound file is allowed hides none that is not."""
-    kind, flow, change = DEFECTS[what]
-    quantized = build(kind, flow)
-    file = FlatFile(quantized.tflite)
-    op = change(file)
-
-    errors = localized(maker, quantized.with_tflite(file.content()), kind)
+    op, errors = localized_with(maker, build, DEFECTS[what])
 
     assert op in blamed(errors), errors
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,7 @@ from fixtures.models import LstmNet, SmallModel, normal, samples, seeded
 from pytest_edgeq import Edgeq
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
-from tests.localize.edits import halved_row, moved_bias, ops_of
+from tests.localize.edits import Defect, halved_row, localized_with, moved_bias, ops_of
 
 DYNAMIC, WIDE = "recipe_dynamic_wi8_afp32", "recipe_static_wi8_ai16"
 
@@ -191,7 +189,7 @@ def _joined_in_another_order(file: FlatFile) -> int:
     return ops_of(file, "SLICE")[-1]
 
 
-DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
+DEFECTS: dict[str, Defect] = {
     "a state that is clamped": (Scanned, STATIC, _clamped),
     "a step in front of the last one": (LastStep, None, _an_earlier_step),
     "a cell's bias with the layer's in it": (Stepped, STATIC, moved_bias(2)),
@@ -207,12 +205,7 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
 @pytest.mark.parametrize("what", DEFECTS)
 def test_a_defect_of_a_step_is_found(maker: Edgeq, build: Build, what: str) -> None:
     """What a sound file is allowed hides none that is not."""
-    kind, flow, change = DEFECTS[what]
-    quantized = build(kind, flow)
-    file = FlatFile(quantized.tflite)
-    op = change(file)
-
-    errors = localized(maker, quantized.with_tflite(file.content()), kind)
+    op, errors = localized_with(maker, build, DEFECTS[what])
 
     assert op in blamed(errors), errors
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,7 @@ from fixtures.models import SmallModel, normal
 from pytest_edgeq import Edgeq
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
-from tests.localize.edits import halved_row, moved_bias, ops_of
+from tests.localize.edits import Change, Defect, halved_row, localized_with, moved_bias, ops_of
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
@@ -342,7 +340,7 @@ def _of_another_place(file: FlatFile) -> int:
     return op
 
 
-def _volume(place: int, kind: str = "CONV_3D") -> Callable[[FlatFile], int]:
+def _volume(place: int, kind: str = "CONV_3D") -> Change:
     """Another value of a weight, or of a bias that is added behind it."""
 
     def change(file: FlatFile) -> int:
@@ -372,7 +370,7 @@ def _mean_apart(file: FlatFile) -> int:
     return op
 
 
-DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]]] = {
+DEFECTS: dict[str, Defect] = {
     "a row of the lower half as in the upper one": (Sloped, STATIC, _negated_again),
     "a half that is not clamped": (Sloped, DYNAMIC, _not_clamped),
     "queries in another order": (Queried, DYNAMIC, _another_query),
@@ -397,11 +395,6 @@ DEFECTS: dict[str, tuple[type[SmallModel], str | None, Callable[[FlatFile], int]
 @pytest.mark.parametrize("what", DEFECTS)
 def test_a_defect_of_the_same_place_is_found(maker: Edgeq, build: Build, what: str) -> None:
     """What a sound file is allowed hides none that is not."""
-    kind, flow, change = DEFECTS[what]
-    quantized = build(kind, flow)
-    file = FlatFile(quantized.tflite)
-    op = change(file)
-
-    errors = localized(maker, quantized.with_tflite(file.content()), kind)
+    op, errors = localized_with(maker, build, DEFECTS[what])
 
     assert op in blamed(errors), errors
