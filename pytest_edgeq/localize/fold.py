@@ -151,7 +151,8 @@ def _layers(graph: OpGraph, subgraph: int) -> Iterator[tuple[StoredLayer, bool]]
         behind = users.get(layer.op.outputs[0], [])
         while len(behind) == 1 and behind[0].name in IDENTITIES:
             behind = users.get(behind[0].outputs[0], [])
-        scaled = any(
+        # What stands behind a clamp is no norm of the layer's own.
+        scaled = layer.op.fused_activation is None and any(
             each.name == "MUL" and any(stored_constant(whole, i) is not None for i in each.inputs)
             for each in behind
         )

@@ -58,3 +58,19 @@ def halved_row(place: int) -> Change:
         return op
 
     return change
+
+
+def negated_row(name: str, place: int) -> Change:
+    """A row of the weight of this op of a name, turned over."""
+
+    def change(file: FlatFile) -> int:
+        op = ops_of(file, name)[place]
+        tensor = int(file.operators[op].inputs[1])
+        values = file.constant(tensor)
+        assert values is not None
+        values = values.copy()
+        values[2] = -values[2]
+        file.store(tensor, values)
+        return op
+
+    return change

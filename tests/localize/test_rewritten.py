@@ -10,7 +10,15 @@ from fixtures.models import SmallModel, normal
 from pytest_edgeq import Edgeq
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
-from tests.localize.edits import Change, Defect, halved_row, localized_with, moved_bias, ops_of
+from tests.localize.edits import (
+    Change,
+    Defect,
+    halved_row,
+    localized_with,
+    moved_bias,
+    negated_row,
+    ops_of,
+)
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
@@ -237,6 +245,25 @@ class Unscaled(SmallModel):
         return (normal(1, 3, 12, 12, seed=seed),)
 
 
+class Branched(SmallModel):
+    """A block of RepVGG, untrained: one of its branches is a norm alone, which is a MUL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.branch = nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 8, 1)
+        self.first, self.alone = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give features."""
+        x = torch.relu(self.first(self.stem(x)))
+        return torch.relu(self.branch(x) + self.alone(x))
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 12, 12, seed=seed),)
+
+
 class NormedTwice(SmallModel):
     """A norm of what a norm gives, whose scale is 1: the mean of that is what float32 leaves."""
 
@@ -271,6 +298,7 @@ class NormedTwice(SmallModel):
         *((Volumes, flow) for flow in (STATIC, PT2E, None)),
         *((Unshifted, flow) for flow in (STATIC, None)),
         *((Unscaled, flow) for flow in (STATIC, PT2E, None)),
+        *((Branched, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
         *((NormedTwice, flow) for flow in (STATIC, DYNAMIC, PT2E, None)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -292,17 +320,6 @@ def test_a_layer_of_negated_weights_is_one(build: Build) -> None:
     assert first is not None
     assert second is not None
     assert (first == -second).all()
-
-
-def _negated_again(file: FlatFile) -> int:
-    op = ops_of(file)[1]
-    tensor = int(file.operators[op].inputs[1])
-    values = file.constant(tensor)
-    assert values is not None
-    values = values.copy()
-    values[2] = -values[2]
-    file.store(tensor, values)
-    return op
 
 
 def _not_clamped(file: FlatFile) -> int:
@@ -371,7 +388,11 @@ def _mean_apart(file: FlatFile) -> int:
 
 
 DEFECTS: dict[str, Defect] = {
-    "a row of the lower half as in the upper one": (Sloped, STATIC, _negated_again),
+    "a row of the lower half as in the upper one": (
+        Sloped,
+        STATIC,
+        negated_row("FULLY_CONNECTED", 1),
+    ),
     "a half that is not clamped": (Sloped, DYNAMIC, _not_clamped),
     "queries in another order": (Queried, DYNAMIC, _another_query),
     "tokens of another place": (Cached, None, _of_another_place),
@@ -388,6 +409,7 @@ DEFECTS: dict[str, Defect] = {
     "features that are not clamped": (Unshifted, None, _scaled_and_not_clamped),
     "normed features that are not clamped": (Unscaled, None, _scaled_and_not_clamped),
     "a mean of what is not normed": (NormedTwice, None, _mean_apart),
+    "a layer beside a norm alone": (Branched, STATIC, negated_row("CONV_2D", 0)),
     "an energy without exponentials": (Mixture, None, _summed_of_differences),
 }
 
