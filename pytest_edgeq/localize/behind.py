@@ -62,7 +62,10 @@ class Wholes:
         by_node = {reading.node: reading for reading in readings}
         clamps_follow = self._is_clamped_behind(index)
         # A sum with zeros, or a product with ones, that the file has no op of.
-        left = all(each.name not in ("ADD", "MUL") for each in self._consumers.get(index, ()))
+        left = not any(
+            each.name in ("ADD", "MUL") and self._takes_constants(each, index)
+            for each in self._consumers.get(index, ())
+        )
         file = self._values(index)
         # Labels instead of values: what is wrong in these, or alike, turns nothing.
         labels = torch.arange(file.numel()).reshape(file.shape)
@@ -111,14 +114,15 @@ class Wholes:
     def _is_clamped_behind(self, index: int) -> bool:
         """Whether an op clamps this tensor, or what only holds it in another way."""
         for op in self._consumers.get(index, ()):
-            others = [i for i in op.inputs if i != index]
-            if op.name in ACTIVATIONS and all(
-                self._subgraph.tensors[i].is_constant for i in others
-            ):
+            if op.name in ACTIVATIONS and self._takes_constants(op, index):
                 return True
             if op.name in IDENTITIES and any(map(self._is_clamped_behind, op.outputs)):
                 return True
         return False
+
+    def _takes_constants(self, op: Op, index: int) -> bool:
+        """Whether all that an op takes beside a tensor is constant."""
+        return all(self._subgraph.tensors[i].is_constant for i in op.inputs if i != index)
 
 
 def _turns(node: Node) -> bool:

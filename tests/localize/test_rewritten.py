@@ -232,11 +232,12 @@ class Unscaled(SmallModel):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True)
-        self.head = nn.Conv2d(8, 4, 1)
+        self.head = nn.Conv2d(8, 8, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Give features."""
-        features: torch.Tensor = self.head(torch.relu(self.norm(self.conv(x))))
+        x = torch.relu(self.norm(self.conv(x)))
+        features: torch.Tensor = self.head(x) + x
         return features
 
     @staticmethod
