@@ -144,11 +144,9 @@ def _readings(
 
 def _half_steps(tensor: Tensor) -> torch.Tensor:
     """By how much its codes round each element of a constant."""
-    scales = (
-        torch.from_numpy(np.asarray(tensor.scales, np.float64)) if tensor.is_quantized else None
-    )
-    if scales is None or not scales.numel():
+    if not tensor.is_quantized or not len(tensor.scales):
         return torch.zeros(tensor.shape, dtype=torch.float64)
+    scales = torch.from_numpy(tensor.scales.astype(np.float64))
     axis = tensor.quantized_dimension if scales.numel() > 1 else None
     along = shape_along(scales.numel(), len(tensor.shape), axis)
     return (scales * (0.5 + 2.0**-10)).reshape(along).expand(tensor.shape)

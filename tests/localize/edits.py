@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import numpy as np
 
 from fixtures.models import SmallModel
 from pytest_edgeq import Edgeq
@@ -28,17 +30,32 @@ def ops_of(file: FlatFile, name: str = "FULLY_CONNECTED") -> list[int]:
     return [i for i in range(len(file.operators)) if file.name(i) == name]
 
 
+def edited(file: FlatFile, op: int, operand: int, change: Callable[[np.ndarray], None]) -> None:
+    """Change a copy of a constant that an op takes, and store it."""
+    tensor = int(file.operators[op].inputs[operand])
+    values = file.constant(tensor)
+    assert values is not None
+    values = values.copy()
+    change(values)
+    file.store(tensor, values)
+
+
+def rescaled(file: FlatFile, tensors: Iterable[int], factor: float) -> None:
+    """Give tensors of one scale another one."""
+    for tensor in tensors:
+        parameters = file.tensor(tensor).quantization
+        parameters.scale = [parameters.scale[0] * factor]
+
+
 def moved_bias(place: int) -> Change:
     """Another value of one bias of an op, or, at −1, of what the first ADD adds for it."""
 
+    def move(values: np.ndarray) -> None:
+        values.flat[1] = -2 * values.flat[1]
+
     def change(file: FlatFile) -> int:
         op = place if place >= 0 else ops_of(file, "ADD")[0]
-        tensor = int(file.operators[op].inputs[2 if place >= 0 else 1])
-        values = file.constant(tensor)
-        assert values is not None
-        values = values.copy()
-        values.flat[1] = -2 * values.flat[1]
-        file.store(tensor, values)
+        edited(file, op, 2 if place >= 0 else 1, move)
         return op
 
     return change
@@ -47,14 +64,12 @@ def moved_bias(place: int) -> Change:
 def halved_row(place: int) -> Change:
     """A row of the weight of this linear layer, half as large."""
 
+    def halve(values: np.ndarray) -> None:
+        values[1] = values[1] // 2 if values.dtype == "int8" else values[1] / 2
+
     def change(file: FlatFile) -> int:
         op = ops_of(file)[place]
-        tensor = int(file.operators[op].inputs[1])
-        values = file.constant(tensor)
-        assert values is not None
-        values = values.copy()
-        values[1] = values[1] // 2 if values.dtype == "int8" else values[1] / 2
-        file.store(tensor, values)
+        edited(file, op, 1, halve)
         return op
 
     return change
@@ -65,12 +80,7 @@ def negated_row(name: str, place: int) -> Change:
 
     def change(file: FlatFile) -> int:
         op = ops_of(file, name)[place]
-        tensor = int(file.operators[op].inputs[1])
-        values = file.constant(tensor)
-        assert values is not None
-        values = values.copy()
-        values[2] = -values[2]
-        file.store(tensor, values)
+        edited(file, op, 1, lambda values: np.negative(values[2], out=values[2]))
         return op
 
     return change

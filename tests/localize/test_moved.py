@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from fixtures.models import SmallModel, normal
 from pytest_edgeq import Edgeq
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
-from tests.localize.edits import Change, Defect, localized_with
+from tests.localize.edits import Change, Defect, edited, localized_with, ops_of
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 FLOWS = (STATIC, DYNAMIC, PT2E, None)
@@ -150,8 +151,8 @@ def _fused(file: FlatFile, name: str, clamp: int, place: int = 0) -> int:
     """The op of a name, of those with this clamp in them, that stands at a place."""
     return [
         i
-        for i, op in enumerate(file.operators)
-        if file.name(i) == name and op.builtinOptions.fusedActivationFunction == clamp
+        for i in ops_of(file, name)
+        if file.operators[i].builtinOptions.fusedActivationFunction == clamp
     ][place]
 
 
@@ -169,7 +170,7 @@ def _becomes(name: str, was: int, clamp: int, place: int = 0) -> Change:
 def _first_of_two(file: FlatFile) -> int:
     """Of the convolution in front of the second clamp: that one takes what torch clamps first."""
     _becomes("CONV_2D", RELU, NONE, 1)(file)
-    return [i for i in range(len(file.operators)) if file.name(i) == "MINIMUM"][-1]
+    return ops_of(file, "MINIMUM")[-1]
 
 
 def _row_negated(name: str, was: int, place: int = 0) -> Change:
@@ -177,12 +178,7 @@ def _row_negated(name: str, was: int, place: int = 0) -> Change:
 
     def change(file: FlatFile) -> int:
         op = _fused(file, name, was, place)
-        tensor = int(file.operators[op].inputs[1])
-        values = file.constant(tensor)
-        assert values is not None
-        values = values.copy()
-        values[0] = -values[0]
-        file.store(tensor, values)
+        edited(file, op, 1, lambda values: np.negative(values[0], out=values[0]))
         return op
 
     return change

@@ -16,6 +16,7 @@ from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.samples import read_samples
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
+from tests.localize.edits import ops_of, rescaled
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
@@ -226,10 +227,9 @@ def test_a_range_that_comes_from_behind_is_told_from_a_wrong_one(
     """The converter gives what is made large the range of what it becomes."""
     quantized = build(Pyramid, PT2E)
     file = FlatFile(quantized.tflite)
-    (op,) = (op for place, op in enumerate(file.operators) if file.name(place) == "RESIZE_BILINEAR")
-    for index in (op.inputs[0], op.outputs[0]):
-        parameters = file.tensor(index).quantization
-        parameters.scale = [parameters.scale[0] * factor]
+    (place,) = ops_of(file, "RESIZE_BILINEAR")
+    op = file.operators[place]
+    rescaled(file, (op.inputs[0], op.outputs[0]), factor)
     errors = localized(maker, quantized.with_tflite(file.content()), Pyramid)
     (row,) = (row for row in errors.rows if row.module == "small")
 
@@ -247,10 +247,9 @@ def test_a_range_that_a_clamp_ends_is_told_from_a_wrong_one(
     """What it cuts off in front is clamped behind."""
     quantized = build(Floored, PT2E)
     file = FlatFile(quantized.tflite)
-    (clamp,) = (op for place, op in enumerate(file.operators) if file.name(place) == "MAXIMUM")
-    for index in (*clamp.inputs, clamp.outputs[0]):
-        parameters = file.tensor(index).quantization
-        parameters.scale = [parameters.scale[0] * factor]
+    (place,) = ops_of(file, "MAXIMUM")
+    clamp = file.operators[place]
+    rescaled(file, (*clamp.inputs, clamp.outputs[0]), factor)
     errors = localized(maker, quantized.with_tflite(file.content()), Floored)
     (row,) = (row for row in errors.rows if row.module == "lift")
 
