@@ -46,10 +46,6 @@ class Wholes:
         self._subgraph = subgraph
         self._reference = reference
         self._values = values
-        self._consumers: dict[int, list[Op]] = {}
-        for op in subgraph.ops:
-            for index in op.inputs:
-                self._consumers.setdefault(index, []).append(op)
 
     def of(self, index: int, op: Op | None, readings: Sequence[Reading]) -> Match:
         """
@@ -64,7 +60,7 @@ class Wholes:
         # A sum with zeros, or a product with ones, that the file has no op of.
         left = not any(
             each.name in ("ADD", "MUL") and self._takes_constants(each, index)
-            for each in self._consumers.get(index, ())
+            for each in self._subgraph.consumers[index]
         )
         file = self._values(index)
         # Labels instead of values: what is wrong in these, or alike, turns nothing.
@@ -113,7 +109,7 @@ class Wholes:
 
     def _is_clamped_behind(self, index: int) -> bool:
         """Whether an op clamps this tensor, or what only holds it in another way."""
-        for op in self._consumers.get(index, ()):
+        for op in self._subgraph.consumers[index]:
             if op.name in ACTIVATIONS and self._takes_constants(op, index):
                 return True
             if op.name in IDENTITIES and any(map(self._is_clamped_behind, op.outputs)):

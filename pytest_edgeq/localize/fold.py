@@ -12,7 +12,7 @@ from pytest_edgeq.localize.grouped import is_grouped
 from pytest_edgeq.localize.kinds import HEAVY_OPS, IDENTITIES, base_name
 from pytest_edgeq.localize.layers import StoredLayer, stored_layers, weights_apart
 from pytest_edgeq.localize.parameters import attribute, new_constant, shape_of, without_bias
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import stored_constant
 
 __all__ = ["fold_batch_norms", "part_biases", "turn_products"]
@@ -143,14 +143,10 @@ def _stands_alone(
 def _layers(graph: OpGraph, subgraph: int) -> Iterator[tuple[StoredLayer, bool]]:
     """The file's matrix products, and whether a MUL by a constant scales what each gives."""
     whole = graph.subgraphs[subgraph]
-    users: dict[int, list[Op]] = {}
-    for op in whole.ops:
-        for index in op.inputs:
-            users.setdefault(index, []).append(op)
     for layer in stored_layers(graph, subgraph, HEAVY_OPS):
-        behind = users.get(layer.op.outputs[0], [])
+        behind = whole.consumers[layer.op.outputs[0]]
         while len(behind) == 1 and behind[0].name in IDENTITIES:
-            behind = users.get(behind[0].outputs[0], [])
+            behind = whole.consumers[behind[0].outputs[0]]
         # What stands behind a clamp is no norm of the layer's own.
         scaled = layer.op.fused_activation is None and any(
             each.name == "MUL" and any(stored_constant(whole, i) is not None for i in each.inputs)

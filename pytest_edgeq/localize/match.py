@@ -452,7 +452,7 @@ class Matcher:
         """Whether the op may be one of several that make a node together, such as a group's."""
         ops = self._subgraph.ops
         split = any(ops[i].name in ("SPLIT", "SPLIT_V", "SLICE", "GATHER") for i in pending.ops)
-        takers = (op for op in self._subgraph.ops if index in op.inputs)
+        takers = self._subgraph.consumers[index]
         joined = any(op.name in ("CONCATENATION", "PACK") for op in takers)
         return split or joined
 

@@ -49,10 +49,6 @@ class Readers:
     def __init__(self, graph: OpGraph, subgraph: int) -> None:
         self._graph = graph
         self._subgraph = graph.subgraphs[subgraph]
-        self._users: dict[int, list[Op]] = {}
-        for op in self._subgraph.ops:
-            for index in op.inputs:
-                self._users.setdefault(index, []).append(op)
 
     def untaken(self, steps: Mapping[int, Sequence[Step]]) -> set[int]:
         """
@@ -114,9 +110,9 @@ class Readers:
 
     def _of(self, tensor: int) -> list[Op]:
         """The ops that take a tensor, or its values as one op holds them in another way."""
-        behind = self._users.get(tensor, [])
+        behind = self._subgraph.consumers[tensor]
         while len(behind) == 1 and behind[0].name in IDENTITIES:
-            behind = self._users.get(behind[0].outputs[0], [])
+            behind = self._subgraph.consumers[behind[0].outputs[0]]
         return behind
 
     def _constants(self, op: Op) -> Iterator[float]:

@@ -74,13 +74,10 @@ def parameter_findings(
     """
     tensors = graph.subgraphs[subgraph].tensors
     standing: dict[Node, list[int]] = {}
-    users: dict[int, list[Op]] = {}
+    consumers = graph.subgraphs[subgraph].consumers
     for index, match in matches.items():
         for reading in match.readings:
             standing.setdefault(reading.node, []).append(index)
-    for op in graph.subgraphs[subgraph].ops:
-        for index in op.inputs:
-            users.setdefault(index, []).append(op)
 
     def wanted(index: int) -> bool:
         """Whether a tensor has the parameters of a quantize node that it stands for."""
@@ -96,7 +93,7 @@ def parameter_findings(
         image whose pixels are averaged has a narrower range: of what this cuts in front, as much
         may lie outside as of an input.
         """
-        keep = [op for op in users.get(index, ()) if op.name in _KEEPS_SCALE]
+        keep = [op for op in consumers[index] if op.name in _KEEPS_SCALE]
         own = qparams(tensors[index])
         # Of what is joined or compared each has the scale of one.
         beside = {i for op in keep for i in op.inputs if i >= 0 and i != index}

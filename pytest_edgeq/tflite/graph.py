@@ -129,7 +129,12 @@ class Op:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subgraph:
-    """Tensors, ops and borders of one subgraph; `producer` maps a tensor to the op making it."""
+    """
+    Tensors, ops and borders of one subgraph.
+
+    `producer` maps a tensor to the op making it, `consumers` to those taking it, as often as each
+    does, in execution order; a tensor that none takes is in it with none.
+    """
 
     index: int
     name: str
@@ -138,6 +143,7 @@ class Subgraph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     producer: dict[int, Op] = field(repr=False)
+    consumers: dict[int, list[Op]] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,6 +287,7 @@ def _read_subgraph(model: Any, index: int, opcodes: list[str], buffers: Buffers)
     tensors = tuple(_read_tensor(subgraph.Tensors(i), i, count, buffers) for i in range(count))
     ops = []
     producer: dict[int, Op] = {}
+    consumers: dict[int, list[Op]] = {i: [] for i in range(count)}
     for i in range(subgraph.OperatorsLength()):
         raw = subgraph.Operators(i)
         op = Op(
@@ -293,6 +300,8 @@ def _read_subgraph(model: Any, index: int, opcodes: list[str], buffers: Buffers)
         )
         ops.append(op)
         producer.update(dict.fromkeys((i for i in op.outputs if i >= 0), op))
+        for taken in (i for i in op.inputs if i >= 0):
+            consumers[taken].append(op)
     return Subgraph(
         index,
         text(subgraph.Name()),
@@ -301,6 +310,7 @@ def _read_subgraph(model: Any, index: int, opcodes: list[str], buffers: Buffers)
         indices(subgraph.InputsAsNumpy(), count),
         indices(subgraph.OutputsAsNumpy(), count),
         producer,
+        consumers,
     )
 
 
