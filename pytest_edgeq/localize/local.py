@@ -28,7 +28,7 @@ Node = torch.fx.Node
 @dataclass(slots=True, eq=False)
 class Measured:
     """
-    What was measured of one op over all samples.
+    Errors of one tensor, pooled over all samples, whatever their shapes.
 
     Attributes:
         local_lsb: Greatest |code of the re-run reference − code of the file|.
@@ -49,7 +49,8 @@ class Measured:
         least: The least code met.
         greatest: The greatest code met.
         nonfinite: How many of the file's values are not finite, and not so in torch.
-        channel_noise: `noise` by channel, the node's second axis.
+        channel_noise: `noise` by channel, the node's second axis; empty where samples differ in the
+            number of channels.
     """
 
     local_lsb: float = 0.0
@@ -127,6 +128,7 @@ class Step:
         routines: What is run, with its constants, and the node that has the value at last: as
             quantized or not, in float64 or not.
         dtypes: What the values that are taken have in torch, in float64 or not.
+        measured: Its errors so far, shared with the steps of the same tensor for other shapes.
         elements: How many values a sample has here.
     """
 
@@ -144,12 +146,12 @@ class Step:
     handed_on: Reading | None
     border: tuple[int, ...]
     own: bool
+    measured: Measured
     spacing: float = 0.0
     reach: float = 0.0
     done: tuple[int, ...] = ()
     routines: dict[tuple[bool, bool], tuple[Routine, Node]] = field(default_factory=dict)
     dtypes: dict[tuple[Node, bool], torch.dtype] = field(default_factory=dict)
-    measured: Measured = field(default_factory=Measured)
     elements: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -389,9 +391,12 @@ class Step:
         measured.cumulative_signal += sums.apart_signal
         if sums.channels is not None:
             known = measured.channel_noise
-            if known is not None and known.shape == sums.channels.shape:
-                sums.channels += known
-            measured.channel_noise = sums.channels
+            if known is None:
+                measured.channel_noise = sums.channels
+            elif known.shape == sums.channels.shape:
+                measured.channel_noise = known + sums.channels
+            else:
+                measured.channel_noise = np.empty(0)
         if self.limits is None or ends is None:
             return
         measured.cumulative_lsb = max(measured.cumulative_lsb, sums.apart / self.limits.scale)

@@ -17,7 +17,7 @@ from pytest_edgeq.localize.clamps import move_clamps
 from pytest_edgeq.localize.decompose import decompose, sliced_joins
 from pytest_edgeq.localize.fold import fold_batch_norms, part_biases, turn_products
 from pytest_edgeq.localize.in_front import fold_in_front, fold_signs
-from pytest_edgeq.localize.local import Step
+from pytest_edgeq.localize.local import Measured, Step
 from pytest_edgeq.localize.masks import mask_findings
 from pytest_edgeq.localize.match import Matcher
 from pytest_edgeq.localize.movers import mover_findings
@@ -77,6 +77,7 @@ class Localizer:
         subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
         self._limits = Limits(subgraph.tensors)
         self._plans: dict[tuple[tuple[int, ...], ...], Plan] = {}
+        self._measured: dict[int, Measured] = {}
         self._stack = _Stack()
         self._open = contextlib.ExitStack()
 
@@ -167,7 +168,10 @@ class Localizer:
         if not self._plans:
             raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
         self.finish()
-        return layer_errors(self._quantized, list(self._plans.values()))
+        # Sorted by input shapes: the order of the samples must not show.
+        return layer_errors(
+            self._quantized, [self._plans[shapes] for shapes in sorted(self._plans)]
+        )
 
     def _fed(
         self, placeholders: Sequence[Node], inputs: Sequence[torch.Tensor]
@@ -239,7 +243,7 @@ class Localizer:
             computed,
         )
         matches = matcher.run()
-        steps = make_steps(graph, matches, reference, weights)
+        steps = make_steps(graph, matches, reference, weights, self._measured)
         program = reference.program(Counter(step.reading.node for step in steps))
         misplaced = output_findings(
             given,

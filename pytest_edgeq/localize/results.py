@@ -227,7 +227,7 @@ def _row(
 ) -> LayerError:
     measured = [step.measured for step in own]
     nodes = tuple(dict.fromkeys(_names(own or ([] if group is None else [group]))))
-    # The measurements of its outputs, and of samples of other shapes: the worst of them.
+    # An op with several outputs shows the worst of them.
     worst = max(measured, key=lambda each: (each.excess_lsb, _loss(each)), default=None)
     step = None if worst is None else next(each for each in own if each.measured is worst)
     scale = None if step is None or step.limits is None else step.limits[2]

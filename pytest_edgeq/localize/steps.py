@@ -19,7 +19,7 @@ from pytest_edgeq.localize.kernels import (
     rounding_bound,
 )
 from pytest_edgeq.localize.kinds import base_name
-from pytest_edgeq.localize.local import Hybrid, Step
+from pytest_edgeq.localize.local import Hybrid, Measured, Step
 from pytest_edgeq.localize.matches import Match, Reading
 from pytest_edgeq.localize.reference import ReferenceGraph, laid_out
 from pytest_edgeq.localize.scales import is_shared
@@ -41,8 +41,19 @@ def make_steps(
     matches: dict[int, Match],
     reference: ReferenceGraph,
     weights_of: Callable[[Op, Iterable[Node]], Mapping[Node, torch.Tensor]],
+    measured: dict[int, Measured],
 ) -> list[Step]:
-    """Everything that is measured, in the order of the file."""
+    """
+    Return a step for each matched tensor, in the order of the file.
+
+    Args:
+        graph: The file's.
+        matches: By tensor, the torch nodes that it corresponds to.
+        reference: The torch graph.
+        weights_of: Quantized parameters that an op needs and the reference lacks.
+        measured: Errors by tensor, shared by the steps for all input shapes; missing ones are
+            added.
+    """
     steps = []
     read: dict[int, Node] = {}
     for match in matches.values():
@@ -103,6 +114,7 @@ def make_steps(
                 handed_on,
                 border,
                 False,
+                measured.setdefault(match.tensor, Measured()),
                 float(tensor.scales.max()) / 2 if len(tensor.scales) > 1 else 0.0,
                 max(float_reach(graph, each) for each in made_by),
             )
