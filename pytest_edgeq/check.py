@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from pytest_edgeq.numerics.findings import (
 )
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.parallel import Beside, on_one_thread, state_of
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.snapshots.compare import describe_change
@@ -87,6 +89,7 @@ def check(
     inputs: Iterable[Any],
     *,
     runtime: str,
+    threads: int,
     claims: Claims,
     writes: bool,
 ) -> None:
@@ -97,6 +100,7 @@ def check(
         quantized: The file and its references.
         inputs: Samples, read once, in order, one held at a time.
         runtime: Kernels that the errors are measured on.
+        threads: Cores that may be used; the figures are the same for any number.
         claims: Gives, for what was measured, the checks of what is remembered, which raise.
         writes: Whether those write what is new or changed.
 
@@ -105,7 +109,8 @@ def check(
         ValueError, TypeError: No reference, no sample, or one that does not fit.
     """
     gate = _Gate(quantized, runtime)
-    gate.look(inputs)
+    with on_one_thread():
+        gate.look(inputs, threads)
     unwritten = writes and bool(gate.findings)
     if not unwritten:
         gate.hold_against(claims(gate.comparison))
@@ -130,8 +135,8 @@ class _Gate:
     answers: bool = True
     of_torch: bool = False
 
-    def look(self, inputs: Iterable[Any]) -> None:
-        """Measure everything, each sample once."""
+    def look(self, inputs: Iterable[Any], threads: int) -> None:
+        """Measure everything, each sample once: from the second one on ops beside the outputs."""
         quantized = self.quantized
         # First, as it says what is wrong with the call.
         comparer = Comparer(quantized, self.runtime)
@@ -142,15 +147,26 @@ class _Gate:
             stack.enter_context(comparer)
             localizer = self._localizer(stack)
             seen = SampleLedger()
+            state = state_of(quantized) if threads > 1 else None
+            beside: Beside | None = None
             for sample in read_samples(inputs, quantized.spec, "evaluation"):
                 seen.add(sample.arrays())
                 if not self.fits:
                     continue  # the samples are read all the same: one may not be a sample at all
+                localized: Callable[[], None] | None = None
+                if localizer is not None:
+                    localized = partial(localizer.update, sample)
+                    if beside is not None:
+                        localized = beside.start(localized)
                 expected = self._compare(comparer, sample) if runs else None
                 runs = expected is not None
                 if self.fits:
                     agreement.update(sample, expected)
-                localizer = self._localize(localizer, sample) if self.answers else None
+                if localized is not None and not (self.answers and self._is_held(localized)):
+                    localizer = None
+                if beside is None and state is not None and state == state_of(quantized):
+                    beside = stack.enter_context(contextlib.closing(Beside()))
+                state = None
             if localizer is not None and not self._is_held(localizer.finish):
                 localizer = None
         if runs:
@@ -379,11 +395,6 @@ class _Gate:
         except (ValueError, RuntimeError) as error:
             self.notes.append(f"ops were not held against torch one by one: {error}")
         return None
-
-    def _localize(self, localizer: Localizer | None, sample: Sample) -> Localizer | None:
-        if localizer is None:
-            return None
-        return localizer if self._is_held(partial(localizer.update, sample)) else None
 
     def _is_held(self, measure: Callable[[], None]) -> bool:
         """Whether ops can be held against torch; why not is told."""

@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_edgeq.parallel import available_cores, torch_threads
+from pytest_edgeq.presets import CACHE_MODES
+
 if TYPE_CHECKING:
     import torch
 
+    from pytest_edgeq.cache.log import CacheLog
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
@@ -35,7 +39,7 @@ class Edgeq:
 
     Args:
         runtime: What runs files where a call names none, or a callable that tells.
-        threads: Of every interpreter.
+        threads: Cores that may be used; all by default. Figures are the same for any number.
         seed: Of the random number generators of torch, numpy and Python while a model is
             quantized.
         directory: Where files are written, made with the first one; a temporary folder by default.
@@ -44,10 +48,15 @@ class Edgeq:
             the built-in ones. Inside pytest they come from the hook `pytest_edgeq_runtimes`.
         localize_timeout: When a check of a comparison fails, the layer to blame is looked for on
             its worst samples; after so many seconds no further sample is begun. 0 for not at all.
+        cache_dir: Keeps finished conversions, for this session and later ones; processes may share
+            it, and it may be deleted at any time. None keeps nothing.
+        cache: `on`; `off`; or `refresh`, which replaces what earlier sessions have kept.
+        cache_log: Takes the cache's messages; given by the plugin. By default problems of the
+            directory are warnings.
 
     Raises:
-        ValueError: Unknown runtime, one of your own with a built-in one's name, or a number of
-            threads, a seed or a timeout out of range.
+        ValueError: Unknown runtime or cache mode, a runtime of your own with a built-in one's
+            name, or a number of threads, a seed or a timeout out of range.
         TypeError: A number of threads or a seed that is no whole number, or a runtime of your own
             that cannot be called.
     """
@@ -56,16 +65,23 @@ class Edgeq:
         self,
         *,
         runtime: str | Callable[[], str] = "xnnpack",
-        threads: int = 1,
+        threads: int | None = None,
         seed: int = 0,
         directory: Path | None = None,
         memory: SnapshotSession | None = None,
         runtimes: Mapping[str, Runtime] | Runtimes | None = None,
         localize_timeout: int = 60,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache: str = "on",
+        cache_log: CacheLog | None = None,
     ) -> None:
+        from pytest_edgeq.cache.conversions import ConversionCache
+        from pytest_edgeq.cache.log import CacheLog
+        from pytest_edgeq.cache.store import Store
         from pytest_edgeq.flows.request import Session
         from pytest_edgeq.tflite.registry import Runtimes
 
+        threads = available_cores() if threads is None else threads
         numbers = {"threads": threads, "seed": seed, "localize_timeout": localize_timeout}
         for setting, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int):
@@ -83,7 +99,16 @@ class Edgeq:
             tell: Callable[[], str] = lambda: fixed  # noqa: E731 # a name for one value
         else:
             tell = runtime
-        self._session = Session(tell, threads, seed, directory, runtimes, localize_timeout)
+        if cache not in CACHE_MODES:
+            raise ValueError(f"cache: expected one of {', '.join(CACHE_MODES)}, got {cache!r}")
+        log = CacheLog() if cache_log is None else cache_log
+        store = None
+        if cache_dir is not None and cache != "off":
+            store = Store(Path(cache_dir), log.warn)
+        conversions = ConversionCache(store, log.note, refresh=cache == "refresh", seed=seed)
+        self._session = Session(
+            tell, threads, seed, directory, runtimes, localize_timeout, conversions
+        )
         self._memory = memory
 
     def quantize(
@@ -159,7 +184,7 @@ class Edgeq:
             quantizer=describe(quantizer),
             session=self._session,
         )
-        with seeded(self._session.seed):
+        with seeded(self._session.seed), torch_threads(self._session.threads):
             return run_flow(request, quantizer)
 
     def load(
@@ -209,7 +234,7 @@ class Edgeq:
 
         Args:
             quantized: From `quantize` or `load`.
-            inputs: Any iterable of samples; read once, in order, one held at a time.
+            inputs: Any iterable of samples; read once, in order, one held at a time and core.
             runtime: What runs the file: `xnnpack`, `builtin`, `reference`, `compiled`,
                 `tensorflow`, or one of your own; the session's own by default.
 
@@ -227,6 +252,7 @@ class Edgeq:
             quantized,
             inputs,
             runtime=runtime or self._session.runtime(),
+            threads=self._session.threads,
             localize_seconds=self._session.localize_seconds,
         )
 
@@ -256,7 +282,8 @@ class Edgeq:
         from pytest_edgeq.localize import localize
 
         _require_model("localize", quantized)
-        return localize(quantized, inputs, runtime=runtime)
+        with torch_threads(self._session.threads):
+            return localize(quantized, inputs, runtime=runtime)
 
     def check(
         self, quantized: QuantizedModel, inputs: Iterable[Any], *, name: str | None = None
@@ -300,6 +327,7 @@ class Edgeq:
             quantized,
             inputs,
             runtime=self._session.runtime(),
+            threads=self._session.threads,
             claims=claims,
             writes=self._memory is not None and bool(self._memory.update),
         )

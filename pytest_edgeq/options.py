@@ -20,7 +20,9 @@ from typing import Any, Final, Literal
 
 import pytest
 
+from pytest_edgeq.parallel import available_cores
 from pytest_edgeq.presets import (
+    CACHE_MODES,
     DEFAULT_PRESET,
     DEFAULT_RUNTIME,
     NEEDS_TENSORFLOW,
@@ -204,7 +206,6 @@ def _update(text: str, place: Place) -> frozenset[str]:
 
 
 def _directory(text: str, place: Place) -> Path | None:
-    # Relative to the root folder wherever it is written, because the paths below it are, too.
     if not text:
         return None
     path = place.folder / text
@@ -230,7 +231,14 @@ OPTIONS: Final = (
         "pytest_edgeq_runtimes.",
         _runtime,
     ),
-    Option("threads", 1, "N", "Threads of the interpreter.", _integer(1)),
+    Option(
+        "threads",
+        0,
+        "N",
+        "Cores that the session may use; 0 for all, or a fair share beside other workers of "
+        "pytest-xdist. Figures are the same for any number.",
+        _integer(0),
+    ),
     Option("seed", 0, "N", "Seed of everything random in quantization.", _integer(0, 2**32)),
     Option(
         "update",
@@ -273,6 +281,22 @@ OPTIONS: Final = (
         "After so many seconds of it no further sample is looked at.",
         _integer(1),
     ),
+    Option(
+        "cache",
+        "on",
+        "MODE",
+        f"Keep finished conversions for later runs: {', '.join(CACHE_MODES)} (refresh replaces "
+        "what earlier runs have kept).",
+        _choice(CACHE_MODES),
+    ),
+    Option(
+        "cache_dir",
+        "",
+        "DIR",
+        "Directory of finished conversions, in place of one below pytest's cache directory; "
+        "processes may share it.",
+        _directory,
+    ),
 )
 
 
@@ -284,13 +308,15 @@ class Settings:
     Attributes:
         quantizers: Presets, absolute paths of recipes, None for float.
         runtime: What runs the `.tflite`.
-        threads: Threads of the interpreter.
+        threads: Cores that the session may use; 0 for a share of all.
         seed: Seed of everything random in quantization.
         update: Categories of remembered files that may be written.
         snapshot_dir: Folder of the remembered files; None for beside each test.
         obsolete: `info` or `error`.
         localize: `auto` or `off`.
         localize_timeout: Seconds.
+        cache: `on`, `off` or `refresh`.
+        cache_dir: Directory of finished conversions; None for one below pytest's cache directory.
         on_command_line: Stems whose value was given there, which no marker overrides.
     """
 
@@ -303,7 +329,13 @@ class Settings:
     obsolete: Literal["info", "error"]
     localize: Literal["auto", "off"]
     localize_timeout: int
+    cache: Literal["on", "off", "refresh"]
+    cache_dir: Path | None
     on_command_line: frozenset[str]
+
+    def cores(self, workers: int) -> int:
+        """Return the number of cores for one of several workers on this machine."""
+        return self.threads or max(1, available_cores() // workers)
 
     def runtime_beside(self, marked: str | None) -> str:
         """Pick the runtime that counts beside a marker's: command line, marker, ini."""
@@ -396,6 +428,7 @@ def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
             given.add(option.stem)
             place = Place(option.flag, config.invocation_params.dir, runtimes)
         if option.stem == "snapshot_dir":
+            # Relative to the root folder wherever it is written, as the paths below it are.
             place = dataclasses.replace(place, folder=config.rootpath)
         values[option.stem] = option.resolve(text, place)
     return Settings(**values, on_command_line=frozenset(given))

@@ -13,24 +13,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Generator, Iterator, Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pytest
 
 from pytest_edgeq import options
+from pytest_edgeq.cache.store import size_of
 from pytest_edgeq.presets import quantizer_ids
 from pytest_edgeq.snapshots.layout import Layout
 from pytest_edgeq.snapshots.obsolete import RunLog, prune, survey
 from pytest_edgeq.snapshots.producer import version_of
 from pytest_edgeq.snapshots.record import Owner, Phase
 from pytest_edgeq.snapshots.session import SnapshotSession
-from pytest_edgeq.snapshots.summary import Outcome, Severity, summarize
+from pytest_edgeq.snapshots.summary import Line, Outcome, Severity, summarize
 from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
     from pytest_edgeq.tflite.registry import Runtime
+
+CacheMessage: TypeAlias = tuple[Literal["warning", "info"], str]
 
 _HEADER_VERSIONS = ("torch", "torchao", "litert-torch", "ai-edge-litert")
 _MARKUP: dict[Severity | None, dict[str, bool]] = {
@@ -43,6 +48,8 @@ _MARKUP: dict[Severity | None, dict[str, bool]] = {
 settings_key = pytest.StashKey[options.Settings]()
 memory_key = pytest.StashKey[SnapshotSession]()
 _runtimes_key = pytest.StashKey[Runtimes]()
+cache_dir_key = pytest.StashKey["Path | None"]()
+_cache_messages_key = pytest.StashKey["list[CacheMessage]"]()
 _outcome_key = pytest.StashKey[Outcome]()
 _running_key = pytest.StashKey["pytest.Item | None"]()
 
@@ -88,8 +95,22 @@ def pytest_configure(config: pytest.Config) -> None:
         invocation_dir=config.invocation_params.dir,
     )
     config.stash[_running_key] = None
+    config.stash[cache_dir_key] = _cache_dir(config, settings)
+    config.stash[_cache_messages_key] = []
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Controller(config), "edgeq-controller")
+
+
+def _cache_dir(config: pytest.Config, settings: options.Settings) -> Path | None:
+    """Return the directory of the conversion cache; None where it is off."""
+    if settings.cache == "off":
+        return None
+    if settings.cache_dir is not None:
+        return settings.cache_dir
+    if not config.pluginmanager.hasplugin("cacheprovider"):
+        return None
+    folder = Path(os.path.expandvars(config.getini("cache_dir")))
+    return config.rootpath / folder / "d" / "edgeq"
 
 
 def _registered(config: pytest.Config) -> Runtimes:
@@ -112,16 +133,35 @@ def _registered(config: pytest.Config) -> Runtimes:
     return Runtimes(merged)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     """Tell the effective settings and the versions, which are read without an import."""
     settings = config.stash[settings_key]
-    words = [f"{name}={getattr(settings, name)}" for name in ("runtime", "threads", "seed")]
+    words = [f"runtime={settings.runtime}", f"threads={_cores(config)}", f"seed={settings.seed}"]
     words += [f"{name}={version_of(name) or 'not installed'}" for name in _HEADER_VERSIONS]
     if own := config.stash[_runtimes_key].own:
         words.append(f"runtimes={','.join(own)}")
     if settings.update:
         words.append(f"update={','.join(sorted(settings.update))}")
-    return f"edgeq: {' '.join(words)}"
+    return [f"edgeq: {' '.join(words)}", f"edgeq: {_cache_header(config)}"]
+
+
+def _cores(config: pytest.Config) -> int:
+    """Return the number of cores that this process may use."""
+    input_of_worker = getattr(config, "workerinput", {"workercount": 1})
+    return config.stash[settings_key].cores(input_of_worker["workercount"])
+
+
+def _cache_header(config: pytest.Config) -> str:
+    directory, mode = config.stash[cache_dir_key], config.stash[settings_key].cache
+    if directory is None:
+        why = "" if mode == "off" else " (pytest's cache directory is turned off)"
+        return f"conversion cache: off{why}"
+    count, size = size_of(directory)
+    path = directory
+    if directory.is_relative_to(config.rootpath):
+        path = directory.relative_to(config.rootpath)
+    entries = "1 entry" if count == 1 else f"{count} entries"
+    return f"conversion cache: {path} ({mode}, {entries}, {size / 1e6:.1f} MB)"
 
 
 # --- fixtures -----------------------------------------------------------------------------------
@@ -137,18 +177,26 @@ def edgeq(
     It may be used in fixtures of any scope; what it measures is booked on the test that is
     running.
     """
+    from pytest_edgeq.cache.log import CacheLog
     from pytest_edgeq.edgeq import Edgeq
 
     config = request.config
     settings = config.stash[settings_key]
+    messages = config.stash[_cache_messages_key]
     session = Edgeq(
         runtime=lambda: _runtime(config),
-        threads=settings.threads,
+        threads=_cores(config),
         seed=settings.seed,
         directory=tmp_path_factory.mktemp("edgeq"),
         memory=config.stash[memory_key],
         runtimes=config.stash[_runtimes_key],
         localize_timeout=settings.localize_timeout if settings.localize == "auto" else 0,
+        cache_dir=config.stash[cache_dir_key],
+        cache=settings.cache,
+        cache_log=CacheLog(
+            warn=lambda text: messages.append(("warning", text)),
+            note=lambda text: messages.append(("info", text)),
+        ),
     )
     yield session
     session.close()
@@ -257,6 +305,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put what the test claimed on the report of its call."""
     report = yield
+    messages = item.config.stash[_cache_messages_key]
+    report.__dict__["edgeq_cache"] = list(messages)
+    messages.clear()
     if call.when == "call":
         record = item.config.stash[memory_key].record(_owner(item))
         report.__dict__["edgeq"] = record
@@ -269,6 +320,7 @@ class _Controller:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._log = RunLog()
+        self._cache_messages: dict[CacheMessage, None] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take one report, of this process or of a worker."""
@@ -279,6 +331,8 @@ class _Controller:
             report.outcome,
             getattr(report, "edgeq", None),
         )
+        told = getattr(report, "edgeq_cache", ())
+        self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in told))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Look for remembered files that nobody claims any more; delete them if asked to."""
@@ -299,6 +353,12 @@ class _Controller:
         if (outcome := stash.get(_outcome_key, None)) is None:
             return
         lines = summarize(stash[memory_key].layout, self._log, outcome)
+        verbose = self._config.get_verbosity() > 0
+        lines += [
+            Line(f"{kind.capitalize()}: {text}", kind)
+            for kind, text in self._cache_messages
+            if verbose or kind == "warning"
+        ]
         if lines:
             terminalreporter.section("edgeq")
         for line in lines:

@@ -27,6 +27,8 @@ PRESETS: tuple[str, ...] = (
 )
 DEFAULT_PRESET = "pt2e_static_int8"
 
+CACHE_MODES: tuple[str, ...] = ("on", "off", "refresh")
+
 RUNTIMES: tuple[str, ...] = ("xnnpack", "builtin", "reference", "compiled", "tensorflow")
 DEFAULT_RUNTIME = "xnnpack"
 NEEDS_TENSORFLOW = (

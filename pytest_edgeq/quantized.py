@@ -58,13 +58,14 @@ class Leg:
     Attributes:
         spec: What a sample must hold.
         float_model: The reference: the torch module, any callable for a loaded file, or None.
-        simulated: The quantized torch graph of a flow that has one, else None.
+        make_simulated: Return the quantized torch graph, always the same one; None in a flow that
+            has none.
         ledger: Digests of the calibration samples.
     """
 
     spec: SampleSpec
     float_model: Callable[..., Any] | None = None
-    simulated: torch.nn.Module | None = None
+    make_simulated: Callable[[], torch.nn.Module] | None = None
     ledger: SampleLedger = field(default_factory=SampleLedger)
 
 
@@ -78,6 +79,7 @@ class QuantizedModel:
     Attributes:
         name: For texts and for the files made from it.
         flow: `pt2e`, `recipe`, `torchao`, `float` (no quantizer) or `prebuilt`.
+        threads: Cores that assertions may use for samples of it.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class QuantizedModel:
         float_edge: EdgeFile | None = None,
         directory: Path | None = None,
         origin: EdgeFile | None = None,
+        threads: int = 1,
     ) -> None:
         self.name = name
         self.flow = flow
@@ -100,6 +103,7 @@ class QuantizedModel:
         self._runtime = runtime
         self._directory = directory
         self._origin = origin
+        self.threads = threads
         self._path = edge.path
         self._views: dict[str, QuantizedModel] = {}
 
@@ -162,6 +166,7 @@ class QuantizedModel:
             float_edge=float_edge,
             directory=self._directory,
             origin=origin,
+            threads=self.threads,
         )
 
     @property
@@ -180,13 +185,15 @@ class QuantizedModel:
 
     @property
     def simulated(self) -> torch.nn.Module | None:
-        """The quantized torch graph of a flow that has one, else None."""
-        return self._leg.simulated
+        """The quantized torch graph of a flow that has one, built at the first call; else None."""
+        make = self._leg.make_simulated
+        return None if make is None else make()
 
     @property
     def exported_strictly(self) -> bool:
         """Whether torch.export traced the quantized graph strictly; it notes sources then alone."""
-        graphs = [getattr(leg.simulated, "graph", None) for leg in self._legs.values()]
+        makers = [leg.make_simulated for leg in self._legs.values()]
+        graphs = [getattr(make(), "graph", None) for make in makers if make is not None]
         nodes = (node for graph in graphs if graph is not None for node in graph.nodes)
         return any("source_fn_stack" in node.meta for node in nodes)
 

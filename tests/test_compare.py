@@ -15,6 +15,8 @@ from fixtures.models import ResidualNet, TwelveOutputs, TwoInputs, samples, seed
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.numerics.health import CALIBRATION_OVERLAP
 
+pytestmark = pytest.mark.figures
+
 
 @pytest.fixture(scope="module")
 def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:

@@ -13,6 +13,8 @@ from pytest_edgeq.numerics.findings import CLIPPED_INPUT, COARSE_INPUT
 from pytest_edgeq.tflite.inputs import quantized_inputs
 from tests.detection.nets import Mlp
 
+pytestmark = pytest.mark.figures
+
 STATIC = ("pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_static_wi8_ai16")
 
 Samples = Iterable[torch.Tensor]

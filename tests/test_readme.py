@@ -17,6 +17,7 @@ from pytest_edgeq.localize.rows import Evidence
 from pytest_edgeq.options import CI_VARIABLES
 from tests.localize.rows import row
 from tests.readme import blocks, commands
+from tests.shared_cache import shared_cache
 
 
 @pytest.fixture
@@ -25,7 +26,10 @@ def files(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> list[st
     for name in CI_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     # What comes with the converter's own dependencies warns when pytest loads it.
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:anyio -p no:randomly -p no:xdist")
+    options = "-p no:anyio -p no:randomly -p no:xdist"
+    if directory := shared_cache():
+        options += f" --edgeq-cache-dir={directory}"
+    monkeypatch.setenv("PYTEST_ADDOPTS", options)
     names = []
     for block in blocks():
         if block.language == "python":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -11,9 +12,10 @@ import numpy as np
 
 from pytest_edgeq.assertions.expect import parse_number, table
 from pytest_edgeq.assertions.scoring import Scorer, Scores, scorer_for
-from pytest_edgeq.compare import check_layout
 from pytest_edgeq.foreign import is_keras, keras_output_names
+from pytest_edgeq.measurement import check_layout
 from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
+from pytest_edgeq.parallel import MOST_WORKERS, in_order, on_one_thread, state_of
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import (
     call_unflattened,
@@ -22,6 +24,7 @@ from pytest_edgeq.reference import (
     undisturbed,
 )
 from pytest_edgeq.samples import Sample, is_tensor
+from pytest_edgeq.tflite.edge import EdgeFile
 
 __all__ = ["assert_accuracy_drop"]
 
@@ -84,9 +87,9 @@ def assert_accuracy_drop(
     scorer = scorer_for(metric)
     n_samples = 0
     model.edge.restart()
-    with undisturbed(model.float_model, model.name):
-        for index, (sample, label) in enumerate(_pairs(labelled_inputs, model)):
-            reference, edge = _outputs(model, sample, index, scorer)
+    with undisturbed(model.float_model, model.name), on_one_thread():
+        pairs = enumerate(_pairs(labelled_inputs, model))
+        for index, (reference, edge), label in _outcomes(model, pairs, scorer):
             lengths = {len(leaf) for leaf in _leaves(reference) if leaf.ndim}
             scorer.update(index, (reference, edge), label, lengths)
             n_samples += 1
@@ -128,7 +131,39 @@ def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]
         )
 
 
-def _outputs(model: QuantizedModel, sample: Sample, index: int, scorer: Scorer) -> tuple[Any, Any]:
+_Outcome = tuple[int, tuple[Any, Any], Any]
+
+
+def _outcomes(
+    model: QuantizedModel, pairs: Iterator[tuple[int, tuple[Sample, Any]]], scorer: Scorer
+) -> Iterator[_Outcome]:
+    """Give index, outputs and label of every sample in order, measured on the model's cores."""
+    runtime = model.runtime
+
+    def measure(edge: EdgeFile, item: tuple[int, tuple[Sample, Any]]) -> _Outcome:
+        index, (sample, label) = item
+        return index, _outputs(model, edge, runtime, sample, index, scorer), label
+
+    before = state_of(model) if model.threads > 1 else None
+    for item in itertools.islice(pairs, 1):
+        yield measure(model.edge, item)
+    if before is None or before != state_of(model):
+        for item in pairs:
+            yield measure(model.edge, item)
+        return
+    # A loader may write the next sample, and its label, over the last ones.
+    kept = ((index, (sample.clone(), copy.deepcopy(label))) for index, (sample, label) in pairs)
+    yield from in_order(kept, model.edge.apart, measure, min(model.threads, MOST_WORKERS))
+
+
+def _outputs(
+    model: QuantizedModel,
+    edge: EdgeFile,
+    runtime: str,
+    sample: Sample,
+    index: int,
+    scorer: Scorer,
+) -> tuple[Any, Any]:
     """What both models give for one sample, nested as the reference nests it."""
     reference = model.float_model
     assert reference is not None, "unreachable because the caller has looked"
@@ -139,10 +174,10 @@ def _outputs(model: QuantizedModel, sample: Sample, index: int, scorer: Scorer) 
     places = [(key, np.array(place)) for place, (key, _) in enumerate(leaves)]
     order = [int(place) for place in in_file_order(places, wanted, model.name, aliases)]
     try:
-        codes = model.edge.run(model.input_names, sample.arrays(), model.runtime)
+        codes = edge.run(model.input_names, sample.arrays(), runtime)
     except (TypeError, ValueError) as error:
         raise type(error)(f"labelled sample {index}: {error}") from None
-    given = model.edge.decode(codes)
+    given = edge.decode(codes)
     expected = [leaves[place][1] for place in order]
     check_layout(model, expected, given)
     for name, want, got in zip(wanted, expected, given, strict=True):

@@ -52,9 +52,7 @@ def load_prebuilt(
     if trees:
         one = len(graph.signatures) == 1
         modules = next(iter(trees.values())) if one else SignatureModules(trees)
-    edge = EdgeFile(
-        graph, modules=modules, threads=session.threads, runtimes=session.runtimes, layout=layout
-    )
+    edge = EdgeFile(graph, modules=modules, runtimes=session.runtimes, layout=layout)
     return QuantizedModel(
         edge,
         name=name,
@@ -65,6 +63,7 @@ def load_prebuilt(
         },
         runtime=session.runtime,
         directory=session.directory,
+        threads=session.threads,
     )
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.cache.conversions import ConversionCache, Simulation
 from pytest_edgeq.flows.refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference
+from pytest_edgeq.samples import Sample
 from pytest_edgeq.warn import warn_user
 
 __all__ = ["quantize_pt2e"]
@@ -29,13 +31,14 @@ __tracebackhide__ = True
 _Result = TypeVar("_Result")
 
 
-def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
+def quantize_pt2e(request: Request, quantizer: Any, *, preset: str | None = None) -> QuantizedModel:
     """
     Quantize a model with a PT2E quantizer.
 
     Args:
         request: The model and its data.
         quantizer: A torchao PT2E `Quantizer`.
+        preset: The preset that it was made from, if any.
 
     Raises:
         ValueError: No or bad calibration data for a static quantizer, observers that saw none of
@@ -43,36 +46,40 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
             that no kernel takes, or nothing quantized.
         RuntimeError: torch.export or the converter refuses the model.
     """
-    train = request.train
-    make = _simulate if train is None else functools.partial(_train, train=train)
-    graphs = [make(entry, quantizer, strict=request.strict_export) for entry in request.entries]
-    traced = {
-        entry.key: entry.traced(graph)
-        for entry, (graph, _) in zip(request.entries, graphs, strict=True)
-    }
-    alone = any(litert.holds_weights_alone(graph) for graph, _ in graphs)
-    static = any(static for _, static in graphs) and not alone
+    cache, strict, train = request.session.cache, request.strict_export, request.train
+    if train is not None:
+        cache.refuse(request.name, "train= may do something else each time")
+        simulations = {
+            entry.key: _train(entry, quantizer, strict=strict, train=train)
+            for entry in request.entries
+        }
+    else:
+        simulations = {
+            entry.key: _simulate(_Preparation(entry, quantizer, strict, cache), preset, cache)
+            for entry in request.entries
+        }
+    alone = any(each.weights_alone for each in simulations.values())
+    static = any(each.static for each in simulations.values()) and not alone
+    traced = {entry.key: entry.traced() for entry in request.entries}
     tflite = _refuse_clearly(
         request.name,
         "the converter",
-        lambda: litert.convert(traced, static=static),
-        [entry.traced() for entry in request.entries],
+        lambda: cache.convert(request.name, traced, simulations=simulations, static=static),
+        list(traced.values()),
     )
-    simulated = [graph for graph, _ in graphs]
-    quantized = request.finish("pt2e", request.edge(tflite), simulated=simulated)
-    _tell_left_in_float(quantized, simulated)
+    graphs = [each.graph for each in simulations.values()]
+    quantized = request.finish("pt2e", request.edge(tflite), simulated=graphs)
+    annotated = frozenset().union(*(each.annotated for each in simulations.values()))
+    _tell_left_in_float(quantized, annotated)
     return quantized
 
 
-def _tell_left_in_float(
-    quantized: QuantizedModel, simulated: Sequence[torch.fx.GraphModule]
-) -> None:
+def _tell_left_in_float(quantized: QuantizedModel, annotated: Container[tuple[str, str]]) -> None:
     """Warn of ops whose weight the quantizer annotated and which the converter left in float."""
-    asked = {key for graph in simulated for key in litert.quantized_weights(graph)}
     left = [
         entry.where
         for entry in quantized.op_dtypes
-        if entry.scheme == "float" and (entry.module, entry.op) in asked
+        if entry.scheme == "float" and (entry.module, entry.op) in annotated
     ]
     if left:
         warn_user(
@@ -82,22 +89,68 @@ def _tell_left_in_float(
         )
 
 
-def _simulate(entry: Entry, quantizer: Any, *, strict: bool) -> tuple[torch.fx.GraphModule, bool]:
-    """The quantized graph, and whether its activations are quantized statically."""
-    exported = _export(entry, strict=strict)
-    tried = [entry.traced()]
-    with litert.quiet():
-        # The exported graph shares its parameters with the user's model; calibration runs it.
-        graph = copy.deepcopy(exported.module())
-    prepared = _refuse_clearly(
-        entry.name, "the quantizer", lambda: litert.prepare_pt2e(graph, quantizer), tried
-    )
-    static = litert.needs_calibration(prepared)
+class _Preparation:
+    """
+    A model on its way to observers; exported and annotated when that is asked for.
+
+    Args:
+        entry: The model and its data.
+        quantizer: A torchao PT2E `Quantizer`.
+        strict: Whether to export strictly.
+        cache: Keeps the exported program during the session.
+    """
+
+    def __init__(self, entry: Entry, quantizer: Any, strict: bool, cache: ConversionCache) -> None:
+        self.entry = entry
+        self.strict = strict
+        self.strict_refusal: str | None = None
+        self._quantizer = quantizer
+        self._cache = cache
+        self.key: str | None = None
+
+    @functools.cached_property
+    def graph(self) -> torch.fx.GraphModule:
+        """The graph with observers."""
+        entry = self.entry
+        exported, self.strict_refusal = self._cache.exported(
+            entry.model, self.key, functools.partial(_export, entry, strict=self.strict)
+        )
+        with litert.quiet():
+            # The exported graph shares its parameters with the user's model; calibration runs it.
+            graph = copy.deepcopy(exported.module())
+        return _refuse_clearly(
+            entry.name,
+            "the quantizer",
+            lambda: litert.prepare_pt2e(graph, self._quantizer),
+            [entry.traced()],
+        )
+
+
+def _simulate(preparation: _Preparation, preset: str | None, cache: ConversionCache) -> Simulation:
+    """Calibrate a model on its samples, and return the quantized graph."""
+    entry = preparation.entry
+    if preset is not None:
+        key = cache.exported_key(entry.name, entry.traced(), preset, strict=preparation.strict)
+    else:
+        key = cache.prepared_key(entry.name, lambda: preparation.graph)
+    preparation.key = key
+    make = functools.partial(_calibrate, preparation)
+    simulation = cache.simulate(key, entry.name, entry.calibration_samples(), make)
+    if simulation.strict_refusal is not None:
+        warn_user(simulation.strict_refusal)
+    return simulation
+
+
+def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Simulation, bool]:
+    """Run the samples through the observers; also tell whether there were any that needed them."""
+    entry, prepared = preparation.entry, preparation.graph
+    static, needs_data = litert.needs_calibration(prepared), litert.needs_data(prepared)
     with torch.no_grad():
-        if litert.needs_data(prepared):
-            for index, sample in enumerate(entry.calibration_samples()):
+        if needs_data:
+            for index, sample in enumerate(samples):
                 call = functools.partial(call_reference, prepared, sample)
-                _refuse_clearly(entry.name, f"calibration sample {index}", call, tried)
+                what = f"calibration sample {index}"
+                _refuse_clearly(entry.name, what, call, [entry.traced()])
         else:
             # Observers of weights look at them when the graph runs; fixed ones need nothing.
             call_reference(prepared, entry.sample)
@@ -109,14 +162,30 @@ def _simulate(entry: Entry, quantizer: Any, *, strict: bool) -> tuple[torch.fx.G
             "with samples that reach these parts of the model"
         )
     simulated = _refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_pt2e(prepared))
-    return simulated, static
+    return _simulation(simulated, static, preparation.strict_refusal), needs_data
+
+
+def _simulation(
+    graph: torch.fx.GraphModule, static: bool, strict_refusal: str | None = None
+) -> Simulation:
+    return Simulation(
+        lambda: graph,
+        static,
+        litert.holds_weights_alone(graph),
+        frozenset(litert.quantized_weights(graph)),
+        strict_refusal,
+    )
 
 
 def _train(
     entry: Entry, quantizer: Any, *, strict: bool, train: Callable[[torch.fx.GraphModule], Any]
-) -> tuple[torch.fx.GraphModule, bool]:
+) -> Simulation:
     """As `_simulate`; the user's function trains the graph instead of samples calibrating it."""
-    exported = _export_with_free_batch(entry, strict=strict) or _export(entry, strict=strict)
+    exported, refusal = _export_with_free_batch(entry, strict=strict), None
+    if exported is None:
+        exported, refusal = _export(entry, strict=strict)
+    if refusal is not None:
+        warn_user(refusal)
     with litert.quiet():
         graph = copy.deepcopy(exported.module())
     prepared = _refuse_clearly(
@@ -131,7 +200,7 @@ def _train(
     _check_trained(entry.name, prepared, train(prepared))
     static = litert.needs_calibration(prepared)
     simulated = _refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_qat(prepared))
-    return simulated, static
+    return _simulation(simulated, static)
 
 
 def _check_trained(name: str, prepared: torch.fx.GraphModule, answer: Any) -> None:
@@ -207,7 +276,8 @@ def _call_export(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram:
         )
 
 
-def _export(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram:
+def _export(entry: Entry, *, strict: bool) -> tuple[torch.export.ExportedProgram, str | None]:
+    """Export a model; if strict export refuses it non-strictly, with a sentence that says so."""
     export = functools.partial(_call_export, entry)
 
     def not_strict() -> torch.export.ExportedProgram:
@@ -215,22 +285,21 @@ def _export(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram:
         return _refuse_clearly(entry.name, "torch.export", lambda: export(strict=False), tried)
 
     if not strict:
-        return not_strict()
+        return not_strict(), None
     try:
-        return export(strict=True)
+        return export(strict=True), None
     except Exception as error:
         # torch.export raises whatever the model's own code met while it was traced.
         strict_error = error
     exported = not_strict()
     first = str(strict_error).strip().splitlines()
-    warn_user(
+    return exported, (
         f"{entry.name}: torch.export(strict=True) refuses the model "
         f"({type(strict_error).__name__}: {first[0] if first else ''}), so it was exported with "
         "strict=False. The PT2E annotators match no ADD, MUL and CONCATENATION in such a graph and "
         "leave them in float: check with assert_no_float_ops. Make the model strictly exportable, "
         "or pass strict_export=False to say that you know"
     )
-    return exported
 
 
 def _refuse_clearly(

@@ -15,6 +15,7 @@ from pytest_edgeq import litert
 from pytest_edgeq.flows.refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
@@ -39,44 +40,63 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
         RuntimeError: The converter refuses the model, or the library the recipe.
     """
     traced = {entry.key: entry.traced() for entry in request.entries}
-    float_edge = request.edge(convert(request.name, traced))
+    float_edge = request.edge(convert(request, traced))
     if recipe is None:
         return request.finish("float", float_edge)
     rules = litert.check_rules(recipe, f"{request.name}: {request.quantizer}")
     ops = scoped_ops(float_edge)
     winners = litert.match_rules(rules, ops)
     float_tflite = bytes(float_edge.graph.buffer)
-    calibration = litert.calibrate_recipe(
+    threads, cache = request.session.threads, request.session.cache
+    entries = {entry.key: entry for entry in request.entries}
+
+    def calibrate(samples: Mapping[str, Iterator[Sample]]) -> Any:
+        streams = {key: _by_name(entries[key], float_edge, samples[key]) for key in entries}
+        return litert.calibrate_recipe(float_tflite, recipe, streams, threads=threads)
+
+    ranges = cache.calibrate_recipe(
+        request.name,
         float_tflite,
         recipe,
-        {entry.key: _by_name(entry, float_edge) for entry in request.entries},
-        threads=request.session.threads,
+        {key: entry.calibration_samples() for key, entry in entries.items()},
+        calibrate,
+        threads=threads,
     )
-    edge = request.edge(litert.quantize_recipe(float_tflite, recipe, calibration))
+    tflite = cache.quantize_recipe(
+        request.name,
+        float_tflite,
+        recipe,
+        ranges,
+        lambda: litert.quantize_recipe(float_tflite, recipe, ranges),
+    )
+    edge = request.edge(tflite)
     _check_taken(rules, ops, winners, _outcomes(float_edge.graph, edge))
     return request.finish("recipe", edge, float_edge=float_edge)
 
 
-def convert(name: str, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
+def convert(request: Request, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
     """
-    Convert, as `litert.convert` does, and say whose error it is.
+    Convert float models, and say whose error it is.
 
     Raises:
         RuntimeError: torch.export or the converter refuses the model.
     """
     try:
-        return litert.convert(signatures, **options)
+        return request.session.cache.convert(request.name, signatures, **options)
     except Exception as error:
         # Export and lowering in one call: whatever it was, the user gets it whole.
         exported = type(error).__module__.startswith(("torch._dynamo", "torch.fx", "torch._export"))
         who = "torch.export" if exported else "the converter"
-        raise RuntimeError(refusal(name, who, error, signatures.values())) from error
+        raise RuntimeError(refusal(request.name, who, error, signatures.values())) from error
 
 
-def _by_name(entry: Entry, float_edge: EdgeFile) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
+def _by_name(
+    entry: Entry, float_edge: EdgeFile, samples: Iterable[Sample]
+) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
+    """Encode samples as the float file takes them."""
     names = [spec.name for spec in entry.spec.inputs]
     view = float_edge.at(entry.key)
-    for sample in entry.calibration_samples():
+    for sample in samples:
         yield view.encode(names, sample.arrays())
 
 

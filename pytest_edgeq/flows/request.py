@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.cache.conversions import ConversionCache
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.quantized import Leg, QuantizedModel
 from pytest_edgeq.reference import (
@@ -41,11 +42,12 @@ class Session:
 
     Attributes:
         runtime: Gives the runtime that is effective now.
-        threads: Of every interpreter.
+        threads: Cores that may be used.
         seed: Of the random number generators while a model is quantized.
         directory: Where files are written; None makes a temporary folder when needed.
         runtimes: What files can be run on.
         localize_seconds: How long a check that fails may look for the layer to blame.
+        cache: Runs the steps of conversions, or reads their results.
     """
 
     runtime: Callable[[], str]
@@ -54,6 +56,7 @@ class Session:
     directory: Path | None
     runtimes: Runtimes
     localize_seconds: float = 0
+    cache: ConversionCache = field(default_factory=ConversionCache)
 
 
 @dataclass(slots=True)
@@ -151,7 +154,6 @@ class Request:
             return EdgeFile(
                 tflite,
                 modules=modules,
-                threads=self.session.threads,
                 runtimes=self.session.runtimes,
             )
         except ValueError as error:
@@ -168,7 +170,7 @@ class Request:
         flow: str,
         edge: EdgeFile,
         *,
-        simulated: Sequence[torch.nn.Module] = (),
+        simulated: Sequence[Callable[[], torch.nn.Module]] = (),
         float_edge: EdgeFile | None = None,
     ) -> QuantizedModel:
         """
@@ -177,7 +179,7 @@ class Request:
         Args:
             flow: Its name.
             edge: The file.
-            simulated: The quantized torch graphs, one an entry, where the flow has them.
+            simulated: Return the quantized torch graphs, one an entry, where the flow has them.
             float_edge: The float file, where the flow has one.
 
         Raises:
@@ -206,6 +208,7 @@ class Request:
             runtime=self.session.runtime,
             float_edge=float_edge,
             directory=self.session.directory,
+            threads=self.session.threads,
         )
 
 

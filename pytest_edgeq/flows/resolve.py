@@ -64,7 +64,7 @@ def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
     if quantizer is None:
         return quantize_recipe(request, None)
     if isinstance(quantizer, str) and quantizer.startswith("pt2e_"):
-        return quantize_pt2e(request, litert.pt2e_preset(quantizer))
+        return quantize_pt2e(request, litert.pt2e_preset(quantizer), preset=quantizer)
     if isinstance(quantizer, (str, list)):
         return quantize_recipe(request, litert.load_recipe(quantizer))
     if isinstance(quantizer, os.PathLike):

@@ -11,6 +11,7 @@ same ops and numbers for fewer models: no groups, GELU, embeddings or layers' na
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
         _run(entry, model, config)
     plain = {key: litert.dequantized(model) for key, model in by_model.items()}
     traced = {entry.key: entry.traced(plain[id(entry.model)]) for entry in request.entries}
-    float_tflite = convert(request.name, traced)
+    float_tflite = convert(request, traced)
     weights = list(itertools.chain(*by_weights.values()))
     tflite, missing = litert.write_weights(float_tflite, weights)
     if missing:
@@ -72,7 +73,8 @@ def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
         tflite = _second_pipeline(request, simulated, missing)
     edge = request.edge(tflite)
     _check_kept(request, edge, weights)
-    return request.finish("torchao", edge, simulated=simulated)
+    made = [functools.partial(by_model.__getitem__, id(entry.model)) for entry in request.entries]
+    return request.finish("torchao", edge, simulated=made)
 
 
 def _run(entry: Entry, quantized: torch.nn.Module, config: Any) -> None:
@@ -115,7 +117,7 @@ def _second_pipeline(
         entry.key: entry.traced(model)
         for entry, model in zip(request.entries, simulated, strict=True)
     }
-    return convert(request.name, traced, second_pipeline=True)
+    return convert(request, traced, second_pipeline=True)
 
 
 def _check_kept(

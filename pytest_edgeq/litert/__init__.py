@@ -16,8 +16,14 @@ from pytest_edgeq.litert.ao import (
     second_pipeline,
 )
 from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.configs import RefusedError
-from pytest_edgeq.litert.converter import SIGNATURE, Traced, convert
+from pytest_edgeq.litert.configs import NODE_METADATA, RefusedError
+from pytest_edgeq.litert.converter import (
+    SIGNATURE,
+    Traced,
+    convert,
+    export,
+    foreign_extensions,
+)
 from pytest_edgeq.litert.fx import (
     is_prepared_by_torch_ao,
     quantizer_from_fx,
@@ -32,6 +38,7 @@ from pytest_edgeq.litert.pt2e import (
     needs_data,
     prepare_pt2e,
     pt2e_preset,
+    register_quantized_operators,
     uncalibrated,
 )
 from pytest_edgeq.litert.qat import (
@@ -43,10 +50,15 @@ from pytest_edgeq.litert.qat import (
 )
 from pytest_edgeq.litert.recipes import calibrate_recipe, load_recipe, quantize_recipe
 from pytest_edgeq.litert.rules import Rule, ScopedOp, check_rules, match_rules, told_ops
-from pytest_edgeq.litert.simulated import holds_weights_alone, quantized_weights
+from pytest_edgeq.litert.simulated import (
+    holds_weights_alone,
+    quantized_weights,
+    with_computed_weights,
+)
 from pytest_edgeq.litert.weights import QuantizedWeight, write_weights
 
 __all__ = [
+    "NODE_METADATA",
     "SIGNATURE",
     "QuantizedWeight",
     "RefusedError",
@@ -59,8 +71,10 @@ __all__ = [
     "convert",
     "converter_module",
     "dequantized",
+    "export",
     "finish_pt2e",
     "finish_qat",
+    "foreign_extensions",
     "holds_ao_weights",
     "holds_observers",
     "holds_quantization",
@@ -81,10 +95,12 @@ __all__ = [
     "quantized_weights",
     "quantizer_from_fx",
     "quiet",
+    "register_quantized_operators",
     "second_pipeline",
     "told_ops",
     "trains_quantization",
     "uncalibrated",
     "unseen",
+    "with_computed_weights",
     "write_weights",
 ]

@@ -13,6 +13,7 @@ from pytest_edgeq.suggest import nearest
 
 __all__ = [
     "LEFT_IN_FLOAT",
+    "NODE_METADATA",
     "WEIGHT_ALONE",
     "RefusedError",
     "configs_as_set",
@@ -28,6 +29,9 @@ class RefusedError(ValueError):
 # Where a node tells that a config of None was set for it, or a dynamic one.
 LEFT_IN_FLOAT = "edgeq_left_in_float"
 WEIGHT_ALONE = "edgeq_weight_alone"
+
+# What annotating notes at a node beside torchao's annotation.
+NODE_METADATA = (LEFT_IN_FLOAT, WEIGHT_ALONE)
 
 _Key = tuple[str, Hashable]
 

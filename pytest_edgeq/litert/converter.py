@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["SIGNATURE", "Traced", "convert"]
+__all__ = ["SIGNATURE", "Traced", "convert", "export", "foreign_extensions"]
 
 # The name of a file's only entry point.
 SIGNATURE = "serving_default"
@@ -38,12 +39,31 @@ class Traced:
     kwargs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     dynamic_shapes: Any = None
 
+    def of(self, model: torch.nn.Module) -> Traced:
+        """Return the same inputs for another model."""
+        return replace(self, model=model)
+
+
+def export(traced: Traced) -> torch.export.ExportedProgram:
+    """Export a model as the converter does."""
+    import torch
+
+    with quiet():
+        return torch.export.export(
+            traced.model,
+            traced.args,
+            dict(traced.kwargs),
+            dynamic_shapes=traced.dynamic_shapes,
+            strict=False,
+        )
+
 
 def convert(
     signatures: Mapping[str, Traced],
     *,
     static: bool | None = None,
     second_pipeline: bool = False,
+    programs: Mapping[str, torch.export.ExportedProgram] | None = None,
 ) -> bytes:
     """
     Convert torch models to one `.tflite`.
@@ -55,6 +75,8 @@ def convert(
             `global_config.is_dynamic` (litert-torch 0.10.0, `quant_config.py`), which a quantizer
             that sets configs by module or by operator does not have. So it gets one of that kind.
         second_pipeline: Convert by the one that needs TensorFlow; see `litert.second_pipeline`.
+        programs: Of models that were exported before, by signature: what `export` gave. The
+            converter changes them.
     """
     with quiet():
         QuantConfig = converter_module("quantize.quant_config").QuantConfig
@@ -74,8 +96,55 @@ def convert(
             )
         # ai-edge-torch has neither the second pipeline nor the newer name of the content.
         pipeline = {"use_v2": True} if second_pipeline else {}
-        with true_constants():
+        exported = [(signatures[name].model, (programs or {}).get(name)) for name in signatures]
+        with true_constants(), _exported_before(exported):
             edge = converter.convert(quant_config=config, **pipeline)
         give = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
         content: bytes = give()
         return content
+
+
+@contextlib.contextmanager
+def _exported_before(
+    exported: Iterable[tuple[torch.nn.Module, torch.export.ExportedProgram | None]],
+) -> Iterator[None]:
+    """
+    Spare the converter the export of what is exported already.
+
+    litert-torch 0.10.0 exports each signature by itself, in their order, and takes no program
+    (`_convert/core.py`, `export_torch_signature`).
+    """
+    import torch
+
+    left = [each for each in exported if each[1] is not None]
+    original = torch.export.export
+
+    def export(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if left and left[0][0] is module:
+            return left.pop(0)[1]
+        return original(module, *args, **kwargs)
+
+    torch.export.export = export  # type: ignore[assignment] # of what it is called with here
+    try:
+        yield
+    finally:
+        torch.export.export = original
+
+
+def foreign_extensions() -> list[str]:
+    """Return the functions that code outside of the libraries has registered with the converter."""
+    if converter_module().__name__ == "ai_edge_torch":
+        return []  # 0.7.1 has these registries elsewhere
+    registry = converter_module("backend.lowerings.registry").global_registry
+    decompositions = converter_module("fx_infra.decomp")
+    functions = [
+        *registry.registered_ops.values(),
+        *decompositions.pre_convert_decomp().values(),
+        *decompositions.pre_lower_decomp().values(),
+    ]
+    known = ("torch", "litert_torch")
+    names = {
+        (getattr(f, "__module__", None) or "", getattr(f, "__qualname__", repr(f)))
+        for f in functions
+    }
+    return sorted(f"{m}.{name}" for m, name in names if m.partition(".")[0] not in known)

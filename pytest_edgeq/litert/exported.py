@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["drop_dropouts", "number_paddings", "part_shared_weights"]
+__all__ = ["drop_dropouts", "drop_guards", "number_paddings", "part_shared_weights"]
 
 _BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
@@ -29,6 +29,20 @@ def drop_dropouts(exported: torch.fx.GraphModule) -> None:
         if op_name(node) in ("dropout", "dropout_") and node.args[2] is False:
             node.replace_all_uses_with(node.args[0])
             exported.graph.erase_node(node)
+
+
+def drop_guards(exported: torch.fx.GraphModule) -> None:
+    """
+    Remove the call that checks the shapes of the inputs.
+
+    torch 2.13 puts a module of generated code (`GuardsFn`) into the graph for it, which cannot be
+    stored. Samples are checked before they reach a graph.
+    """
+    for node in list(exported.graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":
+            exported.graph.erase_node(node)
+            exported.delete_submodule("_guards_fn")
+    exported.recompile()
 
 
 def number_paddings(exported: torch.fx.GraphModule) -> None:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.annotations import is_constant, mend_annotations
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import configs_as_set
-from pytest_edgeq.litert.exported import drop_dropouts, number_paddings, part_shared_weights
+from pytest_edgeq.litert.exported import (
+    drop_dropouts,
+    drop_guards,
+    number_paddings,
+    part_shared_weights,
+)
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
 from pytest_edgeq.litert.patterns import pattern_modules, patterns_of_trained
 from pytest_edgeq.litert.simulated import fold_constants, keep_floats_apart
@@ -25,6 +30,7 @@ __all__ = [
     "needs_data",
     "prepare_pt2e",
     "pt2e_preset",
+    "register_quantized_operators",
     "uncalibrated",
 ]
 
@@ -39,6 +45,13 @@ def pt2e_preset(name: str) -> Any:
             is_qat="_qat_" in name,
         )
         return pt2e_quantizer.PT2EQuantizer().set_global(config)
+
+
+def register_quantized_operators() -> None:
+    """Import what defines the operators of quantized graphs and the converter's barrier."""
+    with quiet():
+        pt2e_module("quantize_pt2e")
+        converter_module("backend.optimization_barrier")
 
 
 def is_pt2e_quantizer(candidate: object) -> bool:
@@ -192,4 +205,5 @@ def finish_pt2e(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
     converted.training = False
     fold_constants(converted)
     keep_floats_apart(converted)
+    drop_guards(converted)
     return converted

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["fold_constants", "holds_weights_alone", "keep_floats_apart", "quantized_weights"]
+__all__ = [
+    "fold_constants",
+    "holds_weights_alone",
+    "keep_floats_apart",
+    "quantized_weights",
+    "with_computed_weights",
+]
 
 # Names of torch's ops with a weight, and what becomes of them.
 _FAMILIES = {
@@ -99,6 +105,35 @@ def keep_floats_apart(simulated: torch.fx.GraphModule) -> None:
                 apart.meta.update(operand.meta)
                 node.replace_input_with(operand, apart)
     simulated.recompile()
+
+
+def with_computed_weights(simulated: torch.nn.Module) -> torch.nn.Module:
+    """
+    Return a copy of a quantized graph that computes its rounded weights once, not at each call.
+
+    Its results are the same, to the bit. What is no graph is returned as it is.
+    """
+    import torch
+
+    if not isinstance(simulated, torch.fx.GraphModule):
+        return simulated
+    graph = torch.fx.Graph()
+    returned = graph.graph_copy(simulated.graph, {})
+    graph.output(returned)
+    graph._codegen = simulated.graph._codegen
+    copied = torch.fx.GraphModule(simulated, graph)
+    for node in list(graph.nodes):
+        if not _is_quantized_constant(node):
+            continue
+        name = f"{node.name}_computed"
+        with torch.no_grad():
+            copied.register_buffer(name, _value(copied, node))
+        with graph.inserting_before(node):
+            computed = graph.get_attr(name)
+        node.replace_all_uses_with(computed)
+    graph.eliminate_dead_code()
+    copied.recompile()
+    return copied
 
 
 def holds_weights_alone(simulated: torch.fx.GraphModule) -> bool:

@@ -22,6 +22,7 @@ from .metrics import (
     worst_low,
 )
 from .results import ElementError, OutputErrors, SampleErrors, StageErrors
+from .side import Side
 from .sums import Array, ExactSum, dot
 
 __all__ = ["BorderSpec", "ElementError", "OutputErrors", "StageAccumulator", "StageErrors"]
@@ -72,17 +73,16 @@ class _OutputAccumulator:
     element: ElementError | None = None
     samples: list[SampleErrors] = field(default_factory=list)
 
-    def update(self, reference: Array, actual: Array, sample: int) -> float:
+    def update(self, reference: Side, actual: Side, sample: int) -> float:
         self.n_samples += 1
-        self.n_elements += reference.size
-        self.dtypes |= {actual.dtype.name}
-        bad_reference, bad_actual = ~np.isfinite(reference), ~np.isfinite(actual)
-        n_reference, n_actual = np.count_nonzero(bad_reference), np.count_nonzero(bad_actual)
-        if n_reference or n_actual:
-            self.nonfinite_reference += int(n_reference)
-            self.nonfinite_actual += int(n_actual)
-            first = int(np.argmax((bad_reference | bad_actual).ravel()))
-            self._offer_element((_NAN, 0.0, sample), first, reference, actual)
+        self.n_elements += reference.array.size
+        self.dtypes |= {actual.array.dtype.name}
+        bad = [~side.finite for side in (reference, actual) if side.finite is not None]
+        if bad:
+            self.nonfinite_reference += reference.n_nonfinite
+            self.nonfinite_actual += actual.n_nonfinite
+            first = int(np.logical_or.reduce(bad).argmax())
+            self._offer_element((_NAN, 0.0, sample), first, reference.array, actual.array)
             # The rows alone: whether this output has classes at all is told by its shape.
             self.rows += top1_counts(reference, actual)[1]
             return self._offer_sample(math.nan, _NAN, sample)
@@ -90,11 +90,11 @@ class _OutputAccumulator:
             decibels, rank = self._add(reference, actual, sample)
         return self._offer_sample(decibels, rank, sample)
 
-    def _add(self, reference: Array, actual: Array, sample: int) -> tuple[float, int]:
-        left, right, difference = differences(reference, actual)
-        signal, noise = dot(left, left), dot(difference, difference)
-        power, product = dot(right, right), dot(left, right)
-        magnitudes = np.abs(difference)
+    def _add(self, reference: Side, actual: Side, sample: int) -> tuple[float, int]:
+        difference = differences(reference, actual)
+        signal, noise = reference.power, dot(difference, difference)
+        power, product = actual.power, dot(reference.flat, actual.flat)
+        magnitudes = np.abs(difference, out=difference)
         absolute = float(magnitudes.sum())
         self.signal.add(signal)
         self.noise.add(noise)
@@ -107,7 +107,7 @@ class _OutputAccumulator:
         if difference.size:
             at = int(magnitudes.argmax())
             largest = float(magnitudes[at])
-            self._offer_element((_NUMBER, -largest, sample), at, reference, actual)
+            self._offer_element((_NUMBER, -largest, sample), at, reference.array, actual.array)
             sums = (signal, noise, power, product, absolute, largest, agreeing, rows)
             self.samples.append(SampleErrors(sample, difference.size, *sums))
         decibels = sqnr_db(signal, noise)
@@ -216,7 +216,11 @@ class StageAccumulator:
         self._accumulators = [_OutputAccumulator(spec) for spec in self.outputs]
 
     def update(
-        self, reference: Sequence[Array], actual: Sequence[Array], *, index: int | None = None
+        self,
+        reference: Sequence[Array | Side],
+        actual: Sequence[Array | Side],
+        *,
+        index: int | None = None,
     ) -> float:
         """
         Add one sample. Number of outputs and shapes are checked before anything is added.
@@ -245,8 +249,8 @@ class StageAccumulator:
         )
 
     def _checked(
-        self, reference: Sequence[Array], actual: Sequence[Array], sample: int
-    ) -> list[tuple[Array, Array]]:
+        self, reference: Sequence[Array | Side], actual: Sequence[Array | Side], sample: int
+    ) -> list[tuple[Side, Side]]:
         for side, arrays in (("reference", reference), ("actual", actual)):
             if len(arrays) != len(self.outputs):
                 names = ", ".join(spec.name for spec in self.outputs)
@@ -256,14 +260,15 @@ class StageAccumulator:
                 )
         pairs = []
         for spec, left, right in zip(self.outputs, reference, actual, strict=True):
-            pair = np.asarray(left), np.asarray(right)
+            pair = Side.of(left), Side.of(right)
             where = f"output {spec.name!r}, sample {sample}"
-            if pair[0].shape != pair[1].shape:
+            shapes = [side.array.shape for side in pair]
+            if shapes[0] != shapes[1]:
                 raise ValueError(
-                    f"{where}: expected shape {pair[0].shape}, got {pair[1].shape} "
+                    f"{where}: expected shape {shapes[0]}, got {shapes[1]} "
                     "(shapes must be equal, nothing is broadcast)"
                 )
-            for array in pair:
+            for array in (side.array for side in pair):
                 if array.dtype.kind not in "biuf":
                     raise ValueError(
                         f"{where}: expected bool, integer or float, got {array.dtype.name}"

@@ -7,7 +7,7 @@ Every rule has a limit that is stated with its reason, so that a finding is wort
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,8 @@ from .findings import (
     ZERO_OUTPUT,
     Finding,
 )
-from .sums import Array
+from .side import Side
+from .sums import Array, ExactSum
 
 __all__ = [
     "AVERAGES",
@@ -123,10 +124,8 @@ class _Extremes:
     low: float = math.inf
     high: float = -math.inf
 
-    def update(self, values: Array) -> None:
-        if values.size:
-            self.low = min(self.low, float(values.min()))
-            self.high = max(self.high, float(values.max()))
+    def update(self, low: float, high: float) -> None:
+        self.low, self.high = min(self.low, low), max(self.high, high)
 
     def merge(self, other: _Extremes) -> None:
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
@@ -159,8 +158,8 @@ class Outside:
     count: int = 0
     elements: int = 0
     samples: int = 0
-    _shares: float = 0.0
-    _squares: float = 0.0
+    _shares: ExactSum = field(default_factory=ExactSum)
+    _squares: ExactSum = field(default_factory=ExactSum)
 
     def update(self, count: int, elements: int) -> None:
         """Add one sample."""
@@ -168,16 +167,16 @@ class Outside:
         self.elements += elements
         self.samples += 1
         share = count / elements if elements else 0.0
-        self._shares += share
-        self._squares += share * share
+        self._shares.add(share)
+        self._squares.add(share * share)
 
     def merge(self, other: Outside) -> None:
         """Add all that another one has seen."""
         self.count += other.count
         self.elements += other.elements
         self.samples += other.samples
-        self._shares += other._shares
-        self._squares += other._squares
+        self._shares.merge(other._shares)
+        self._squares.merge(other._squares)
 
     def more_than_chance(self, *, averaged: bool) -> bool:
         """
@@ -192,8 +191,9 @@ class Outside:
         if self.samples < 2:  # which says nothing of how much samples differ
             return True
         expected = min(CLIPPED_SHARE_LIMIT + _AVERAGED_ENDS * samples / self.elements, 1.0)
-        mean = self._shares / self.samples
-        variance = max(self._squares / self.samples - mean**2, 0.0) / (self.samples - 1)
+        mean = self._shares.value() / self.samples
+        squares = self._squares.value() / self.samples
+        variance = max(squares - mean**2, 0.0) / (self.samples - 1)
         return mean > expected + _SIGMAS * math.sqrt(variance)
 
 
@@ -216,7 +216,9 @@ class OutputHealth:
         self._saturated = 0
         self._at_ends = 0
 
-    def update(self, reference: Array, actual: Array, codes: Array | None = None) -> None:
+    def update(
+        self, reference: Array | Side, actual: Array | Side, codes: Array | None = None
+    ) -> None:
         """
         Look at one sample.
 
@@ -228,22 +230,22 @@ class OutputHealth:
         Raises:
             ValueError: the shapes differ.
         """
-        shapes = {np.shape(array) for array in (reference, actual, codes) if array is not None}
+        sides = Side.of(reference), Side.of(actual)
+        shapes = {side.array.shape for side in sides}
+        if codes is not None:
+            shapes.add(np.shape(codes))
         if len(shapes) > 1:
             raise ValueError(
                 f"output {self.spec.name!r}: expected one shape for reference, actual and codes, "
                 f"got {' and '.join(str(shape) for shape in sorted(shapes))}"
             )
-        sides = [np.asarray(side, dtype=np.float64).ravel() for side in (reference, actual)]
-        self.n_elements += sides[0].size
+        self.n_elements += sides[0].array.size
         for i, side in enumerate(sides):
-            finite = np.isfinite(side)
-            bad = side.size - int(np.count_nonzero(finite))
-            self._nonfinite[i] += bad
-            self._extremes[i].update(side[finite] if bad else side)
+            self._nonfinite[i] += side.n_nonfinite
+            self._extremes[i].update(*side.ends)
         span = self._code_range()
         if span is not None:
-            self._count_clipped(sides[0], sides[1], codes, span)
+            self._count_clipped(sides[0], sides[1].flat, codes, span)
 
     def _code_range(self) -> _CodeRange | None:
         spec = self.spec
@@ -254,23 +256,30 @@ class OutputHealth:
         return _CodeRange(spec.scale, spec.zero_point, spec.qmin, spec.qmax)
 
     def _count_clipped(
-        self, reference: Array, actual: Array, codes: Array | None, span: _CodeRange
+        self, side: Side, actual: Array, codes: Array | None, span: _CodeRange
     ) -> None:
+        reference = side.flat
         scale, zero_point, qmin, qmax = span
         low, high = (qmin - zero_point) * scale, (qmax - zero_point) * scale
         if codes is None:
             with np.errstate(over="ignore"):
                 codes = np.rint(actual / scale) + zero_point
         codes = codes.ravel()
-        at_low, at_high = codes <= qmin, codes >= qmax
         margin, inside = CLIPPED_LSB * scale, SATURATED_INSIDE * (high - low)
-        # What is not finite is neither: it has a finding of its own.
-        clipped = (reference < low - margin) | (reference > high + margin)
-        clipped &= np.isfinite(reference)
-        well_inside = (reference > low + inside) & (reference < high - inside)
-        self._clipped.update(int(np.count_nonzero(clipped)), clipped.size)
-        self._at_ends += int(np.count_nonzero(at_low | at_high))
-        self._saturated += int(np.count_nonzero((at_low | at_high) & well_inside))
+        n_clipped = 0
+        least, greatest = side.ends
+        if least < low - margin or greatest > high + margin:
+            clipped = (reference < low - margin) | (reference > high + margin)
+            if side.finite is not None:
+                clipped &= side.finite  # the others have a finding of their own
+            n_clipped = int(np.count_nonzero(clipped))
+        self._clipped.update(n_clipped, reference.size)
+        ends = np.flatnonzero((codes <= qmin) | (codes >= qmax))
+        self._at_ends += ends.size
+        if ends.size:
+            there = reference[ends]
+            well_inside = (there > low + inside) & (there < high - inside)
+            self._saturated += int(np.count_nonzero(well_inside))
 
     def merge(self, other: OutputHealth) -> None:
         """

@@ -74,6 +74,12 @@ class InputHealth:
             count = int(np.count_nonzero(outside))
         self._outside.update(count, values.size)
 
+    def merge(self, other: InputHealth) -> None:
+        """Add all that another one of the same input has seen."""
+        self._least = min(self._least, other._least)
+        self._greatest = max(self._greatest, other._greatest)
+        self._outside.merge(other._outside)
+
     def findings(self) -> list[Finding]:
         """Return what is wrong with this input; empty where it is sound."""
         count, elements = self._outside.count, self._outside.elements

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .side import Side
 from .sums import Array
 
 _FLOAT32_SLACK = 2.0**-22
@@ -108,7 +109,7 @@ def lsb_error(difference: float, scale: float, magnitude: float) -> float:
     return whole if abs(steps - whole) <= _FLOAT32_SLACK * magnitude / scale else steps
 
 
-def top1_counts(reference: Array, actual: Array) -> tuple[int, int]:
+def top1_counts(reference: Array | Side, actual: Array | Side) -> tuple[int, int]:
     """
     Count rows (all leading axes) and those where the top-1 class over the last axis agrees.
 
@@ -124,29 +125,29 @@ def top1_counts(reference: Array, actual: Array) -> tuple[int, int]:
     Returns:
         Agreeing rows and all rows; no rows for a 0-d array or a last axis of fewer than 2 elements.
     """
-    if reference.ndim == 0 or reference.shape[-1] < 2:
+    reference, actual = Side.of(reference), Side.of(actual)
+    if reference.array.ndim == 0 or reference.array.shape[-1] < 2:
         return 0, 0
-    rows = reference.reshape(-1, reference.shape[-1])
-    chosen = actual.reshape(rows.shape).argmax(axis=1)
-    agree = rows[np.arange(len(rows)), chosen] == rows.max(axis=1)
+    rows = reference.rows
+    agree = rows[np.arange(len(rows)), actual.first_maxima] == reference.maxima
     return int(np.count_nonzero(agree)), len(rows)
 
 
-def differences(reference: Array, actual: Array) -> tuple[Array, Array, Array]:
+def differences(reference: Side, actual: Side) -> Array:
     """
-    Return both sides and reference − actual as flat float64 arrays.
+    Return reference − actual as a flat float64 array.
 
     float64 holds every bool, float32 and integer up to 2**53, so nothing wraps (uint8 3 − 5 is −2).
     Between integers beyond that the difference is taken exactly first: 2**60 and 2**60 + 1 differ
     by 1. The sums of squares are of float64 all the same.
     """
-    left = np.asarray(reference, dtype=np.float64).ravel()
-    right = np.asarray(actual, dtype=np.float64).ravel()
-    kinds = reference.dtype.kind + actual.dtype.kind
-    if "f" not in kinds and (_beyond_float64(reference) or _beyond_float64(actual)):
-        exact = reference.ravel().astype(object) - actual.ravel().astype(object)
-        return left, right, exact.astype(np.float64)
-    return left, right, left - right
+    left, right = reference.array, actual.array
+    kinds = left.dtype.kind + right.dtype.kind
+    if "f" not in kinds and (_beyond_float64(left) or _beyond_float64(right)):
+        exact = left.ravel().astype(object) - right.ravel().astype(object)
+        return np.asarray(exact.astype(np.float64))
+    difference: Array = reference.flat - actual.flat
+    return difference
 
 
 def _beyond_float64(array: Array) -> bool:

@@ -103,6 +103,12 @@ class EdgeFile:
             view._runners = {}
         return self._views[key]
 
+    def apart(self) -> EdgeFile:
+        """The same file, with the same signature chosen, and interpreters of its own."""
+        other = copy.copy(self)
+        other._views, other._runners = {}, {}
+        return other
+
     @functools.cached_property
     def op_dtypes(self) -> OpDtypeMap:
         """What each op computes in."""
@@ -138,13 +144,14 @@ class EdgeFile:
 
     def restart(self) -> None:
         """Let a file that keeps state from run to run start anew."""
-        if self._is_stateful:
+        if self.is_stateful:
             for runner in self._runners.values():
                 runner.close()
             self._runners.clear()
 
     @functools.cached_property
-    def _is_stateful(self) -> bool:
+    def is_stateful(self) -> bool:
+        """Whether it keeps values from run to run."""
         # Asked at each run, and every tensor of the file is looked at to tell.
         return self.graph.is_stateful
 

@@ -16,6 +16,8 @@ from pytest_edgeq.numerics.findings import CLIPPED_INPUT, Finding
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.unmatched import UnmatchedError
 
+pytestmark = pytest.mark.figures
+
 
 def stage(actual: float) -> StageErrors:
     """One stage with the outputs of the handmade comparison, `scores` off by one number."""

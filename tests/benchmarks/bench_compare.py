@@ -70,9 +70,9 @@ def overhead(preset: str, samples: int = 48, repeats: int = 5) -> list[float]:
     ((key, leg),) = quantized._legs.items()
     assert leg.float_model is not None
     leg = dataclasses.replace(leg, float_model=clock.around(no_grad(leg.float_model)))
-    if leg.simulated is not None:
-        simulated: Any = clock.around(no_grad(leg.simulated))
-        leg = dataclasses.replace(leg, simulated=simulated)
+    if leg.make_simulated is not None:
+        simulated: Any = clock.around(no_grad(leg.make_simulated()))
+        leg = dataclasses.replace(leg, make_simulated=lambda: simulated)
     quantized._legs = {key: leg}
     for edge in (quantized.edge, quantized.float_edge):
         if edge is not None:

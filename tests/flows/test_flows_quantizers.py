@@ -94,9 +94,7 @@ def test_a_quantizer_is_recognised_without_importing_torchao() -> None:
     assert not litert.is_pt2e_quantizer(3)
 
 
-def test_a_static_quantizer_whose_observers_see_nothing(
-    maker: Edgeq, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_static_quantizer_whose_observers_see_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Observers that were switched off leave scales without meaning: an error names the tensors."""
     original = litert.prepare_pt2e
 
@@ -108,7 +106,7 @@ def test_a_static_quantizer_whose_observers_see_nothing(
 
     monkeypatch.setattr(litert, "prepare_pt2e", blind)
     with pytest.raises(ValueError, match=r"1 activation\(s\) were never calibrated: "):
-        maker.quantize(
+        Edgeq(cache="off").quantize(
             seeded(ResidualNet),
             ResidualNet.sample_inputs(),
             calibration=samples(ResidualNet, 4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -292,22 +292,6 @@ PROMISES: dict[str, Promise] = {
         recipe.dynamic_legacy_wi8_afp32(), _only("wide", scheme="dynamic", **INT8)
     ),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def converted_once() -> Iterator[None]:
-    """Each model is converted to float once for all recipes: a real conversion, kept."""
-    convert, kept = litert.convert, {}
-
-    def keep(traced: dict[str, litert.Traced], **options: Any) -> bytes:
-        key = tuple((name, type(each.model)) for name, each in traced.items())
-        if key not in kept:
-            kept[key] = convert(traced, **options)
-        return kept[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(litert, "convert", keep)
-        yield
 
 
 ByRecipe = Callable[[str], QuantizedModel]

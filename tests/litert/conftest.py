@@ -23,3 +23,9 @@ def maker(tmp_path: Path) -> Edgeq:
 def _seeded() -> None:
     """Weights of layers made in a test are the same in each run."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_shared_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions with and without a shim have one key."""
+    monkeypatch.setitem(Edgeq.__init__.__kwdefaults__, "cache_dir", None)  # type: ignore[arg-type]

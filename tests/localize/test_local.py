@@ -19,6 +19,8 @@ from pytest_edgeq.localize.reference import ReferenceGraph, export
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.samples import read_samples
 
+pytestmark = pytest.mark.figures
+
 PRESETS = ["pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32"]
 
 

@@ -36,6 +36,8 @@ from tests.detection.nets import DsCnn, EncoderBlock
 from tests.detection.sound import NETS, sound
 from tests.localize.builds import Build, built_once
 
+pytestmark = pytest.mark.figures
+
 FLOWS = (
     "pt2e_static_int8",
     "recipe_static_wi8_ai8",

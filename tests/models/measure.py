@@ -13,12 +13,13 @@ import signal
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.models.cells import BORDERS, Cell, number_class, verdict
 from tests.models.flatbuffer import read
+from tests.shared_cache import shared_cache
 
 if TYPE_CHECKING:
     from pytest_edgeq import Edgeq, QuantizedModel
@@ -324,33 +325,6 @@ def figures(kind: Any, quantized: QuantizedModel, maker: Edgeq) -> Cell:
     return cell
 
 
-@contextlib.contextmanager
-def converted_once(model: Any) -> Iterator[None]:
-    """
-    Convert a float model once for all its recipes, which is most of what they cost.
-
-    That the same model gives the same file is tested elsewhere.
-    """
-    from pytest_edgeq import litert
-
-    original = litert.convert
-    kept: list[bytes] = []
-
-    def convert(signatures: Any, **options: Any) -> bytes:
-        is_float = options.get("static") is None
-        if not is_float or any(traced.model is not model for traced in signatures.values()):
-            return original(signatures, **options)
-        if not kept:
-            kept.append(original(signatures, **options))
-        return kept[0]
-
-    litert.convert = convert
-    try:
-        yield
-    finally:
-        litert.convert = original
-
-
 def _serve(pipe: Any) -> None:
     """Answer for one model after the other until the pipe is closed."""
     import torch
@@ -360,7 +334,8 @@ def _serve(pipe: Any) -> None:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
-        maker = Edgeq(directory=Path(directory))
+        # A process of its own reads the run's cache by the environment.
+        maker = Edgeq(directory=Path(directory), cache_dir=shared_cache())
         while True:
             try:
                 name, flows = pipe.recv()
@@ -368,13 +343,12 @@ def _serve(pipe: Any) -> None:
                 return
             model = fixtures.models.seeded(getattr(fixtures.models, name))
             before = {key: value.clone() for key, value in model.state_dict().items()}
-            with converted_once(model):
-                for flow, record in flows.items():
-                    measured = measure(model, flow, record, maker)
-                    after = model.state_dict()
-                    changed = [k for k, v in before.items() if not torch.equal(v, after[k])]
-                    measured.failures.extend(f"the model's {key} was changed" for key in changed)
-                    pipe.send(measured)
+            for flow, record in flows.items():
+                measured = measure(model, flow, record, maker)
+                after = model.state_dict()
+                changed = [k for k, v in before.items() if not torch.equal(v, after[k])]
+                measured.failures.extend(f"the model's {key} was changed" for key in changed)
+                pipe.send(measured)
 
 
 class Worker:

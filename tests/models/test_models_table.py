@@ -153,8 +153,7 @@ def by_flow(maker: Edgeq) -> dict[str, QuantizedModel]:
         "None",
     )
     model = seeded(ConcatSkip)
-    with measure.converted_once(model):
-        return {flow: measure.quantized_by(model, flow, maker) for flow in flows}
+    return {flow: measure.quantized_by(model, flow, maker) for flow in flows}
 
 
 def test_a_cell_holds_of_its_own_file_alone(by_flow: dict[str, QuantizedModel]) -> None:

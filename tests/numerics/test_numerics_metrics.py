@@ -20,6 +20,7 @@ from pytest_edgeq.numerics.metrics import (
     worst_high,
     worst_low,
 )
+from pytest_edgeq.numerics.side import Side
 
 POWERS = st.floats(1e-30, 1e30)
 
@@ -153,12 +154,13 @@ def test_difference_of_integers_neither_wraps_nor_rounds(
     reference: Any, actual: Any, expected: int
 ) -> None:
     """Unsigned and 64-bit integers differ by what they differ by."""
-    assert differences(reference, actual)[2].tolist() == [float(expected)]
+    assert differences(Side(reference), Side(actual)).tolist() == [float(expected)]
 
 
 def test_difference_of_nothing() -> None:
     """Empty 64-bit outputs have no extremes to look at."""
-    assert differences(np.zeros(0, np.int64), np.zeros(0, np.int64))[2].size == 0
+    nothing = Side(np.zeros(0, np.int64))
+    assert differences(nothing, nothing).size == 0
 
 
 def test_nan_is_the_worst() -> None:

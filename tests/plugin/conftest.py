@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from pytest_edgeq.options import CI_VARIABLES
+from tests.shared_cache import shared_cache
 
 Run = Callable[..., pytest.RunResult]
 
@@ -20,6 +22,14 @@ _WITHOUT = (
     "randomly",
     "regressions",
     "syrupy",
+)
+
+_CONVERTING = (
+    "test_plugin_check",
+    "test_plugin_end_to_end",
+    "test_plugin_errors",
+    "test_plugin_neighbours",
+    "test_plugin_runtimes",
 )
 
 _CONFTEST = """
@@ -58,9 +68,20 @@ def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _without_neighbours(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def _options_of_runs(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cache_option: str
+) -> None:
     """Leave other plugins out of the runs inside of tests; after pytester, which clears it."""
-    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in _WITHOUT))
+    options = [*(f"-p no:{name}" for name in _WITHOUT), cache_option]
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(options))
+
+
+@pytest.fixture
+def cache_option(request: pytest.FixtureRequest) -> str:
+    """The option by which runs that convert models share the conversion cache of this one."""
+    directory = shared_cache()
+    converts = Path(request.path).stem in _CONVERTING
+    return f"--edgeq-cache-dir={directory}" if converts and directory is not None else ""
 
 
 @pytest.fixture

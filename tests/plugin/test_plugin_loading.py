@@ -80,11 +80,13 @@ def test_header_shows_settings_and_versions(
     versions = {"torch": "2.13.0+cpu", "torchao": "0.18.0", "ai-edge-litert": "2.3.0"}
     monkeypatch.setattr("pytest_edgeq.plugin.version_of", versions.get)
 
-    result = pytester.runpytest("--edgeq-runtime=builtin", "--edgeq-seed", "7", "--edgeq-update")
+    result = pytester.runpytest(
+        "--edgeq-runtime=builtin", "--edgeq-threads=3", "--edgeq-seed", "7", "--edgeq-update"
+    )
 
     result.stdout.fnmatch_lines(
         [
-            "edgeq: runtime=builtin threads=1 seed=7 torch=2.13.0+cpu torchao=0.18.0 "
+            "edgeq: runtime=builtin threads=3 seed=7 torch=2.13.0+cpu torchao=0.18.0 "
             "litert-torch=not installed ai-edge-litert=2.3.0 update=changed,new"
         ]
     )

@@ -13,10 +13,24 @@ import types
 
 stub = types.ModuleType("pytest_edgeq.edgeq")
 class Edgeq:
-    def __init__(self, *, runtime, threads, seed, directory, memory, runtimes, localize_timeout):
+    def __init__(
+        self,
+        *,
+        runtime,
+        threads,
+        seed,
+        directory,
+        memory,
+        runtimes,
+        localize_timeout,
+        cache_dir,
+        cache,
+        cache_log,
+    ):
         self.runtime, self.threads, self.seed = runtime, threads, seed
         self.directory, self.memory = directory, memory
         self.localize_timeout = localize_timeout
+        self.cache, self.cache_dir = cache, cache_dir
     def close(self):
         pass
 stub.Edgeq = Edgeq
@@ -40,12 +54,14 @@ def refused(pytester: pytest.Pytester, *args: str) -> str:
     [
         ("runtime", "xnnpak", "unknown runtime 'xnnpak' (did you mean xnnpack?); valid: xnnpack,"),
         ("runtime", "tpu", "valid: " + ", ".join(RUNTIMES)),
-        ("threads", "0", "expected an integer from 1, got '0'"),
+        ("threads", "-1", "expected an integer from 0, got '-1'"),
         ("threads", "two", "expected an integer"),
         ("seed", "-1", "expected an integer from 0 to 4294967295, got '-1'"),
         ("seed", str(2**32), "expected an integer from 0 to 4294967295"),
         ("localize", "on", "'on' is none of the valid values: auto, off"),
         ("localize_timeout", "0", "expected an integer from 1, got '0'"),
+        ("cache", "of", "'of' is none of the valid values: on, off, refresh"),
+        ("cache_dir", "tox.ini", "tox.ini is a file; a folder is wanted"),
         ("obsolete", "fail", "'fail' is none of the valid values: info, error"),
         ("update", "all", "'all' is none of the valid values: new, changed, tighten, prune"),
         ("quantizers", "pt2e_int8", "did you mean pt2e_qat_int8 or pt2e_static_int8"),
@@ -168,7 +184,10 @@ def test_precedence(
 def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) -> None:
     """The command line beats the ini for the number of threads and the seed."""
     pytester.makeconftest(STUB)
-    pytester.makeini("[pytest]\nedgeq_threads = 2\nedgeq_seed = 3\nedgeq_localize_timeout = 5\n")
+    pytester.makeini(
+        "[pytest]\nedgeq_threads = 2\nedgeq_seed = 3\nedgeq_localize_timeout = 5\n"
+        "edgeq_cache = refresh\nedgeq_cache_dir = kept\n"
+    )
     pytester.makepyfile(
         """
         from pytest_edgeq.plugin import memory_key
@@ -178,6 +197,8 @@ def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) ->
             switch = request.config.getoption("edgeq_localize")
             assert edgeq.localize_timeout == (0 if switch == "off" else 5)
             assert edgeq.directory.is_dir()
+            assert edgeq.cache == "refresh"
+            assert edgeq.cache_dir == request.config.rootpath / "kept"
             assert edgeq.memory is request.config.stash[memory_key]
         """
     )

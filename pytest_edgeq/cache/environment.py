@@ -1,0 +1,130 @@
+"""Libraries, our own code and process settings: the part of a key that all models share."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.cache.digest import UnknownError
+
+__all__ = ["libraries", "settings"]
+
+_DISTRIBUTIONS: Final = (
+    "torch",
+    "torchao",
+    "litert-torch",
+    "ai-edge-torch",
+    "litert-converter",
+    "ai-edge-litert",
+    "ai-edge-quantizer",
+    "litert-quantizer",
+    "jax",
+    "jaxlib",
+    "xdsl",
+    "ml-dtypes",
+    "numpy",
+    "tensorflow",
+    "tensorflow-cpu",
+    "tf-nightly",
+    "tf-nightly-cpu",
+)
+
+_VARIABLES: Final = (
+    "TORCH",
+    "LITERT",
+    "ODML",
+    "PYTORCH",
+    "ATEN",
+    "ONEDNN",
+    "DNNL",
+    "MKL",
+    "XNNPACK",
+)
+"""Beginnings of the names of environment variables that the libraries read."""
+
+_SILENT: Final = frozenset({"LITERT_TORCH_SHOW_PROGRESS"})
+"""Variables that change nothing but what is printed."""
+
+_OWN: Final = ("cache", "flows", "litert")
+"""Packages of ours that take part in a conversion."""
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
+    """
+    Return, by distribution, a hash of its version and of the list of its files.
+
+    Raises:
+        UnknownError: One of them is installed from a working tree, which may change at any time.
+    """
+    found = {"python": sys.version}
+    for name in _DISTRIBUTIONS:
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        origin = distribution.read_text("direct_url.json")
+        if origin is not None and json.loads(origin).get("dir_info", {}).get("editable"):
+            raise UnknownError(f"{name}, which is installed from a working tree that may change")
+        files = distribution.read_text("RECORD") or ""
+        found[name] = f"{distribution.version} {hashlib.sha256(files.encode()).hexdigest()}"
+    return found
+
+
+@functools.cache
+def _own_code() -> str:
+    """Return a hash of the source of our own packages that take part in a conversion."""
+    package = Path(__file__).parent.parent
+    files = [path for name in _OWN for path in sorted((package / name).rglob("*.py"))]
+    hasher = hashlib.sha256()
+    for path in [*files, package / "presets.py", package / "samples.py", package / "reference.py"]:
+        hasher.update(f"{path.relative_to(package)}\n".encode())
+        hasher.update(path.read_bytes())
+    return hasher.hexdigest()
+
+
+def libraries() -> dict[str, str]:
+    """
+    Return what identifies the code of every library in the chain, and ours.
+
+    Raises:
+        UnknownError: It cannot be identified: a working tree, or a conversion that others extend.
+    """
+    foreign = litert.foreign_extensions()
+    if foreign:
+        raise UnknownError(f"{foreign[0]}, registered with the converter by code outside of it")
+    return {**_installed(), "pytest-edgeq": _own_code()}
+
+
+def settings() -> dict[str, str]:
+    """
+    Return the settings of this process and machine that floating-point results depend on.
+
+    The number of torch's threads counts where samples run, not where a graph is converted.
+    """
+    cpu = torch.backends.cpu.get_cpu_capability()
+    chosen = {
+        "machine": platform.machine(),
+        "cpu": cpu,
+        "matmul": torch.get_float32_matmul_precision(),
+        "dtype": str(torch.get_default_dtype()),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "autocast": str(torch.is_autocast_enabled("cpu")),
+    }
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLES) and name not in _SILENT
+    }
+    return chosen | variables

@@ -1,0 +1,325 @@
+"""
+Torch graphs as JSON and raw tensors, read back without running any code that they hold.
+
+Only operators of known libraries and functions of Python's `operator` are written; a graph with
+anything else, such as the branches of `torch.cond`, cannot be stored.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pytest_edgeq.cache.digest import TRUSTED_OPS, UnknownError, digest_of, name_of
+
+__all__ = ["decode_graph", "decode_tensors", "encode_graph", "encode_tensors"]
+
+_NAMES = (
+    *("getitem", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs"),
+    *("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "not_"),
+)
+_SYMBOLIC = (
+    "sym_int",
+    "sym_float",
+    "sym_max",
+    "sym_min",
+    "sym_not",
+    "sym_ite",
+    "sym_sqrt",
+    "sym_sum",
+)
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f"operator:{name}": getattr(operator, name) for name in _NAMES},
+    **{f"torch:{name}": getattr(torch, name) for name in _SYMBOLIC if hasattr(torch, name)},
+}
+"""Functions of a graph that are no operators of torch: indices, and arithmetic on sizes."""
+
+_FORMAT_NAMES = ("dtype", "layout", "memory_format")
+
+
+def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
+    """
+    Return the parts of a stored graph: `graph` (JSON) and `tensors` (raw).
+
+    Raises:
+        UnknownError: A node, an argument or a tensor that the format cannot hold.
+    """
+    codegen = module.graph._codegen
+    if not isinstance(codegen, torch.fx.graph._PyTreeCodeGen):
+        raise UnknownError(f"a graph with a {type(codegen).__name__}")
+    info = codegen.pytree_info
+    tensors: dict[str, tuple[str, torch.Tensor]] = {}
+    nodes = []
+    keys = _StackKeys()
+    for node in module.graph.nodes:
+        target = node.target
+        if node.op == "call_function":
+            target = _encode_target(target)
+        elif node.op == "get_attr":
+            tensors[str(target)] = _attribute(module, str(target))
+        elif node.op not in ("placeholder", "output"):
+            raise UnknownError(f"a node {node.op} of {target}")
+        nodes.append(
+            {
+                "op": node.op,
+                "name": node.name,
+                "target": target,
+                "args": _encode(node.args),
+                "kwargs": _encode(dict(node.kwargs)),
+                "meta": _encode_metadata(node.meta, keys),
+            }
+        )
+    assert info.in_spec is not None, "unreachable because torch.export gives both"
+    assert info.out_spec is not None, "unreachable because torch.export gives both"
+    table, raw = encode_tensors({path: tensor for path, (_, tensor) in tensors.items()})
+    try:
+        specs = [pytree.treespec_dumps(spec) for spec in (info.in_spec, info.out_spec)]
+    except NotImplementedError as error:
+        raise UnknownError(f"inputs or outputs of a container without a name: {error}") from error
+    told = {
+        "nodes": nodes,
+        "names": list(info.orig_args),
+        "specs": specs,
+        "kinds": {path: kind for path, (kind, _) in tensors.items()},
+        "tensors": table,
+    }
+    return {"graph": json.dumps(told).encode(), "tensors": raw}
+
+
+def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
+    """
+    Build the graph module that `encode_graph` has written.
+
+    Raises:
+        ValueError: An operator that the installed libraries do not have.
+    """
+    told = json.loads(parts["graph"])
+    root = torch.nn.Module()
+    for path, tensor in decode_tensors(told["tensors"], parts["tensors"]).items():
+        _place(root, path, told["kinds"][path], tensor)
+    graph = torch.fx.Graph()
+    nodes: dict[str, torch.fx.Node] = {}
+    for each in told["nodes"]:
+        target = each["target"]
+        if each["op"] == "call_function":
+            target = _decode_target(target)
+        args, kwargs = _decode(each["args"], nodes), _decode(each["kwargs"], nodes)
+        node = graph.create_node(each["op"], target, args, kwargs, name=each["name"])
+        node.meta.update(_decode_metadata(each["meta"]))
+        nodes[each["name"]] = node
+    in_spec, out_spec = map(pytree.treespec_loads, told["specs"])
+    info = torch.fx.graph._PyTreeInfo(told["names"], in_spec, out_spec)
+    graph._codegen = torch.fx.graph._PyTreeCodeGen(info)
+    module = torch.fx.GraphModule(root, graph)
+    for each in module.modules():
+        each.training = False
+    return module
+
+
+def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, Any]], bytes]:
+    """
+    Return a table of tensors, and their bytes one behind the other; equal memory is written once.
+
+    Raises:
+        UnknownError: Not a plain tensor on the CPU.
+    """
+    table: list[dict[str, Any]] = []
+    pieces: list[bytes] = []
+    known: dict[tuple[Any, ...], int] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        digest_of(tensor[:0] if tensor.ndim else tensor)  # refuses other than plain tensors
+        value = tensor.detach()
+        key = (value.data_ptr(), value.dtype, value.shape, value.stride())
+        if key not in known or not value.numel():
+            known[key] = size
+            raw = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            pieces.append(raw)
+            size += len(raw)
+        table.append(
+            {
+                "name": name,
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "shape": list(value.shape),
+                "stride": list(value.stride()) if _is_dense(value) else None,
+                "start": known[key],
+                "requires_grad": tensor.requires_grad,
+            }
+        )
+    return table, b"".join(pieces)
+
+
+def decode_tensors(table: list[dict[str, Any]], raw: bytes) -> dict[str, torch.Tensor]:
+    """Return the tensors that `encode_tensors` has written, by name; aliases share their memory."""
+    found: dict[str, torch.Tensor] = {}
+    known: dict[tuple[Any, ...], torch.Tensor] = {}
+    for each in table:
+        dtype, shape = getattr(torch, each["dtype"]), each["shape"]
+        key = (each["start"], dtype, tuple(shape), tuple(each["stride"] or ()))
+        if key not in known:
+            made = torch.empty(shape, dtype=dtype)
+            if each["stride"] is not None:
+                made = torch.empty_strided(shape, each["stride"], dtype=dtype)
+            if made.numel():
+                count = made.numel() * made.element_size()
+                flat = torch.frombuffer(
+                    bytearray(raw[each["start"] : each["start"] + count]), dtype=dtype
+                )
+                made.copy_(flat.reshape(shape))
+            known[key] = made
+        found[each["name"]] = known[key].requires_grad_(each["requires_grad"])
+    return found
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether each element has a place of its own, without gaps."""
+    size = 1
+    for stride, length in sorted(zip(value.stride(), value.shape, strict=True)):
+        if length == 1:
+            continue
+        if stride != size:
+            return False
+        size *= length
+    return bool(value.numel())
+
+
+def _attribute(module: torch.nn.Module, path: str) -> tuple[str, torch.Tensor]:
+    """Return how a tensor of a module is registered, and the tensor."""
+    owner, _, name = path.rpartition(".")
+    holder: Any = module.get_submodule(owner)
+    value = getattr(holder, name)
+    if not isinstance(value, torch.Tensor):
+        raise UnknownError(f"a graph that takes {path}, a {type(value).__name__}")
+    if name in holder._parameters:
+        return "parameter", value
+    return ("buffer" if name in holder._buffers else "attribute"), value
+
+
+def _place(root: torch.nn.Module, path: str, kind: str, tensor: torch.Tensor) -> None:
+    owner, _, name = path.rpartition(".")
+    holder = root
+    for part in filter(None, owner.split(".")):
+        if part not in holder._modules:
+            holder.add_module(part, torch.nn.Module())
+        holder = holder.get_submodule(part)
+    if kind == "parameter":
+        parameter = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+        holder.register_parameter(name, parameter)
+    elif kind == "buffer":
+        holder.register_buffer(name, tensor)
+    else:
+        setattr(holder, name, tensor)
+
+
+def _encode_target(target: Callable[..., Any]) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        name = str(target)
+        if name.partition(".")[0] in TRUSTED_OPS:
+            return name
+    for name, function in _FUNCTIONS.items():
+        if target is function:
+            return name
+    raise UnknownError(f"a graph that calls {target}")
+
+
+def _decode_target(text: str) -> Callable[..., Any]:
+    if text in _FUNCTIONS:
+        return _FUNCTIONS[text]
+    namespace, _, rest = text.partition(".")
+    name, _, overload = rest.partition(".")
+    if namespace not in TRUSTED_OPS:
+        raise ValueError(f"the operator {text} is of no known library")
+    target: Any
+    try:
+        target = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except AttributeError as error:
+        raise ValueError(f"the operator {text} is not installed") from error
+    return target  # type: ignore[no-any-return] # an operator
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.fx.Node):
+        return {"node": value.name}
+    for kind in (tuple, list):
+        if isinstance(value, kind):
+            return {kind.__name__: [_encode(each) for each in value]}
+    if isinstance(value, dict):
+        return {"dict": [[key, _encode(each)] for key, each in value.items()]}
+    if isinstance(value, slice):
+        return {"slice": [_encode(each) for each in (value.start, value.stop, value.step)]}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    for name in _FORMAT_NAMES:
+        if isinstance(value, getattr(torch, name)):
+            return {"torch": str(value).removeprefix("torch.")}
+    raise UnknownError(f"a graph with an argument of {type(value).__name__}")
+
+
+def _decode(value: Any, nodes: Mapping[str, torch.fx.Node]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "node":
+        return nodes[content]
+    if kind == "dict":
+        return {key: _decode(each, nodes) for key, each in content}
+    if kind == "torch":
+        return getattr(torch, content)
+    if kind == "device":
+        return torch.device(content)
+    parts = [_decode(each, nodes) for each in content]
+    if kind == "slice":
+        return slice(*parts)
+    return tuple(parts) if kind == "tuple" else parts
+
+
+class _StackKeys(dict[str, str]):
+    """Keys of module stacks by the order that they come: strict export makes them of addresses."""
+
+    def __missing__(self, key: str) -> str:
+        self[key] = f"module_{len(self)}" if key.isdigit() else key
+        return self[key]
+
+
+def _encode_metadata(meta: Mapping[str, Any], keys: _StackKeys) -> dict[str, Any]:
+    """Return the metadata that conversion and `localize` read: module, sources and shape."""
+    told: dict[str, Any] = {}
+    if "nn_module_stack" in meta:
+        told["nn_module_stack"] = [
+            [
+                keys[key],
+                path,
+                kind if isinstance(kind, str) else name_of(kind),
+            ]
+            for key, (path, kind) in meta["nn_module_stack"].items()
+        ]
+    if "source_fn_stack" in meta:
+        told["source_fn_stack"] = [name for name, _ in meta["source_fn_stack"]]
+    value = meta.get("val")
+    if isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in value.shape):
+        told["val"] = [
+            str(value.dtype).removeprefix("torch."),
+            list(value.shape),
+            list(value.stride()),
+        ]
+    return told
+
+
+def _decode_metadata(told: Mapping[str, Any]) -> dict[str, Any]:
+    meta: dict[str, Any] = {}
+    if "nn_module_stack" in told:
+        meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in told["nn_module_stack"]}
+    if "source_fn_stack" in told:
+        meta["source_fn_stack"] = [(name, name) for name in told["source_fn_stack"]]
+    if "val" in told:
+        dtype, shape, stride = told["val"]
+        meta["val"] = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="meta")
+    return meta

@@ -1,0 +1,30 @@
+"""Messages of the conversion cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytest_edgeq.warn import warn_user
+
+__all__ = ["CacheLog"]
+
+
+class CacheLog:
+    """
+    Takes the cache's messages: a warning by default, or whatever the plugin does with them.
+
+    They are no warnings of Python inside pytest, because a suite that turns warnings into errors
+    would fail of a damaged entry, which costs nothing but time.
+
+    Args:
+        warn: Takes problems of the directory.
+        note: Takes reasons why a result was not kept.
+    """
+
+    def __init__(
+        self,
+        warn: Callable[[str], None] = warn_user,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.warn = warn
+        self.note = note

@@ -1,0 +1,198 @@
+"""The exported program of a model, and the code that ran while it was exported."""
+
+from __future__ import annotations
+
+import cProfile
+import functools
+import gc
+import hashlib
+import inspect
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.cache.digest import UnknownError, feed, feed_graph
+
+__all__ = ["code_and_result", "graph_digest", "program_digest"]
+
+_Result = TypeVar("_Result")
+
+
+def program_digest(program: torch.export.ExportedProgram) -> str:
+    """
+    Return a hash of an exported program: graph, weights, buffers, constants and signature.
+
+    Raises:
+        UnknownError: A part of it cannot be identified.
+    """
+    hasher = hashlib.sha256()
+    feed_graph(hasher, program.graph_module)
+    signature = program.graph_signature
+    for spec in (*signature.input_specs, *signature.output_specs):
+        feed(hasher, str(spec))
+    feed(hasher, dict(sorted(program.state_dict.items())))
+    feed(hasher, dict(sorted(program.constants.items())))
+    feed(
+        hasher, sorted(f"{symbol} {bounds}" for symbol, bounds in program.range_constraints.items())
+    )
+    feed(hasher, (str(program.call_spec.in_spec), str(program.call_spec.out_spec)))
+    return hasher.hexdigest()
+
+
+def graph_digest(module: torch.fx.GraphModule) -> str:
+    """
+    Return a hash of a graph with observers: nodes, annotations, observers and constants.
+
+    Raises:
+        UnknownError: A part of it cannot be identified.
+    """
+    hasher = hashlib.sha256()
+    feed_graph(hasher, module, litert.NODE_METADATA)
+    info = getattr(module.graph._codegen, "pytree_info", None)
+    feed(hasher, str(info))
+    return hasher.hexdigest()
+
+
+def code_and_result(model: torch.nn.Module, call: Callable[[], _Result]) -> tuple[str, _Result]:
+    """
+    Run something with a model, and return a hash of the model's code that ran, with the result.
+
+    Strict export reads Python code, which a graph does not tell in full: `x + y` and
+    `torch.add(x, y)` are one operator and two patterns for an annotator, and a `print` makes strict
+    export refuse the model. So each function counts by its bytecode and constants, with the
+    functions in C that it calls: all code that is not installed, and of installed packages what the
+    classes of the model's modules define and what that calls. What torch calls by itself does not:
+    its caches make it depend on what ran before.
+
+    Raises:
+        UnknownError: Another profiler is active.
+    """
+    if sys.getprofile() is not None:
+        raise UnknownError("the code of the model, while another profiler is active")
+    profile = cProfile.Profile(subcalls=True, builtins=True)
+    collects = gc.isenabled()
+    gc.disable()  # a destructor is none of the model's code
+    try:
+        profile.enable()
+    except ValueError as error:  # from Python 3.12 on, where another one is active
+        raise UnknownError("the code of the model, while another profiler is active") from error
+    try:
+        result = call()
+    finally:
+        profile.disable()
+        if collects:
+            gc.enable()
+    edges = {entry.code: [each.code for each in entry.calls or ()] for entry in profile.getstats()}
+    found = set()
+    for code in _own(edges) | _reached(_methods(model), edges):
+        hasher = hashlib.sha256()
+        _feed_code(hasher, code)
+        called = {_ADDRESS.sub("", each) for each in edges[code] if isinstance(each, str)}
+        feed(hasher, sorted(called))
+        found.add(hasher.hexdigest())
+    return hashlib.sha256("".join(sorted(found)).encode()).hexdigest(), result
+
+
+_Edges = Mapping[Any, Sequence[Any]]
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_STANDARD = sysconfig.get_path("stdlib")
+_PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+_KNOWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+"""Where code lies whose version or content is in every key: torch's, and ours."""
+
+
+def _own(edges: _Edges) -> set[types.CodeType]:
+    """Return the code that ran and belongs to no installed package, such as a project's own."""
+    return {
+        code
+        for code in edges
+        if _is_function(code)
+        and not code.co_filename.startswith(("<", _STANDARD, *_PACKAGES, *_KNOWN))
+    }
+
+
+def _reached(roots: set[types.CodeType], edges: _Edges) -> set[types.CodeType]:
+    """Return the code that ran because these functions called it, without a library between."""
+    reached: set[types.CodeType] = set()
+    open_calls: list[Any] = [code for code in roots if code in edges]
+    while open_calls:
+        code = open_calls.pop()
+        # What a function in C calls is not told apart by who called that.
+        if _is_function(code) and code not in reached and not _is_a_librarys(code):
+            reached.add(code)
+            open_calls += edges[code]
+    return reached
+
+
+def _is_function(code: Any) -> bool:
+    """Whether it is neither in C nor the body of a module or a class, which run once."""
+    return isinstance(code, types.CodeType) and bool(code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def _is_a_librarys(code: types.CodeType) -> bool:
+    """Whether it is code of torch, of ours or of Python's own library."""
+    name = code.co_filename
+    if name.startswith(_PACKAGES):
+        # Installed packages lie below Python's own library.
+        return name.startswith(_KNOWN)
+    return name.startswith((_STANDARD, "<frozen", *_KNOWN))
+
+
+def _methods(model: torch.nn.Module) -> set[types.CodeType]:
+    """Return the code of every function that the classes and instances of the modules hold."""
+    found: set[types.CodeType] = set()
+    seen: set[int] = set()
+    holders: dict[int, Any] = {}
+    for module in model.modules():
+        for holder in (module, *type(module).__mro__):
+            name = holder.__module__ if isinstance(holder, type) else ""
+            if not name.startswith("torch.") and holder is not object:
+                holders.setdefault(id(holder), holder)
+    open_values = [value for holder in holders.values() for value in vars(holder).values()]
+    while open_values:
+        value = open_values.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (staticmethod, classmethod)):
+            open_values.append(value.__func__)
+        elif isinstance(value, property):
+            open_values += [value.fget]
+        elif isinstance(value, types.MethodType):
+            open_values.append(value.__func__)
+        elif isinstance(value, functools.partial):
+            open_values += [value.func, *value.args]
+        elif isinstance(value, types.FunctionType):
+            found.add(value.__code__)
+            # A decorator holds what it decorates.
+            cells = value.__closure__ or ()
+            open_values += [cell.cell_contents for cell in cells if _is_filled(cell)]
+    return found
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 # an empty one raises
+    except ValueError:
+        return False
+    return True
+
+
+def _feed_code(hasher: Any, code: types.CodeType) -> None:
+    feed(hasher, code.co_qualname if sys.version_info >= (3, 11) else code.co_name)
+    feed(hasher, (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            _feed_code(hasher, constant)
+        else:
+            # Of others, such as Ellipsis, the name.
+            known = isinstance(constant, (str, bytes, int, float, complex, tuple, frozenset))
+            feed(hasher, constant if known else repr(constant))

@@ -1,0 +1,262 @@
+"""Run a file and its references on samples, and gather errors and health; merged over threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_edgeq import litert
+from pytest_edgeq.foreign import is_keras, keras_output_names
+from pytest_edgeq.numerics.comparison import WorstSamples
+from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.findings import Finding
+from pytest_edgeq.numerics.health import OutputHealth
+from pytest_edgeq.numerics.inputs import InputHealth
+from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.numerics.side import Side
+from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.reference import call_reference, in_file_order
+from pytest_edgeq.samples import Sample
+from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import Tensor
+from pytest_edgeq.tflite.inputs import quantized_inputs
+from pytest_edgeq.tflite.layout import mismatch_hint
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Arrays", "Measurement", "Outcome", "SampleRunner", "check_layout"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+Arrays = Sequence[np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    Outputs of every side for one sample, in the file's order.
+
+    Attributes:
+        codes: Of the file, as it gives them.
+        values: In float, by side: `float`, `edge`, and `simulated` or `float_tflite`.
+    """
+
+    codes: Arrays
+    values: dict[str, Arrays]
+
+
+class SampleRunner:
+    """
+    Runs a file and its references on samples, in one thread at a time.
+
+    Args:
+        quantized: The file and its references.
+        runtime: Kernels that run the file (and a recipe flow's float file).
+    """
+
+    def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
+        self._quantized = quantized
+        self._runtime = runtime
+        self._edge, self._between = quantized.edge, quantized.float_edge
+        self._simulated: torch.nn.Module | None = None
+
+    def apart(self) -> SampleRunner:
+        """Return a runner of the same models with interpreters of its own."""
+        other = SampleRunner(self._quantized, self._runtime)
+        other._edge = self._edge.apart()
+        other._between = None if self._between is None else self._between.apart()
+        other._simulated = self._simulated
+        return other
+
+    def run(self, sample: Sample, index: int) -> Outcome:
+        """
+        Run one sample.
+
+        Raises:
+            ValueError: The sample does not fit, or outputs differ in number or shape.
+            TypeError: A sample of another kind or dtype.
+            RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
+        """
+        quantized, arrays = self._quantized, sample.arrays()
+        codes = self._run(self._edge, arrays, index)
+        wanted = [border.name for border in self._edge.signature.outputs]
+        values: dict[str, Arrays] = {
+            "edge": self._edge.decode(codes),
+            "float": self._reference(sample, arrays, wanted, index),
+        }
+        check_layout(quantized, values["float"], values["edge"])
+        if quantized.simulated is not None:
+            outputs = call_reference(self._with_computed_weights(quantized.simulated), sample)
+            values["simulated"] = in_file_order(outputs, wanted, quantized.name)
+        if self._between is not None:
+            decoded = self._between.decode(self._run(self._between, arrays, index))
+            names = [border.name for border in self._between.signature.outputs]
+            outputs = list(zip(names, decoded, strict=True))
+            values["float_tflite"] = in_file_order(outputs, wanted, quantized.name)
+        return Outcome(codes, values)
+
+    def _with_computed_weights(self, simulated: torch.nn.Module) -> torch.nn.Module:
+        if self._simulated is None:
+            self._simulated = litert.with_computed_weights(simulated)
+        return self._simulated
+
+    def _run(self, edge: EdgeFile, arrays: Arrays, index: int) -> Arrays:
+        try:
+            return edge.run(self._quantized.input_names, arrays, self._runtime)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"evaluation sample {index}: {error}") from None
+
+    def _reference(
+        self, sample: Sample, arrays: Arrays, wanted: Sequence[str], index: int
+    ) -> Arrays:
+        reference, name = self._quantized.float_model, self._quantized.name
+        assert reference is not None, "unreachable because a Comparer has looked"
+        aliases = keras_output_names(reference) if is_keras(reference) else ()
+        try:
+            outputs = call_reference(reference, sample)
+        except RuntimeError as error:
+            first = (str(error).splitlines() or [""])[0]
+            raise RuntimeError(
+                f"the reference of {name} fails on evaluation sample {index}: expected its "
+                f"outputs, got {type(error).__name__}: {first}\n"
+                f"why: it is given what the file takes, of shape "
+                f"{', '.join(str(list(array.shape)) for array in arrays)}; reference(sample) by "
+                "itself fails the same way"
+            ) from error
+        return in_file_order(outputs, wanted, name, aliases)
+
+
+class Measurement:
+    """
+    Errors of every stage and health, over some of the samples; measurements merge.
+
+    Args:
+        quantized: The file and its references.
+    """
+
+    def __init__(self, quantized: QuantizedModel) -> None:
+        self._quantized = quantized
+        edge = quantized.edge
+        specs = [_spec(each.name, each.tensor) for each in edge.signature.outputs]
+        self._sides = _sides(quantized)
+        # Both sides of a conversion are float: there is no LSB.
+        unscaled = [BorderSpec(spec.name) for spec in specs]
+        self._stages = {
+            name: StageAccumulator(unscaled if name == "conversion" else specs)
+            for name in self._sides
+        }
+        # ai-edge-quantizer calibrates by moving averages.
+        # A loaded file does not say what it was calibrated by.
+        averaged = quantized.flow in ("recipe", "prebuilt")
+        self._health = [OutputHealth(spec, averaged=averaged) for spec in specs]
+        self._inputs = [
+            (border.name, InputHealth(_spec(border.name, tensor), averaged=averaged))
+            for border, tensor in quantized_inputs(edge.graph, edge.signature)
+        ]
+        self.worst = WorstSamples()
+
+    def update(self, index: int, sample: Sample, outcome: Outcome) -> None:
+        """Add one sample, by its index over all threads."""
+        quantized = self._quantized
+        sides = {name: list(map(Side, arrays)) for name, arrays in outcome.values.items()}
+        for name, accumulator in self._stages.items():
+            reference, actual = self._sides[name]
+            sqnr_db = accumulator.update(sides[reference], sides[actual], index=index)
+            if name == "total":
+                self.worst.offer(index, sqnr_db, sample.clone)
+        codes = quantized.edge.turned(outcome.codes)
+        for watch, reference_side, edge_side, code in zip(
+            self._health, sides["float"], sides["edge"], codes, strict=True
+        ):
+            watch.update(reference_side, edge_side, code)
+        if not self._inputs:
+            return
+        given = quantized.edge.by_border(quantized.input_names, sample.arrays())
+        for border, input_watch in self._inputs:
+            # Whole numbers are codes, as the file takes them.
+            if given[border].dtype.kind == "f":
+                input_watch.update(given[border])
+
+    def merge(self, other: Measurement) -> None:
+        """Add all that another measurement has seen; any split gives the same figures."""
+        for name, accumulator in self._stages.items():
+            accumulator.merge(other._stages[name])
+        for watch, theirs in zip(self._health, other._health, strict=True):
+            watch.merge(theirs)
+        for (_, mine), (_, their) in zip(self._inputs, other._inputs, strict=True):
+            mine.merge(their)
+        self.worst.merge(other.worst)
+
+    def stages(self) -> dict[str, StageErrors]:
+        """Return the errors of every stage that the flow has."""
+        return {name: accumulator.result() for name, accumulator in self._stages.items()}
+
+    def findings(self) -> list[Finding]:
+        """Return what is wrong with inputs and outputs."""
+        findings = [finding for _, watch in self._inputs for finding in watch.findings()]
+        return findings + [finding for watch in self._health for finding in watch.findings()]
+
+
+_Sides = dict[str, tuple[str, str]]
+
+# By what the flow has: which side of each stage is the reference, which the actual one.
+_WITH_SIMULATED: _Sides = {
+    "quantization": ("float", "simulated"),
+    "lowering": ("simulated", "edge"),
+    "total": ("float", "edge"),
+}
+_WITH_FLOAT_TFLITE: _Sides = {
+    "conversion": ("float", "float_tflite"),
+    "quantization": ("float_tflite", "edge"),
+    "total": ("float", "edge"),
+}
+_WITHOUT_QUANTIZER: _Sides = {"conversion": ("float", "edge"), "total": ("float", "edge")}
+_FILE_ALONE: _Sides = {"total": ("float", "edge")}
+
+
+def _sides(quantized: QuantizedModel) -> _Sides:
+    if quantized.simulated is not None:
+        return _WITH_SIMULATED
+    if quantized.float_edge is not None:
+        return _WITH_FLOAT_TFLITE
+    return _WITHOUT_QUANTIZER if quantized.flow == "float" else _FILE_ALONE
+
+
+def _spec(name: str, tensor: Tensor) -> BorderSpec:
+    if not tensor.is_quantized or len(tensor.scales) != 1:
+        return BorderSpec(name)
+    low, high = code_range(tensor.dtype)
+    return BorderSpec(name, float(tensor.scales[0]), int(tensor.zero_points[0]), low, high)
+
+
+def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:
+    """
+    Check that outputs have the shapes of the reference's.
+
+    Raises:
+        ValueError: Another shape; says which layout would explain it.
+    """
+    borders = quantized.edge.signature.outputs
+    for border, expected, actual in zip(borders, reference, edge, strict=True):
+        if expected.shape == actual.shape:
+            continue
+        hint = mismatch_hint(expected.shape, actual.shape)
+        if quantized.origin is not None:
+            hint = ""  # the flow knows its own layout
+        if not hint:
+            hint = (
+                "\nwhy: the file was made from another model than the reference, or its last ops "
+                "are others: an axis, a permutation, a slice"
+            )
+        elif quantized.edge.layouts.of(border) is not None:
+            hint = "; it was turned by layout=, and would fit as the file has it"
+        raise ValueError(
+            f"{quantized.name}: output {border.name!r}: the reference gives shape "
+            f"{list(expected.shape)}, the file {list(actual.shape)}{hint}"
+        )

@@ -1,0 +1,387 @@
+"""Every ingredient of a result is in its key: what changes one of them is never a stale hit."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fixtures.models import normal
+from pytest_edgeq import Edgeq, litert
+from pytest_edgeq.cache import environment
+from pytest_edgeq.cache.conversions import ConversionCache
+from pytest_edgeq.cache.store import Store
+from pytest_edgeq.litert import Traced
+
+INPUT = (normal(1, 4, 8, 8, seed=0),)
+PRESET = "pt2e_static_int8"
+
+
+class Reference(nn.Module):
+    """What the variants below change in one place each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.offset = nn.Buffer(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A sum, so that annotators look at the functions that are called."""
+        return torch.relu(self.conv(x)) + x
+
+
+class _OtherFunction(Reference):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.add(torch.relu(self.conv(x)), x)
+
+
+class _OtherOperator(Reference):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = operator.add(torch.relu(self.conv(x)), x)
+        return made
+
+
+class _OtherSpelling(Reference):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.conv(x)) + x
+
+
+class _Method(Reference):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.conv(x).relu() + x
+        return made
+
+
+class _Printing(Reference):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return torch.relu(self.conv(x)) + x
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+class _Helped(Reference):
+    helper: Callable[[torch.Tensor], torch.Tensor] = staticmethod(_double)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.helper(self.conv(x))) + x
+
+
+class _Constant(Reference):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x)) + x * 1.0
+
+
+class _Order(Reference):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.conv(x))
+
+
+class _Unused(Reference):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x) + 0 * self.offset) + x
+
+
+def _cache(said: Callable[[str], None] = pytest.fail, *, seed: int = 0) -> ConversionCache:
+    """One that is on; keys alone are asked for, so that nothing is written."""
+    return ConversionCache(Store(Path("nowhere"), said), said, seed=seed)
+
+
+def _key(
+    model: nn.Module,
+    *,
+    strict: bool = True,
+    preset: str = PRESET,
+    seed: int = 0,
+    args: Any = INPUT,
+    dynamic_shapes: Any = None,
+) -> str:
+    traced = Traced(model.eval(), args, dynamic_shapes=dynamic_shapes)
+    key = _cache(seed=seed).exported_key("model", traced, preset, strict=strict)
+    assert key is not None
+    return key
+
+
+def test_one_model_has_one_key() -> None:
+    """Made twice, copied, or the same weights in other memory."""
+    key = _key(Reference())
+    assert key == _key(Reference()) == _key(copy.deepcopy(Reference()))
+    moved = Reference()
+    for parameter in moved.parameters():
+        parameter.data = parameter.data.clone()
+    assert key == _key(moved)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        _OtherFunction,
+        _OtherOperator,
+        _OtherSpelling,
+        _Method,
+        _Printing,
+        _Helped,
+        _Constant,
+        _Order,
+        _Unused,
+    ],
+)
+def test_other_code_with_equal_weights_has_another_key(kind: type[Reference]) -> None:
+    """Also where the graph of operators is the same, and strict export reads the difference."""
+
+    class Same(Reference):
+        __qualname__ = Reference.__qualname__
+        forward = kind.forward
+        helper = staticmethod(_double)
+
+    # No name tells them apart.
+    Same.__module__, Same.__name__ = Reference.__module__, Reference.__name__
+    assert _key(Same()) != _key(Reference())
+
+
+def test_a_helper_with_another_body_has_another_key() -> None:
+    """It computes nothing, and strict export looks into it."""
+
+    def spoken(x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return x
+
+    one, other = _Helped(), _Helped()
+    other.helper = spoken
+    assert _key(one) != _key(other)
+
+
+def _with(change: Callable[[Reference], Any]) -> Reference:
+    model = Reference()
+    with torch.no_grad():
+        change(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.conv.weight.view(-1)[7:8].mul_(1.0000002),
+        lambda m: m.conv.bias.view(-1)[0:1].neg_(),
+        lambda m: setattr(m.conv, "padding", "same"),
+        lambda m: setattr(m.conv, "bias", None),
+        lambda m: setattr(m, "conv", nn.Conv2d(4, 4, 5, padding=2)),
+        lambda m: setattr(m, "twin", m.conv),
+    ],
+    ids=["a weight by an ulp", "a bias's sign", "padding", "no bias", "kernel", "two names"],
+)
+def test_another_state_has_another_key(change: Callable[[Reference], Any]) -> None:
+    """Weights, biases and settings of layers."""
+    assert _key(_with(change)) != _key(Reference())
+
+
+def test_a_buffer_counts_where_it_is_read() -> None:
+    """In place, as a training step changes it."""
+    one, other = _Unused(), _Unused()
+    before = _key(one)
+    other.offset.add_(1)
+    assert _key(other) != before
+    one.offset.add_(1)
+    assert _key(one) == _key(other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preset": "pt2e_static_int8_per_tensor"},
+        {"strict": False},
+        {"seed": 1},
+        {"args": (normal(2, 4, 8, 8, seed=0),)},
+        {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1, max=8)},)},
+    ],
+    ids=["preset", "strict", "seed", "shape", "dynamic"],
+)
+def test_every_option_counts(options: dict[str, Any]) -> None:
+    """Of the exporter, the quantizer and the session."""
+    args: dict[str, Any] = {}
+    if "dynamic_shapes" in options:
+        args["args"] = (normal(2, 4, 8, 8, seed=0),)
+    assert _key(Reference(), **(args | options)) != _key(Reference(), **args)
+
+
+def test_the_values_of_the_sample_inputs_do_not_count() -> None:
+    """A model is traced with them, on their shapes and dtypes alone: they are often random."""
+    assert _key(Reference(), args=(normal(1, 4, 8, 8, seed=9),)) == _key(Reference())
+
+
+def test_every_library_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of one of them, or other files under the same version."""
+    before = environment.libraries()
+    assert {"torch", "torchao", "litert-torch", "litert-converter", "ai-edge-litert"} <= set(before)
+    assert {"ai-edge-quantizer", "numpy", "jax", "python", "pytest-edgeq"} <= set(before)
+    key = _key(Reference())
+    for name in before:
+        monkeypatch.setattr(environment, "libraries", lambda n=name: before | {n: "another"})
+        assert _key(Reference()) != key, name
+    monkeypatch.setattr(environment, "libraries", lambda: before)
+    assert _key(Reference()) == key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: torch.use_deterministic_algorithms(mode=True),
+        lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    ],
+    ids=["threads", "matmul", "deterministic", "mkldnn"],
+)
+def test_every_setting_counts(change: Callable[[], Any]) -> None:
+    """Results of floating point depend on them."""
+    threads, key = torch.get_num_threads(), _key(Reference())
+    try:
+        change()
+        assert _key(Reference()) != key
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("highest")
+        torch.use_deterministic_algorithms(mode=False)
+        torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
+    assert _key(Reference()) == key
+
+
+def test_an_environment_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the libraries, but for what they print."""
+    key = _key(Reference())
+    monkeypatch.setenv("LITERT_TORCH_SHOW_PROGRESS", "y")
+    assert _key(Reference()) == key
+    monkeypatch.setenv("TORCH_SOMETHING", "1")
+    assert _key(Reference()) != key
+
+
+def test_what_others_register_with_the_converter_makes_the_key_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their code is in no version."""
+    registry = litert.converter_module("backend.lowerings.registry").global_registry
+    monkeypatch.setitem(registry.registered_ops, "an op", _double)
+    told: list[str] = []
+    traced = Traced(Reference().eval(), INPUT)
+    assert _cache(told.append).exported_key("model", traced, PRESET, strict=True) is None
+    assert "test_keys._double, registered with the converter" in told[0]
+
+
+def test_another_profiler_makes_the_key_unknown() -> None:
+    """Which code ran is then not known; the build goes on without the cache."""
+    told: list[str] = []
+    traced = Traced(Reference().eval(), INPUT)
+    sys.setprofile(lambda *_: None)
+    try:
+        key = _cache(told.append).exported_key("net", traced, PRESET, strict=True)
+    finally:
+        sys.setprofile(None)
+    assert key is None
+    assert told == [
+        "net: not kept in the conversion cache: its key cannot be known, because of the code of "
+        "the model, while another profiler is active"
+    ]
+
+
+class _Annotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return made
+
+
+def _prepared_key(quantizer: Any, said: list[str] | None = None) -> str | None:
+    model, args = _Annotated().eval(), (normal(1, 4, seed=0),)
+    graph = torch.export.export(model, args, strict=True).module()
+    cache = _cache(pytest.fail if said is None else said.append)
+    return cache.prepared_key("model", lambda: litert.prepare_pt2e(graph, quantizer))
+
+
+def _quantizer(**config: Any) -> Any:
+    module = litert.converter_module("quantize.pt2e_quantizer")
+    return module.PT2EQuantizer().set_global(module.get_symmetric_quantization_config(**config))
+
+
+def _subclass(annotate: Callable[[Any, Any], Any]) -> Any:
+    base = type(_quantizer())
+    made = type("PT2EQuantizer", (base,), {"annotate": annotate})()
+    module = litert.converter_module("quantize.pt2e_quantizer")
+    return made.set_global(module.get_symmetric_quantization_config())
+
+
+def test_what_a_quantizer_annotates_counts_and_its_class_does_not() -> None:
+    """Code of a subclass shows in the annotations; equal ones are one key."""
+    base = type(_quantizer())
+
+    def drops_one(self: Any, model: Any) -> Any:
+        annotated = base.annotate(self, model)
+        for node in annotated.graph.nodes:
+            if "linear_1" in node.name:
+                node.meta.pop("quantization_annotation", None)
+        return annotated
+
+    key = _prepared_key(_quantizer())
+    assert key is not None
+    assert key == _prepared_key(_quantizer())
+    assert key == _prepared_key(_subclass(base.annotate))
+    assert key != _prepared_key(_subclass(drops_one))
+    assert key != _prepared_key(_quantizer(is_per_channel=True))
+    assert key != _prepared_key(_quantizer(is_dynamic=True))
+
+
+def test_an_observer_of_the_users_own_makes_the_key_unknown() -> None:
+    """Its code decides on ranges, and nothing identifies it."""
+    base = type(_quantizer())
+
+    def observes(self: Any, model: Any) -> Any:
+        return base.annotate(self, model)
+
+    def own_observers(self: Any, model: Any, observers: Any) -> None:
+        for observer in filter(None, observers.values()):
+            kind = type(observer)
+            observer.__class__ = type("Own", (kind,), {"__module__": "conftest"})
+
+    quantizer = _subclass(observes)
+    type(quantizer).prepare_obs_or_fq_callback = own_observers
+    said: list[str] = []
+    assert _prepared_key(quantizer, said) is None
+    assert "an observer of class conftest.Own" in said[0]
+
+
+def test_every_sample_counts_in_its_order(tmp_path: Path) -> None:
+    """A changed, missing, further or moved sample is another run; equal ones are not run again."""
+    maker = Edgeq(cache_dir=tmp_path)
+    samples = [normal(1, 4, 8, 8, seed=seed) for seed in range(4)]
+    model = Reference().eval()
+
+    def stored(given: list[torch.Tensor]) -> int:
+        maker.quantize(model, INPUT, calibration=iter(given))
+        return len(Store(tmp_path, pytest.fail).keys("calibrate", ""))
+
+    others = (
+        samples,
+        samples[:3],
+        samples[::-1],
+        [*samples, samples[0]],
+        [samples[0], samples[1], samples[2], samples[3] * 1.5],
+        [(sample.contiguous(memory_format=torch.channels_last)) for sample in samples],
+    )
+    for runs, given in enumerate(others, 1):
+        assert stored(given) == runs
+        assert stored(given) == runs
+    assert stored(samples) == len(others)

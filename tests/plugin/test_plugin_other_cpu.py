@@ -1,0 +1,75 @@
+"""Another CPU: torch's kernels without vector extensions, and on one thread."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.test_plugin_cache import MODEL, SUITE
+from tests.shared_cache import shared_cache
+
+ROOT = Path(__file__).parent.parent.parent
+
+# On an x86 with AVX2 or AVX-512 the first of these has other kernels; one core adds in one order.
+OTHER = {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_other_kernels_round_otherwise() -> None:
+    """So that the tests below are of two CPUs: a convolution differs in its last bits."""
+    script = (
+        "import torch; g = torch.Generator().manual_seed(0); x = torch.randn(64, 777, generator=g);"
+        "y = torch.nn.functional.gelu(x).softmax(-1).log().sum(1);"
+        "print(torch.backends.cpu.get_cpu_capability(), y.double().sum().item())"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for settings in ({}, OTHER)
+    ]
+    if told[0][0] == "DEFAULT":
+        pytest.skip("this CPU has no vector extensions that torch knows: there is no other setting")
+    assert told[1][0] == "DEFAULT"
+    assert told[0][1] != told[1][1]
+
+
+def test_figures_hold_with_other_kernels() -> None:
+    """Every test that compares figures passes once more."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "figures and not slow", "--tb=short"]
+    if directory := shared_cache():
+        command.append(f"--edgeq-cache-dir={directory}")
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | OTHER, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("first", ["this CPU", "the other"])
+def test_a_baseline_of_one_cpu_holds_on_the_other(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Op dtypes, errors and the gate, for PT2E, a static and a dynamic recipe."""
+    pytester.makepyfile(net=MODEL, test_net=SUITE)
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
+    monkeypatch.setenv("TOLD", str(pytester.path / "told.txt"))
+
+    def run(settings: dict[str, str], *arguments: str) -> None:
+        with monkeypatch.context() as patch:
+            for name, value in settings.items():
+                patch.setenv(name, value)
+            pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=6)
+
+    settings = [{}, OTHER] if first == "this CPU" else [OTHER, {}]
+    run(settings[0], "--edgeq-update")
+    run(settings[1])

@@ -1,0 +1,241 @@
+"""Samples on several cores: the same figures, texts and errors as on one."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import ConcatSkip, ResidualNet, SmallModel, normal, samples, seeded
+from pytest_edgeq import Comparison, Edgeq, QuantizedModel, assert_accuracy_drop
+from pytest_edgeq.measurement import Measurement, SampleRunner
+from pytest_edgeq.parallel import on_one_thread, run_together, state_of
+from pytest_edgeq.samples import read_samples
+from tests.detection.flatfile import FlatFile
+from tests.localize.edits import edited, ops_of
+
+PT2E, STATIC = "pt2e_static_int8", "recipe_static_wi8_ai8"
+
+
+def _quantized(kind: type[SmallModel], flow: str, **options: Any) -> QuantizedModel:
+    return Edgeq(**options).quantize(
+        seeded(kind), kind.sample_inputs(), quantizer=flow, calibration=samples(kind, 8)
+    )
+
+
+def _told(comparison: Comparison) -> list[Any]:
+    stages = {name: stage.to_dict() for name, stage in comparison.stages.items()}
+    kept = [(each.index, each.sqnr_db, each.inputs.tensors) for each in comparison.worst_samples]
+    each = comparison.total.outputs.values()
+    return [comparison.to_dict(), stages, comparison.fingerprint, repr(kept), repr(list(each))]
+
+
+@pytest.mark.parametrize("flow", [PT2E, STATIC])
+@pytest.mark.parametrize("kind", [ResidualNet, ConcatSkip])
+def test_figures_do_not_depend_on_the_number_of_cores(kind: type[SmallModel], flow: str) -> None:
+    """Equal to the last bit, of every output and every sample."""
+    quantized = _quantized(kind, flow)
+    given = list(samples(kind, 23, seed=2))
+    told = [_told(Edgeq(threads=threads).compare(quantized, given)) for threads in (1, 2, 3, 7)]
+    assert all(each == told[0] for each in told[1:])
+
+
+@pytest.mark.parametrize("flow", [PT2E, STATIC])
+def test_any_split_merges_to_the_same_figures(flow: str) -> None:
+    """1, 2 and 7 chunks, merged in any order."""
+    quantized = _quantized(ResidualNet, flow)
+    given = list(read_samples(samples(ResidualNet, 14, seed=2), quantized.spec, "evaluation"))
+    runner, shuffle, told = SampleRunner(quantized, "xnnpack"), random.Random(0), []
+    with on_one_thread():
+        outcomes = [runner.run(sample, index) for index, sample in enumerate(given)]
+    for count in (1, 2, 7, 7, 7):
+        chunks = [Measurement(quantized) for _ in range(count)]
+        order = list(range(len(given)))
+        shuffle.shuffle(order)
+        for index in order:
+            chunks[index % count].update(index, given[index], outcomes[index])
+        shuffle.shuffle(chunks)
+        first, *others = chunks
+        for other in others:
+            first.merge(other)
+        stages = {name: (stage.to_dict(), repr(stage)) for name, stage in first.stages().items()}
+        kept = [(each.index, each.sqnr_db) for each in first.worst.result()]
+        told.append((stages, first.findings(), kept))
+    assert all(each == told[0] for each in told[1:])
+
+
+class _Counting(nn.Module):
+    """A forward that depends on how often it was called, by a buffer or by an attribute."""
+
+    def __init__(self, *, by_buffer: bool) -> None:
+        super().__init__()
+        self.by_buffer, self.count = by_buffer, 0
+        self.seen = nn.Buffer(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.by_buffer:
+            self.seen.add_(1)
+        else:
+            self.count += 1
+        return torch.relu(x) + self.seen + self.count
+
+
+@pytest.mark.parametrize("by_buffer", [True, False])
+def test_a_reference_with_a_state_is_measured_in_order(*, by_buffer: bool) -> None:
+    """On any number of cores."""
+    plain = Edgeq().quantize(nn.ReLU().eval(), (normal(1, 8, seed=0),), quantizer=None)
+    given = [normal(1, 8, seed=seed) for seed in range(9)]
+    told = []
+    for threads in (1, 4):
+        edgeq = Edgeq(threads=threads)
+        loaded = edgeq.load(plain.tflite, reference=_Counting(by_buffer=by_buffer).eval())
+        told.append(_told(edgeq.compare(loaded, given)))
+    assert told[0] == told[1]
+
+
+def test_what_may_depend_on_the_order_is_known() -> None:
+    """Hooks, functions and changes of the state."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    made = Edgeq().quantize(model, (normal(1, 4, seed=0),), quantizer=None)
+    before = state_of(made)
+    assert before is not None
+    assert before == state_of(made)
+    with torch.no_grad():
+        next(model.parameters()).mul_(1)
+    assert before != state_of(made)
+    handle = model[1].register_forward_hook(lambda *_: None)
+    assert state_of(made) is None
+    handle.remove()
+    assert state_of(made) is not None
+    assert state_of(Edgeq().load(made.tflite, reference=lambda x: x)) is None
+
+
+def test_accuracy_is_scored_in_order_on_any_number_of_cores() -> None:
+    """The metric sees the same outputs in the same order; labels may share a buffer."""
+    seen: list[list[Any]] = []
+    for threads in (1, 2, 5):
+        quantized = _quantized(ResidualNet, PT2E, threads=threads)
+        label, scored = torch.zeros(1), list[Any]()
+
+        def pairs(label: torch.Tensor = label) -> Iterator[Any]:
+            for number, sample in enumerate(samples(ResidualNet, 400, seed=2)):
+                label.fill_(number)
+                yield sample, label
+
+        def metric(outputs: Any, label: Any, scored: list[Any] = scored) -> bool:
+            scored.append((float(label), outputs.double().sum().item()))
+            return bool(outputs.sum() * 0 == 0)
+
+        assert_accuracy_drop(quantized, pairs(), metric, max_drop=0.05)
+        seen.append(scored)
+    assert seen[0] == seen[1] == seen[2]
+    assert [number for number, _ in seen[0][::2]] == list(map(float, range(400)))
+
+
+def test_the_first_sample_that_fails_is_told() -> None:
+    """Whichever core is done first: the text is that of one core."""
+    model = nn.Linear(4, 4).eval()
+    made = Edgeq().quantize(model, (normal(1, 4, seed=0),), quantizer=None)
+
+    class Refusing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if float(x.sum()) > 1e3:
+                raise RuntimeError(f"sum is {float(x.sum()):.0f}")
+            made: torch.Tensor = model(x)
+            return made
+
+    given = [torch.full((1, 4), 1e4 * (seed > 5) * seed) for seed in range(20)]
+    texts = []
+    for threads in (1, 2, 5):
+        edgeq = Edgeq(threads=threads)
+        with pytest.raises(RuntimeError, match="evaluation sample 6") as caught:
+            edgeq.compare(edgeq.load(made.tflite, reference=Refusing().eval()), given)
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_samples_may_share_a_buffer_and_few_are_held() -> None:
+    """A loader may write the next one over the last; memory does not grow with their number."""
+    quantized = _quantized(ResidualNet, PT2E)
+    shape = ResidualNet.sample_inputs()[0].shape
+    buffer, most = torch.zeros(shape), 0
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def shared() -> Iterator[torch.Tensor]:
+        for seed in range(30):
+            buffer.copy_(normal(*shape, seed=seed))
+            yield buffer
+
+    def fresh() -> Iterator[torch.Tensor]:
+        nonlocal most
+        for seed in range(30):
+            made = normal(*shape, seed=seed)
+            alive.append(weakref.ref(made))
+            yield made
+            del made
+            gc.collect(0)
+            most = max(most, sum(each() is not None for each in alive))
+
+    told = [_told(Edgeq(threads=3).compare(quantized, each)) for each in (shared(), fresh())]
+    assert told[0] == told[1]
+    assert most <= 3 + 2
+
+
+def test_the_threads_of_torch_are_as_before() -> None:
+    """After a comparison, and after one that failed."""
+    before = torch.get_num_threads()
+    quantized = _quantized(ResidualNet, PT2E)
+    Edgeq(threads=2).compare(quantized, samples(ResidualNet, 4))
+    assert torch.get_num_threads() == before
+    with pytest.raises(ValueError, match="expected shape"):
+        Edgeq(threads=2).compare(quantized, [*samples(ResidualNet, 2), (torch.zeros(1),)])
+    assert torch.get_num_threads() == before
+
+
+def test_the_gate_says_the_same_on_any_number_of_cores() -> None:
+    """Of a file with a channel exchanged: the same text."""
+    quantized = _quantized(ResidualNet, PT2E)
+    file = FlatFile(quantized.tflite)
+
+    def exchange(values: np.ndarray) -> None:
+        values[[0, 1]] = values[[1, 0]]
+
+    edited(file, ops_of(file, "CONV_2D")[1], 1, exchange)
+    spoilt = quantized.with_tflite(file.content())
+    texts = []
+    for threads in (1, 2):
+        with pytest.raises(AssertionError) as caught:
+            Edgeq(threads=threads).check(spoilt, samples(ResidualNet, 6, seed=2))
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+def test_workers_are_made_as_they_are_needed() -> None:
+    """One sample needs one; an error ends the reading."""
+    made: list[list[int]] = []
+
+    def make() -> list[int]:
+        made.append([])
+        return made[-1]
+
+    def measure(worker: list[int], index: int, sample: int) -> None:
+        if sample == 50:
+            raise ValueError(str(sample))
+        worker.append(index)
+
+    assert len(run_together(iter([(0, 1)]), make, measure, 4)) == 1
+    workers = run_together(enumerate(range(40)), make, measure, 4)
+    assert sorted(itertools.chain(*workers)) == list(range(40))
+    assert len(made) <= 5
+    taken = iter(enumerate(range(10_000)))
+    with pytest.raises(ValueError, match="50"):
+        run_together(taken, make, measure, 2)
+    assert next(taken)[0] < 1000
