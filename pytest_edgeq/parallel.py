@@ -94,39 +94,23 @@ def run_together(
     Args:
         samples: With their indices, in order; read in this thread, one ahead of the workers.
         make: Makes a worker, when there is a sample that no other one is free for.
-        measure: Measures one sample by one worker.
+        measure: Measures one sample by one worker, which keeps what it found.
         count: How many workers there may be.
 
     Returns:
         The workers.
 
     Raises:
-        Exception: What `measure` raised for the first sample that failed, whatever thread it was.
+        Exception: What reading or measuring raised for the first sample that failed.
     """
-    import torch
-
-    free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     workers: list[_Worker] = []
-    errors: list[tuple[int, BaseException]] = []
 
-    def work(worker: _Worker, index: int, sample: _Sample) -> None:
-        try:
-            measure(worker, index, sample)
-        except BaseException as error:  # raised in the main thread
-            errors.append((index, error))
-        finally:
-            free.put(worker)
+    def added() -> _Worker:
+        workers.append(make())
+        return workers[-1]
 
-    with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for index, sample in samples:
-            if free.empty() and len(workers) < count:
-                workers.append(make())
-                free.put(workers[-1])
-            pool.submit(work, free.get(), index, sample)
-            if errors:
-                break
-    if errors:
-        raise min(errors, key=lambda each: each[0])[1]
+    for _ in in_order(samples, added, lambda worker, item: measure(worker, *item), count):
+        pass
     return workers
 
 
@@ -137,16 +121,16 @@ def in_order(
     count: int,
 ) -> Iterator[_Result]:
     """
-    Give the results of items in their order, measured in several threads.
+    Measure items in several threads, and give the results in the order of the items.
 
     Args:
-        items: Read in this thread, at most as many ahead as there are workers.
+        items: Read in this thread, one ahead of the workers.
         make: Makes a worker, when there is an item that no other one is free for.
         measure: Measures one item by one worker.
         count: How many workers there may be.
 
     Raises:
-        Exception: What `measure` raised, when it is that item's turn.
+        Exception: What reading or measuring raised for the first item that failed.
     """
     import torch
 
@@ -154,20 +138,27 @@ def in_order(
     pending: deque[Future[_Result]] = deque()
     made = 0
 
-    def work(item: _Sample) -> _Result:
-        worker = free.get()
+    def work(worker: _Worker, item: _Sample) -> _Result:
         try:
             return measure(worker, item)
         finally:
             free.put(worker)
 
     with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for item in items:
-            if made < count:
+        while True:
+            try:
+                item = next(items)
+            except StopIteration:
+                break
+            except Exception:
+                for each in pending:
+                    each.result()  # raises, if an earlier item failed
+                raise
+            if free.empty() and made < count:
                 free.put(make())
                 made += 1
-            pending.append(pool.submit(work, item))
-            if len(pending) == count:
+            pending.append(pool.submit(work, free.get(), item))
+            while pending and (pending[0].done() or len(pending) > count):
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
@@ -196,6 +187,18 @@ def state_of(quantized: QuantizedModel) -> object:
                 tensors = value.values()
                 told.append([(id(t), None if t is None else t._version) for t in tensors])
             else:
-                size = len(value) if isinstance(value, (list, dict, set)) else None
-                told.append((name, id(value), size))
+                told.append((name, _identity(value)))
     return told
+
+
+_PLAIN = (bool, int, float, str)
+
+
+def _identity(value: object) -> object:
+    # torch.export puts equal copies in place of tuples and lists, such as a kernel's size.
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (tuple, list)) and all(isinstance(each, _PLAIN) for each in value):
+        return list(value)
+    size = len(value) if isinstance(value, (list, dict, set)) else None
+    return id(value), size

@@ -5,13 +5,17 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ai_edge_litert.interpreter import Interpreter
 from torch import nn
 
 from fixtures.models import ConcatSkip, ResidualNet, SmallModel, normal, samples, seeded
@@ -19,6 +23,7 @@ from pytest_edgeq import Comparison, Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.measurement import Measurement, SampleRunner
 from pytest_edgeq.parallel import on_one_thread, run_together, state_of
 from pytest_edgeq.samples import read_samples
+from pytest_edgeq.tflite.runtimes import Runner
 from tests.detection.flatfile import FlatFile
 from tests.localize.edits import edited, ops_of
 
@@ -110,6 +115,14 @@ def test_what_may_depend_on_the_order_is_known() -> None:
     assert before == state_of(made)
     with torch.no_grad():
         next(model.parameters()).mul_(1)
+    assert before != state_of(made)
+    note = [1, 2]
+    setattr(model[1], "note", note)  # noqa: B010 # no attribute of its own
+    before = state_of(made)
+    note = [1, 2]
+    setattr(model[1], "note", note)  # noqa: B010
+    assert before == state_of(made)
+    note.append(3)
     assert before != state_of(made)
     handle = model[1].register_forward_hook(lambda *_: None)
     assert state_of(made) is None
@@ -218,6 +231,34 @@ def test_the_gate_says_the_same_on_any_number_of_cores() -> None:
     assert texts[0] == texts[1]
 
 
+def test_no_interpreter_runs_in_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where runtimes differ, their ops are compared while another thread localizes the errors."""
+    runs: list[tuple[Runner, int]] = []
+    run = Runner.run
+
+    def watched(self: Runner, inputs: Any) -> Any:
+        runs.append((self, threading.get_ident()))
+        return run(self, inputs)
+
+    def board(path: Path, signature: str | None) -> Any:
+        call = Interpreter(str(path)).get_signature_runner(signature)
+        return lambda inputs: {name: value + 1 for name, value in call(**inputs).items()}
+
+    edgeq = Edgeq(threads=2, runtimes={"board": board})
+    quantized = edgeq.quantize(seeded(ConcatSkip), ConcatSkip.sample_inputs(), quantizer=None)
+    monkeypatch.setattr(Runner, "run", watched)
+
+    with pytest.raises(AssertionError, match="runtimes 'board' and 'builtin'"):
+        edgeq.check(quantized, samples(ConcatSkip, 8, seed=1))
+
+    main = threading.get_ident()
+    began = next(index for index, (_, thread) in enumerate(runs) if thread != main)
+    threads = defaultdict(set)
+    for runner, thread in runs[began:]:
+        threads[runner].add(thread)
+    assert all(len(each) == 1 for each in threads.values())
+
+
 def test_workers_are_made_as_they_are_needed() -> None:
     """One sample needs one; an error ends the reading."""
     made: list[list[int]] = []
@@ -239,3 +280,20 @@ def test_workers_are_made_as_they_are_needed() -> None:
     with pytest.raises(ValueError, match="50"):
         run_together(taken, make, measure, 2)
     assert next(taken)[0] < 1000
+
+
+def test_the_error_of_an_earlier_sample_is_raised_before_one_of_reading() -> None:
+    """A worker is still at the first sample when the second cannot be read."""
+    unread = threading.Event()
+
+    def items() -> Iterator[tuple[int, int]]:
+        yield 0, 0
+        unread.set()
+        raise TypeError("the second sample is not one")
+
+    def measure(worker: object, index: int, sample: int) -> None:
+        unread.wait()
+        raise ValueError("the first sample fails")
+
+    with pytest.raises(ValueError, match="the first sample"):
+        run_together(items(), object, measure, 2)

@@ -32,10 +32,11 @@ class Alone:
     """
 
     def __init__(self, edge: EdgeFile, base: str) -> None:
-        self._edge = edge
+        # Interpreters of its own: those of `edge` may be running in another thread.
+        self._edge = edge.apart()
         self._base = base
         self._cut: Cut | None = None
-        self._apart: EdgeFile | None = None
+        self._lone_ops: EdgeFile | None = None
 
     def look(self, lane: Lane, inputs: Mapping[str, Array], index: int) -> None:
         """
@@ -51,7 +52,7 @@ class Alone:
         kept = self._edge.runner(self._base, keep=True)
         kept.run(inputs)
         try:
-            cut, apart = self._made(kept)
+            cut, lone_ops = self._made(kept)
         except ValueError as error:
             lane.refuses_alone(f"runtimes were not compared op by op: {error}")
             return
@@ -59,7 +60,7 @@ class Alone:
             return
         given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
         try:
-            outputs = apart.runner(lane.name).run(given)
+            outputs = lone_ops.runner(lane.name).run(given)
         except UnrunnableError as error:
             lane.refuses_alone(
                 f"runtime {lane.name!r} was not compared op by op, as it does not run the file in "
@@ -81,17 +82,17 @@ class Alone:
 
     def close(self, lane: Lane) -> None:
         """Let go of the session that a runtime of one's own has for the ops."""
-        if self._apart is not None and lane.pairs:
-            self._apart.runner(lane.name).close()
+        if self._lone_ops is not None and lane.pairs:
+            self._lone_ops.runner(lane.name).close()
 
     def _made(self, kept: Runner) -> tuple[Cut, EdgeFile]:
-        if self._cut is None or self._apart is None:
+        if self._cut is None or self._lone_ops is None:
             self._cut = cut_ops(
                 self._edge.graph,
                 self._edge.signature.subgraph,
                 lambda index: kept.tensor(index).shape,
             )
-            self._apart = EdgeFile(
+            self._lone_ops = EdgeFile(
                 self._cut.content, threads=self._edge.threads, runtimes=self._edge.runtimes
             )
-        return self._cut, self._apart
+        return self._cut, self._lone_ops
