@@ -2,10 +2,49 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
 
-__all__ = ["warn_user"]
+__all__ = ["Warned", "warn_user", "warnings_kept"]
+
+
+class Warned(NamedTuple):
+    """A warning of a library, to be repeated where its result is used again."""
+
+    text: str
+    category: str
+    filename: str
+    line: int
+
+    def repeat(self) -> None:
+        """Warn again, from the same place."""
+        category = getattr(builtins, self.category, UserWarning)
+        warnings.warn_explicit(self.text, category, self.filename, self.line)
+
+
+@contextlib.contextmanager
+def warnings_kept() -> Iterator[list[Warned]]:
+    """Hold back the warnings of a block, each once; they are given where the block fails."""
+    told: list[Warned] = []
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield told
+    except BaseException:
+        for each in _distinct(caught):
+            each.repeat()
+        raise
+    told += _distinct(caught)
+
+
+def _distinct(caught: list[warnings.WarningMessage]) -> list[Warned]:
+    kept = (Warned(str(w.message), w.category.__name__, w.filename, w.lineno) for w in caught)
+    return list(dict.fromkeys(kept))
 
 
 def warn_user(message: str) -> None:

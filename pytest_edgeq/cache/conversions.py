@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import functools
 import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache import environment
 from pytest_edgeq.cache.digest import UnknownError, digest_of
-from pytest_edgeq.cache.graphs import decode_graph, decode_tensors, encode_graph, encode_tensors
-from pytest_edgeq.cache.samples import Recording, find_equal
+from pytest_edgeq.cache.parts import (
+    Exported,
+    Simulation,
+    content_digest,
+    read_exported,
+    read_ranges,
+    read_simulation,
+    write_exported,
+    write_ranges,
+    write_simulation,
+)
+from pytest_edgeq.cache.samples import Recording, Tagged, find_equal, streams_of
 from pytest_edgeq.cache.trace import code_and_result, graph_digest, program_digest
 
 if TYPE_CHECKING:
     from pytest_edgeq.cache.store import Store
     from pytest_edgeq.samples import Sample
 
-__all__ = ["ConversionCache", "Simulation"]
+__all__ = ["ConversionCache"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 
+_Result = TypeVar("_Result")
 
-@dataclasses.dataclass(frozen=True)
-class Simulation:
-    """
-    A quantized torch graph, built when it is first used, and what the flow must know of it.
+_Program = tuple[torch.export.ExportedProgram, str | None]
+"""An exported program, and why strict export refused the model, if it did."""
 
-    Attributes:
-        graph: Return the graph, always the same one.
-        static: Whether activations are quantized statically.
-        weights_alone: Whether an op has a quantized weight and a float input.
-        annotated: Module and op type of the weights that the quantizer annotated.
-        strict_refusal: Why strict export refused the model, if it did.
-        digest: A hash of the graph; None where the graph cannot be stored.
-    """
-
-    graph: Callable[[], torch.fx.GraphModule]
-    static: bool
-    weights_alone: bool
-    annotated: frozenset[tuple[str, str]]
-    strict_refusal: str | None = None
-    digest: str | None = None
+_Parts = Mapping[str, bytes]
 
 
 class ConversionCache:
@@ -75,9 +69,9 @@ class ConversionCache:
         self._refresh = refresh
         self._seed = seed
         self._written: set[tuple[str, str]] = set()
-        self._exported: weakref.WeakKeyDictionary[
-            torch.nn.Module, tuple[str, torch.export.ExportedProgram, str | None]
-        ] = weakref.WeakKeyDictionary()
+        self._exported: weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, _Program]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @property
     def is_on(self) -> bool:
@@ -91,11 +85,9 @@ class ConversionCache:
 
     # --- keys -----------------------------------------------------------------------------------
 
-    def exported_key(
-        self, name: str, traced: litert.Traced, quantizer: str, *, strict: bool
-    ) -> str | None:
+    def exported_key(self, name: str, traced: litert.Traced, *, strict: bool) -> str | None:
         """
-        Return the key of a model under one of our presets; None where it cannot be known.
+        Return the key of an exported model; None where it cannot be known.
 
         The graph of a non-strict export tells what is computed, in a fraction of the time of the
         strict one; the code that ran tells what strict export makes of it, see `trace.py`.
@@ -109,9 +101,13 @@ class ConversionCache:
             except Exception as error:  # torch.export raises whatever the model's own code met
                 kind = type(error).__name__
                 raise UnknownError(f"torch.export(strict=False), which raises {kind}") from error
-            return (quantizer, strict, code if strict else "", program_digest(program))
+            return (strict, code if strict else "", program_digest(program))
 
-        return self._key(name, ingredients, threads=torch.get_num_threads())
+        return self._key(name, ingredients)
+
+    def preset_key(self, exported: str | None, preset: str) -> str | None:
+        """Return the key of a model under one of our presets, which determine the annotations."""
+        return exported and digest_of(exported, preset, torch.get_num_threads())
 
     def prepared_key(self, name: str, prepared: Callable[[], torch.fx.GraphModule]) -> str | None:
         """Return the key of a graph with observers; None where it cannot be known."""
@@ -131,28 +127,34 @@ class ConversionCache:
             return None
 
     def exported(
-        self,
-        model: torch.nn.Module,
-        key: str | None,
-        export: Callable[[], tuple[torch.export.ExportedProgram, str | None]],
-    ) -> tuple[torch.export.ExportedProgram, str | None]:
+        self, name: str, model: torch.nn.Module, key: str | None, export: Callable[[], _Program]
+    ) -> Exported:
         """
-        Return the exported program of a model, once a session for equal keys.
+        Return a copy of the exported graph of a model, exported once for equal keys.
 
         Args:
-            model: Its parameters are the program's own.
+            name: Of the model, for texts.
+            model: Its parameters are the exported program's own.
             key: From `exported_key`; None exports anew.
             export: Returns the program, and why strict export refused it, if it did.
         """
+        if key is None or self._store is None:
+            return _copied(export())
         known = self._exported.get(model)
-        if key is not None and known is not None and known[0] == key:
-            _, program, refusal = known
-            if _shares_memory(program, model):
-                return program, refusal
-        program, refusal = export()
-        if key is not None:
-            self._exported[model] = (key, program, refusal)
-        return program, refusal
+        if known is not None and known[0] == key and _shares_memory(known[1][0], model):
+            return _copied(known[1])
+        with self._store.lock("export", key):
+            parts = self._read("export", key)
+            if parts is not None:
+                return read_exported(parts)
+            program = export()
+            self._exported[model] = (key, program)
+            exported = _copied(program)
+            try:
+                self._write("export", key, write_exported(exported))
+            except UnknownError as error:
+                self.refuse(name, f"its exported graph cannot be stored, because of {error}")
+        return exported
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -220,27 +222,18 @@ class ConversionCache:
         """
         if key is None or self._store is None:
             return make(samples)[0]
-        recording = Recording(samples)
-        with self._store.lock("calibrate", key):
-            stored = self._runs("calibrate", key)
-            # Where the quantizer needs no samples for this model, none are read.
-            found = next((k for k, hashes in stored.items() if hashes is None), None)
-            remaining: Iterator[Sample] = recording
-            if found is None:
-                runs = {k: hashes for k, hashes in stored.items() if hashes is not None}
-                found, remaining = find_equal(recording, runs)
-            parts = None if found is None else self._read("calibrate", found)
-            if parts is not None:
-                return _read_simulation(parts)
-            simulation, has_read = make(remaining)
+
+        def calibrate(samples: Iterator[Tagged]) -> tuple[Simulation, _Parts | None, bool]:
+            simulation, has_read = make(sample for _, sample in samples)
             try:
-                parts = _write_simulation(simulation)
+                parts = write_simulation(simulation)
             except UnknownError as error:
                 self.refuse(name, f"its quantized graph cannot be stored, because of {error}")
-                return simulation
-            hashes = recording.hashes if has_read else None
-            self._keep_run("calibrate", key, hashes, parts)
-        return dataclasses.replace(simulation, digest=_content_digest(parts))
+                return simulation, None, has_read
+            return dataclasses.replace(simulation, digest=content_digest(parts)), parts, has_read
+
+        tagged = (("", sample) for sample in samples)
+        return self._calibrated("calibrate", key, tagged, calibrate, read_simulation)
 
     def calibrate_recipe(
         self,
@@ -260,30 +253,25 @@ class ConversionCache:
             float_tflite: What is calibrated.
             recipe: Its rules, plain.
             samples: By signature.
-            make: Calibrates on the samples that it is given.
+            make: Calibrates on samples, one signature after the other.
             threads: Of the interpreter.
         """
         key = self._key(name, lambda: (float_tflite, recipe, list(samples)), threads=threads)
         if key is None or self._store is None:
             return make(samples)
-        if len(samples) > 1:
-            self.refuse(name, "the ranges of several signatures are calibrated together")
-            return make(samples)
-        ((signature, stream),) = samples.items()
-        recording = Recording(stream)
-        with self._store.lock("ranges", key):
-            stored = {k: hashes for k, hashes in self._runs("ranges", key).items() if hashes}
-            found, remaining = find_equal(recording, stored)
-            parts = None if found is None else self._read("ranges", found)
-            if parts is not None:
-                return _read_ranges(parts)
-            ranges = make({signature: remaining})
-            if ranges is not None:
-                try:
-                    self._keep_run("ranges", key, recording.hashes, _write_ranges(ranges))
-                except UnknownError as error:
-                    self.refuse(name, f"its ranges cannot be stored, because of {error}")
-        return ranges
+
+        def calibrate(given: Iterator[Tagged]) -> tuple[Any, _Parts | None, bool]:
+            ranges = make(streams_of(given, samples))
+            if ranges is None:
+                return None, None, False
+            try:
+                return ranges, write_ranges(ranges), True
+            except UnknownError as error:
+                self.refuse(name, f"its ranges cannot be stored, because of {error}")
+            return ranges, None, True
+
+        tagged = ((name, sample) for name, stream in samples.items() for sample in stream)
+        return self._calibrated("ranges", key, tagged, calibrate, read_ranges)
 
     def quantize_recipe(
         self, name: str, float_tflite: bytes, recipe: Any, ranges: Any, make: Callable[[], bytes]
@@ -321,6 +309,42 @@ class ConversionCache:
         self._store.write(kind, key, parts)
         self._written.add((kind, key))
 
+    def _calibrated(
+        self,
+        kind: str,
+        key: str,
+        samples: Iterator[Tagged],
+        make: Callable[[Iterator[Tagged]], tuple[_Result, _Parts | None, bool]],
+        read: Callable[[_Parts], _Result],
+    ) -> _Result:
+        """
+        Read what a stored run on equal samples gave, or run on them.
+
+        Args:
+            kind: Of the entry.
+            key: Of all but the samples.
+            samples: By signature, in order.
+            make: Returns the result, its parts if they can be kept, and whether it read samples.
+            read: Returns the result that parts hold.
+        """
+        assert self._store is not None, "unreachable because callers have looked"
+        recording = Recording(samples)
+        with self._store.lock(kind, key):
+            stored = self._runs(kind, key)
+            # Where a run needed no samples, none are read.
+            found = next((k for k, hashes in stored.items() if hashes is None), None)
+            remaining: Iterator[Tagged] = recording
+            if found is None:
+                runs = {k: hashes for k, hashes in stored.items() if hashes is not None}
+                found, remaining = find_equal(recording, runs)
+            entry = None if found is None else self._read(kind, found)
+            if entry is not None:
+                return read(entry)
+            result, parts, has_read = make(remaining)
+            if parts is not None:
+                self._keep_run(kind, key, recording.hashes if has_read else None, parts)
+        return result
+
     def _runs(self, kind: str, group: str) -> dict[str, list[str] | None]:
         """Stored runs of a group by key, with the running hashes of their samples."""
         assert self._store is not None, "unreachable because callers have looked"
@@ -339,6 +363,14 @@ class ConversionCache:
         self._write(f"{kind}-samples", key, {"hashes": json.dumps(hashes).encode()})
 
 
+def _copied(program: _Program) -> Exported:
+    exported, strict_refusal = program
+    with litert.quiet():
+        graph = copy.deepcopy(exported.module())
+    litert.drop_guards(graph)
+    return Exported(graph, strict_refusal)
+
+
 def _shares_memory(program: torch.export.ExportedProgram, model: torch.nn.Module) -> bool:
     """Whether the program's weights and buffers are still the model's own."""
     own = model.state_dict(keep_vars=True)
@@ -350,63 +382,3 @@ def _shares_memory(program: torch.export.ExportedProgram, model: torch.nn.Module
 def _shapes(traced: litert.Traced) -> list[Any]:
     tensors = [*traced.args, *traced.kwargs.values()]
     return [(list(traced.kwargs), str(t.dtype), tuple(t.shape), t.stride()) for t in tensors]
-
-
-def _write_simulation(simulation: Simulation) -> dict[str, bytes]:
-    facts = {
-        "static": simulation.static,
-        "weights_alone": simulation.weights_alone,
-        "annotated": sorted(simulation.annotated),
-        "strict_refusal": simulation.strict_refusal,
-    }
-    return {**encode_graph(simulation.graph()), "facts": json.dumps(facts).encode()}
-
-
-def _read_simulation(parts: Mapping[str, bytes]) -> Simulation:
-    facts = json.loads(parts["facts"])
-
-    @functools.cache
-    def graph() -> torch.fx.GraphModule:
-        litert.register_quantized_operators()
-        return decode_graph(parts)
-
-    return Simulation(
-        graph,
-        facts["static"],
-        facts["weights_alone"],
-        frozenset((module, op) for module, op in facts["annotated"]),
-        facts["strict_refusal"],
-        _content_digest(parts),
-    )
-
-
-def _content_digest(parts: Mapping[str, bytes]) -> str:
-    return digest_of(parts["graph"], parts["tensors"])
-
-
-def _write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
-    """
-    Encode ranges by tensor name.
-
-    Raises:
-        UnknownError: One of them is no array.
-    """
-    arrays = {}
-    for i, each in enumerate(ranges.values()):
-        for j, value in enumerate(each.values()):
-            if not isinstance(value, np.ndarray):
-                raise UnknownError(f"a range that is a {type(value).__name__}")
-            arrays[f"{i} {j}"] = torch.from_numpy(value.copy())
-    table, raw = encode_tensors(arrays)
-    names = [[name, list(each)] for name, each in ranges.items()]
-    told = {"names": names, "tensors": table}
-    return {"ranges": json.dumps(told).encode(), "tensors": raw}
-
-
-def _read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    told = json.loads(parts["ranges"])
-    arrays = decode_tensors(told["tensors"], parts["tensors"])
-    return {
-        name: {kind: arrays[f"{i} {j}"].numpy() for j, kind in enumerate(kinds)}
-        for i, (name, kinds) in enumerate(told["names"])
-    }

@@ -7,12 +7,14 @@ anything else, such as the branches of `torch.cond`, cannot be stored.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pytest_edgeq.cache.digest import TRUSTED_OPS, UnknownError, digest_of, name_of
@@ -39,6 +41,16 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"torch:{name}": getattr(torch, name) for name in _SYMBOLIC if hasattr(torch, name)},
 }
 """Functions of a graph that are no operators of torch: indices, and arithmetic on sizes."""
+
+_SOURCES = {
+    "torch.nn": torch.nn,
+    "torch.nn.functional": torch.nn.functional,
+    "torch.Tensor": torch.Tensor,
+    "torch": torch,
+    "operator": operator,
+    "torch._C._nn": torch._C._nn,
+}
+"""Where the layers and functions lie that annotators tell apart by identity."""
 
 _FORMAT_NAMES = ("dtype", "layout", "memory_format")
 
@@ -105,13 +117,15 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
         _place(root, path, told["kinds"][path], tensor)
     graph = torch.fx.Graph()
     nodes: dict[str, torch.fx.Node] = {}
+    shapes = FakeTensorMode()
     for each in told["nodes"]:
         target = each["target"]
         if each["op"] == "call_function":
             target = _decode_target(target)
         args, kwargs = _decode(each["args"], nodes), _decode(each["kwargs"], nodes)
         node = graph.create_node(each["op"], target, args, kwargs, name=each["name"])
-        node.meta.update(_decode_metadata(each["meta"]))
+        with shapes:
+            node.meta.update(_decode_metadata(each["meta"]))
         nodes[each["name"]] = node
     in_spec, out_spec = map(pytree.treespec_loads, told["specs"])
     info = torch.fx.graph._PyTreeInfo(told["names"], in_spec, out_spec)
@@ -124,7 +138,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
 
 def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, Any]], bytes]:
     """
-    Return a table of tensors, and their bytes one behind the other; equal memory is written once.
+    Return a table of tensors, and the memory that they span; equal memory is written once.
 
     Raises:
         UnknownError: Not a plain tensor on the CPU.
@@ -139,7 +153,9 @@ def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, 
         key = (value.data_ptr(), value.dtype, value.shape, value.stride())
         if key not in known or not value.numel():
             known[key] = size
-            raw = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            # Not by numpy, which leaves a storage that cannot be resized any more.
+            count = _span(value.shape, value.stride()) * value.element_size()
+            raw = ctypes.string_at(value.data_ptr(), count) if count else b""
             pieces.append(raw)
             size += len(raw)
         table.append(
@@ -147,7 +163,7 @@ def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, 
                 "name": name,
                 "dtype": str(value.dtype).removeprefix("torch."),
                 "shape": list(value.shape),
-                "stride": list(value.stride()) if _is_dense(value) else None,
+                "stride": list(value.stride()),
                 "start": known[key],
                 "requires_grad": tensor.requires_grad,
             }
@@ -160,33 +176,23 @@ def decode_tensors(table: list[dict[str, Any]], raw: bytes) -> dict[str, torch.T
     found: dict[str, torch.Tensor] = {}
     known: dict[tuple[Any, ...], torch.Tensor] = {}
     for each in table:
-        dtype, shape = getattr(torch, each["dtype"]), each["shape"]
-        key = (each["start"], dtype, tuple(shape), tuple(each["stride"] or ()))
+        dtype, shape, stride = getattr(torch, each["dtype"]), each["shape"], each["stride"]
+        key = (each["start"], dtype, tuple(shape), tuple(stride))
         if key not in known:
-            made = torch.empty(shape, dtype=dtype)
-            if each["stride"] is not None:
-                made = torch.empty_strided(shape, each["stride"], dtype=dtype)
+            made = torch.empty(_span(shape, stride), dtype=dtype)
             if made.numel():
-                count = made.numel() * made.element_size()
-                flat = torch.frombuffer(
-                    bytearray(raw[each["start"] : each["start"] + count]), dtype=dtype
-                )
-                made.copy_(flat.reshape(shape))
-            known[key] = made
+                end = each["start"] + made.numel() * made.element_size()
+                made.copy_(torch.frombuffer(bytearray(raw[each["start"] : end]), dtype=dtype))
+            known[key] = made.as_strided(shape, stride)
         found[each["name"]] = known[key].requires_grad_(each["requires_grad"])
     return found
 
 
-def _is_dense(value: torch.Tensor) -> bool:
-    """Whether each element has a place of its own, without gaps."""
-    size = 1
-    for stride, length in sorted(zip(value.stride(), value.shape, strict=True)):
-        if length == 1:
-            continue
-        if stride != size:
-            return False
-        size *= length
-    return bool(value.numel())
+def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Return the number of elements from the first one to the last, with those between."""
+    if 0 in shape:
+        return 0
+    return 1 + sum(step * (length - 1) for step, length in zip(stride, shape, strict=True))
 
 
 def _attribute(module: torch.nn.Module, path: str) -> tuple[str, torch.Tensor]:
@@ -290,7 +296,7 @@ class _StackKeys(dict[str, str]):
 
 
 def _encode_metadata(meta: Mapping[str, Any], keys: _StackKeys) -> dict[str, Any]:
-    """Return the metadata that conversion and `localize` read: module, sources and shape."""
+    """Return the metadata that annotators, the converter and `localize` read."""
     told: dict[str, Any] = {}
     if "nn_module_stack" in meta:
         told["nn_module_stack"] = [
@@ -302,15 +308,54 @@ def _encode_metadata(meta: Mapping[str, Any], keys: _StackKeys) -> dict[str, Any
             for key, (path, kind) in meta["nn_module_stack"].items()
         ]
     if "source_fn_stack" in meta:
-        told["source_fn_stack"] = [name for name, _ in meta["source_fn_stack"]]
-    value = meta.get("val")
-    if isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in value.shape):
-        told["val"] = [
-            str(value.dtype).removeprefix("torch."),
-            list(value.shape),
-            list(value.stride()),
-        ]
+        stack = meta["source_fn_stack"]
+        told["source_fn_stack"] = [[name, _encode_source(source)] for name, source in stack]
+    if "torch_fn" in meta:
+        told["torch_fn"] = list(meta["torch_fn"])
+    value = _encode_value(meta["val"]) if "val" in meta else None
+    if value is not None:
+        told["val"] = value
     return told
+
+
+def _encode_value(value: Any) -> Any:
+    """Encode the shapes that a node gives; None for sizes, and for shapes that hold symbols."""
+    if value is None:
+        return {"none": []}
+    if isinstance(value, (list, tuple)):
+        values = [_encode_value(each) for each in value]
+        return None if None in values else {type(value).__name__: values}
+    if isinstance(value, torch.Tensor) and all(type(n) is int for n in value.shape):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"tensor": [dtype, list(value.shape), list(value.stride())]}
+    return None
+
+
+def _decode_value(told: Mapping[str, Any]) -> Any:
+    ((kind, content),) = told.items()
+    if kind == "tensor":
+        dtype, shape, stride = content
+        return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+    if kind == "none":
+        return None
+    values = map(_decode_value, content)
+    return list(values) if kind == "list" else tuple(values)
+
+
+def _encode_source(source: Any) -> str:
+    """Encode the layer, the function or the name of the method that a node was exported from."""
+    if isinstance(source, str):
+        return source
+    for place, module in _SOURCES.items():
+        name = getattr(source, "__name__", "")
+        if getattr(module, name, None) is source:
+            return f"{place}:{name}"
+    return name_of(source)
+
+
+def _decode_source(text: str) -> Any:
+    place, colon, name = text.partition(":")
+    return getattr(_SOURCES[place], name) if colon else text
 
 
 def _decode_metadata(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,8 +363,10 @@ def _decode_metadata(told: Mapping[str, Any]) -> dict[str, Any]:
     if "nn_module_stack" in told:
         meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in told["nn_module_stack"]}
     if "source_fn_stack" in told:
-        meta["source_fn_stack"] = [(name, name) for name in told["source_fn_stack"]]
+        stack = told["source_fn_stack"]
+        meta["source_fn_stack"] = [(name, _decode_source(source)) for name, source in stack]
+    if "torch_fn" in told:
+        meta["torch_fn"] = tuple(told["torch_fn"])
     if "val" in told:
-        dtype, shape, stride = told["val"]
-        meta["val"] = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="meta")
+        meta["val"] = _decode_value(told["val"])
     return meta

@@ -9,19 +9,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.cache.conversions import ConversionCache, Simulation
+from pytest_edgeq.cache.conversions import ConversionCache
+from pytest_edgeq.cache.parts import Simulation
 from pytest_edgeq.flows.refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference
 from pytest_edgeq.samples import Sample
-from pytest_edgeq.warn import warn_user
+from pytest_edgeq.warn import Warned, warn_user, warnings_kept
 
 __all__ = ["quantize_pt2e"]
 
@@ -97,7 +98,10 @@ class _Preparation:
         entry: The model and its data.
         quantizer: A torchao PT2E `Quantizer`.
         strict: Whether to export strictly.
-        cache: Keeps the exported program during the session.
+        cache: Keeps the exported graph.
+
+    Attributes:
+        key: Of the exported graph; None exports anew.
     """
 
     def __init__(self, entry: Entry, quantizer: Any, strict: bool, cache: ConversionCache) -> None:
@@ -112,16 +116,13 @@ class _Preparation:
     def graph(self) -> torch.fx.GraphModule:
         """The graph with observers."""
         entry = self.entry
-        exported, self.strict_refusal = self._cache.exported(
-            entry.model, self.key, functools.partial(_export, entry, strict=self.strict)
-        )
-        with litert.quiet():
-            # The exported graph shares its parameters with the user's model; calibration runs it.
-            graph = copy.deepcopy(exported.module())
+        export = functools.partial(_export, entry, strict=self.strict)
+        exported = self._cache.exported(entry.name, entry.model, self.key, export)
+        self.strict_refusal = exported.strict_refusal
         return _refuse_clearly(
             entry.name,
             "the quantizer",
-            lambda: litert.prepare_pt2e(graph, self._quantizer),
+            lambda: litert.prepare_pt2e(exported.graph, self._quantizer),
             [entry.traced()],
         )
 
@@ -130,14 +131,17 @@ def _simulate(preparation: _Preparation, preset: str | None, cache: ConversionCa
     """Calibrate a model on its samples, and return the quantized graph."""
     entry = preparation.entry
     if preset is not None:
-        key = cache.exported_key(entry.name, entry.traced(), preset, strict=preparation.strict)
+        strict = preparation.strict
+        preparation.key = cache.exported_key(entry.name, entry.traced(), strict=strict)
+        key = cache.preset_key(preparation.key, preset)
     else:
         key = cache.prepared_key(entry.name, lambda: preparation.graph)
-    preparation.key = key
     make = functools.partial(_calibrate, preparation)
     simulation = cache.simulate(key, entry.name, entry.calibration_samples(), make)
     if simulation.strict_refusal is not None:
         warn_user(simulation.strict_refusal)
+    for warned in simulation.warned:
+        warned.repeat()
     return simulation
 
 
@@ -145,15 +149,19 @@ def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Si
     """Run the samples through the observers; also tell whether there were any that needed them."""
     entry, prepared = preparation.entry, preparation.graph
     static, needs_data = litert.needs_calibration(prepared), litert.needs_data(prepared)
+    warned: list[Warned] = []
     with torch.no_grad():
         if needs_data:
             for index, sample in enumerate(samples):
                 call = functools.partial(call_reference, prepared, sample)
                 what = f"calibration sample {index}"
-                _refuse_clearly(entry.name, what, call, [entry.traced()])
+                with warnings_kept() as told:
+                    _refuse_clearly(entry.name, what, call, [entry.traced()])
+                warned += told
         else:
             # Observers of weights look at them when the graph runs; fixed ones need nothing.
-            call_reference(prepared, entry.sample)
+            with warnings_kept() as warned:
+                call_reference(prepared, entry.sample)
     blind = litert.uncalibrated(prepared)
     if blind:
         raise ValueError(
@@ -162,11 +170,15 @@ def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Si
             "with samples that reach these parts of the model"
         )
     simulated = _refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_pt2e(prepared))
-    return _simulation(simulated, static, preparation.strict_refusal), needs_data
+    made = _simulation(simulated, static, preparation.strict_refusal, dict.fromkeys(warned))
+    return made, needs_data
 
 
 def _simulation(
-    graph: torch.fx.GraphModule, static: bool, strict_refusal: str | None = None
+    graph: torch.fx.GraphModule,
+    static: bool,
+    strict_refusal: str | None = None,
+    warned: Iterable[Warned] = (),
 ) -> Simulation:
     return Simulation(
         lambda: graph,
@@ -174,6 +186,7 @@ def _simulation(
         litert.holds_weights_alone(graph),
         frozenset(litert.quantized_weights(graph)),
         strict_refusal,
+        tuple(warned),
     )
 
 

@@ -24,6 +24,7 @@ from pytest_edgeq.litert.converter import (
     export,
     foreign_extensions,
 )
+from pytest_edgeq.litert.exported import drop_guards
 from pytest_edgeq.litert.fx import (
     is_prepared_by_torch_ao,
     quantizer_from_fx,
@@ -71,6 +72,7 @@ __all__ = [
     "convert",
     "converter_module",
     "dequantized",
+    "drop_guards",
     "export",
     "finish_pt2e",
     "finish_qat",

@@ -108,7 +108,8 @@ def _key(
     dynamic_shapes: Any = None,
 ) -> str:
     traced = Traced(model.eval(), args, dynamic_shapes=dynamic_shapes)
-    key = _cache(seed=seed).exported_key("model", traced, preset, strict=strict)
+    cache = _cache(seed=seed)
+    key = cache.preset_key(cache.exported_key("model", traced, strict=strict), preset)
     assert key is not None
     return key
 
@@ -274,7 +275,7 @@ def test_what_others_register_with_the_converter_makes_the_key_unknown(
     monkeypatch.setitem(registry.registered_ops, "an op", _double)
     told: list[str] = []
     traced = Traced(Reference().eval(), INPUT)
-    assert _cache(told.append).exported_key("model", traced, PRESET, strict=True) is None
+    assert _cache(told.append).exported_key("model", traced, strict=True) is None
     assert "test_keys._double, registered with the converter" in told[0]
 
 
@@ -284,7 +285,7 @@ def test_another_profiler_makes_the_key_unknown() -> None:
     traced = Traced(Reference().eval(), INPUT)
     sys.setprofile(lambda *_: None)
     try:
-        key = _cache(told.append).exported_key("net", traced, PRESET, strict=True)
+        key = _cache(told.append).exported_key("net", traced, strict=True)
     finally:
         sys.setprofile(None)
     assert key is None

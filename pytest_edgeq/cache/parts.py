@@ -1,0 +1,161 @@
+"""What the entries of conversions hold: exported graphs, simulated graphs and ranges."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.cache.digest import UnknownError, digest_of
+from pytest_edgeq.cache.graphs import decode_graph, decode_tensors, encode_graph, encode_tensors
+from pytest_edgeq.cache.trace import graph_digest
+from pytest_edgeq.warn import Warned
+
+__all__ = [
+    "Exported",
+    "Simulation",
+    "content_digest",
+    "read_exported",
+    "read_ranges",
+    "read_simulation",
+    "write_exported",
+    "write_ranges",
+    "write_simulation",
+]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """
+    A graph for a quantizer to annotate.
+
+    Attributes:
+        graph: It shares no tensors with the model.
+        strict_refusal: Why strict export refused the model, if it did.
+    """
+
+    graph: torch.fx.GraphModule
+    strict_refusal: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """
+    A quantized torch graph, built when it is first used, and what the flow must know of it.
+
+    Attributes:
+        graph: Return the graph, always the same one.
+        static: Whether activations are quantized statically.
+        weights_alone: Whether an op has a quantized weight and a float input.
+        annotated: Module and op type of the weights that the quantizer annotated.
+        strict_refusal: Why strict export refused the model, if it did.
+        warned: What the libraries warned of while they calibrated, each text once.
+        digest: A hash of the graph; None where the graph cannot be stored.
+    """
+
+    graph: Callable[[], torch.fx.GraphModule]
+    static: bool
+    weights_alone: bool
+    annotated: frozenset[tuple[str, str]]
+    strict_refusal: str | None = None
+    warned: tuple[Warned, ...] = ()
+    digest: str | None = None
+
+
+def write_exported(exported: Exported) -> dict[str, bytes]:
+    """
+    Encode an exported graph.
+
+    Raises:
+        UnknownError: The stored graph would not be the same one to an annotator.
+    """
+    facts = {"strict_refusal": exported.strict_refusal}
+    parts = {**encode_graph(exported.graph), "facts": json.dumps(facts).encode()}
+    if graph_digest(decode_graph(parts)) != graph_digest(exported.graph):
+        raise UnknownError("metadata of its nodes")
+    return parts
+
+
+def read_exported(parts: Mapping[str, bytes]) -> Exported:
+    """Return the graph that `write_exported` has encoded."""
+    return Exported(decode_graph(parts), json.loads(parts["facts"])["strict_refusal"])
+
+
+def write_simulation(simulation: Simulation) -> dict[str, bytes]:
+    """
+    Encode a quantized graph.
+
+    Raises:
+        UnknownError: The format cannot hold it.
+    """
+    facts = {
+        "static": simulation.static,
+        "weights_alone": simulation.weights_alone,
+        "annotated": sorted(simulation.annotated),
+        "strict_refusal": simulation.strict_refusal,
+        "warned": simulation.warned,
+    }
+    return {**encode_graph(simulation.graph()), "facts": json.dumps(facts).encode()}
+
+
+def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
+    """Return the quantized graph that `write_simulation` has encoded; built when first used."""
+    facts = json.loads(parts["facts"])
+
+    @functools.cache
+    def graph() -> torch.fx.GraphModule:
+        litert.register_quantized_operators()
+        return decode_graph(parts)
+
+    return Simulation(
+        graph,
+        facts["static"],
+        facts["weights_alone"],
+        frozenset((module, op) for module, op in facts["annotated"]),
+        facts["strict_refusal"],
+        tuple(Warned(*each) for each in facts["warned"]),
+        content_digest(parts),
+    )
+
+
+def content_digest(parts: Mapping[str, bytes]) -> str:
+    """Return a hash of an encoded graph."""
+    return digest_of(parts["graph"], parts["tensors"])
+
+
+def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
+    """
+    Encode ranges by tensor name.
+
+    Raises:
+        UnknownError: One of them is no array.
+    """
+    arrays = {}
+    for i, each in enumerate(ranges.values()):
+        for j, value in enumerate(each.values()):
+            if not isinstance(value, np.ndarray):
+                raise UnknownError(f"a range that is a {type(value).__name__}")
+            arrays[f"{i} {j}"] = torch.from_numpy(value.copy())
+    table, raw = encode_tensors(arrays)
+    names = [[name, list(each)] for name, each in ranges.items()]
+    told = {"names": names, "tensors": table}
+    return {"ranges": json.dumps(told).encode(), "tensors": raw}
+
+
+def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """Return the ranges that `write_ranges` has encoded."""
+    told = json.loads(parts["ranges"])
+    arrays = decode_tensors(told["tensors"], parts["tensors"])
+    return {
+        name: {kind: arrays[f"{i} {j}"].numpy() for j, kind in enumerate(kinds)}
+        for i, (name, kinds) in enumerate(told["names"])
+    }
