@@ -7,10 +7,11 @@ import os
 import queue
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from pytest_edgeq.quantized import QuantizedModel
 
 __all__ = [
@@ -69,9 +70,7 @@ class Beside:
     """Runs one call at a time beside this thread, on another core."""
 
     def __init__(self) -> None:
-        import torch
-
-        self._pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = _threads(1)
 
     def start(self, call: Callable[[], _Result]) -> Callable[[], _Result]:
         """Begin a call, and return what waits for its result, or raises what it raised."""
@@ -132,8 +131,6 @@ def in_order(
     Raises:
         Exception: What reading or measuring raised for the first item that failed.
     """
-    import torch
-
     free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     pending: deque[Future[_Result]] = deque()
     made = 0
@@ -144,7 +141,7 @@ def in_order(
         finally:
             free.put(worker)
 
-    with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with _threads(count) as pool:
         while True:
             try:
                 item = next(items)
@@ -162,6 +159,15 @@ def in_order(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Make a pool in which torch runs each operator on one thread."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import torch
+
+    return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
 
 
 def state_of(quantized: QuantizedModel) -> object:

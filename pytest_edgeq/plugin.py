@@ -1,9 +1,9 @@
 """
 The plugin: hooks and fixtures only.
 
-It is loaded into every pytest run where pytest-edgeq is installed, so it imports neither torch nor
-numpy nor a converter; the class behind the fixture is imported when the fixture is first asked
-for.
+It is loaded into every pytest run where pytest-edgeq is installed, so until tests are collected it
+imports the options alone: the memory comes with the first test that runs, and torch, numpy and the
+converter with the fixture.
 All state is in `config.stash`.
 What a test claimed travels as plain data on its report, because only reports survive the crash of
 an xdist worker.
@@ -21,24 +21,21 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import pytest
 
 from pytest_edgeq import options
-from pytest_edgeq.cache.store import size_of
 from pytest_edgeq.presets import quantizer_ids
-from pytest_edgeq.snapshots.layout import Layout
-from pytest_edgeq.snapshots.obsolete import RunLog, prune, survey
-from pytest_edgeq.snapshots.producer import version_of
-from pytest_edgeq.snapshots.record import Owner, Phase
-from pytest_edgeq.snapshots.session import SnapshotSession
-from pytest_edgeq.snapshots.summary import Line, Outcome, Severity, summarize
 from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
+    from pytest_edgeq.snapshots.obsolete import RunLog
+    from pytest_edgeq.snapshots.record import Owner, Phase
+    from pytest_edgeq.snapshots.session import SnapshotSession
+    from pytest_edgeq.snapshots.summary import Outcome, Severity
     from pytest_edgeq.tflite.registry import Runtime
 
 CacheMessage: TypeAlias = tuple[Literal["warning", "info"], str]
 
 _HEADER_VERSIONS = ("torch", "torchao", "litert-torch", "ai-edge-litert")
-_MARKUP: dict[Severity | None, dict[str, bool]] = {
+_MARKUP: Mapping[Severity | None, dict[str, bool]] = {
     "error": {"red": True},
     "warning": {"yellow": True},
     "info": {},
@@ -46,11 +43,11 @@ _MARKUP: dict[Severity | None, dict[str, bool]] = {
 }
 
 settings_key = pytest.StashKey[options.Settings]()
-memory_key = pytest.StashKey[SnapshotSession]()
+_memory_key: pytest.StashKey[SnapshotSession] = pytest.StashKey()
 _runtimes_key = pytest.StashKey[Runtimes]()
 cache_dir_key = pytest.StashKey["Path | None"]()
 _cache_messages_key = pytest.StashKey["list[CacheMessage]"]()
-_outcome_key = pytest.StashKey[Outcome]()
+_outcome_key: pytest.StashKey[Outcome] = pytest.StashKey()
 _running_key = pytest.StashKey["pytest.Item | None"]()
 
 
@@ -89,16 +86,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", options.MARKER)
     runtimes = config.stash[_runtimes_key] = _registered(config)
     settings = config.stash[settings_key] = options.resolve(config, runtimes)
-    config.stash[memory_key] = SnapshotSession(
-        Layout(config.rootpath, settings.snapshot_dir),
-        update=settings.update,
-        invocation_dir=config.invocation_params.dir,
-    )
     config.stash[_running_key] = None
     config.stash[cache_dir_key] = _cache_dir(config, settings)
     config.stash[_cache_messages_key] = []
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Controller(config), "edgeq-controller")
+
+
+def memory_of(config: pytest.Config) -> SnapshotSession:
+    """Return the memory of this run, made at the first call."""
+    if _memory_key not in config.stash:
+        from pytest_edgeq.snapshots.layout import Layout
+        from pytest_edgeq.snapshots.session import SnapshotSession
+
+        settings = config.stash[settings_key]
+        config.stash[_memory_key] = SnapshotSession(
+            Layout(config.rootpath, settings.snapshot_dir),
+            update=settings.update,
+            invocation_dir=config.invocation_params.dir,
+        )
+    return config.stash[_memory_key]
 
 
 def _cache_dir(config: pytest.Config, settings: options.Settings) -> Path | None:
@@ -135,6 +142,8 @@ def _registered(config: pytest.Config) -> Runtimes:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Tell the effective settings and the versions, which are read without an import."""
+    from pytest_edgeq.snapshots.producer import version_of
+
     settings = config.stash[settings_key]
     words = [f"runtime={settings.runtime}", f"threads={_cores(config)}", f"seed={settings.seed}"]
     words += [f"{name}={version_of(name) or 'not installed'}" for name in _HEADER_VERSIONS]
@@ -156,6 +165,8 @@ def _cache_header(config: pytest.Config) -> str:
     if directory is None:
         why = "" if mode == "off" else " (pytest's cache directory is turned off)"
         return f"conversion cache: off{why}"
+    from pytest_edgeq.cache.store import size_of
+
     count, size = size_of(directory)
     path = directory
     if directory.is_relative_to(config.rootpath):
@@ -188,7 +199,7 @@ def edgeq(
         threads=_cores(config),
         seed=settings.seed,
         directory=tmp_path_factory.mktemp("edgeq"),
-        memory=config.stash[memory_key],
+        memory=memory_of(config),
         runtimes=config.stash[_runtimes_key],
         localize_timeout=settings.localize_timeout if settings.localize == "auto" else 0,
         cache_dir=config.stash[cache_dir_key],
@@ -282,13 +293,15 @@ def _running(item: pytest.Item, phase: Phase) -> Iterator[None]:
     stash = item.config.stash
     stash[_running_key] = item
     try:
-        with stash[memory_key].running(_owner(item), phase):
+        with memory_of(item.config).running(_owner(item), phase):
             yield
     finally:
         stash[_running_key] = None
 
 
 def _owner(item: pytest.Item) -> Owner:
+    from pytest_edgeq.snapshots.record import Owner
+
     # Not from the node id: pytest-xdist appends the group to it with --dist=loadgroup.
     names: list[str] = []
     for node in item.listchain():
@@ -309,7 +322,7 @@ def pytest_runtest_makereport(
     report.__dict__["edgeq_cache"] = list(messages)
     messages.clear()
     if call.when == "call":
-        record = item.config.stash[memory_key].record(_owner(item))
+        record = memory_of(item.config).record(_owner(item))
         report.__dict__["edgeq"] = record
     return report
 
@@ -319,11 +332,15 @@ class _Controller:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._log = RunLog()
+        self._log: RunLog | None = None
         self._cache_messages: dict[CacheMessage, None] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take one report, of this process or of a worker."""
+        if self._log is None:
+            from pytest_edgeq.snapshots.obsolete import RunLog
+
+            self._log = RunLog()
         self._log.add(
             report.nodeid,
             getattr(report, "worker_id", ""),
@@ -336,8 +353,13 @@ class _Controller:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Look for remembered files that nobody claims any more; delete them if asked to."""
+        if self._log is None:
+            return  # no test ran, so that nothing can be told
+        from pytest_edgeq.snapshots.obsolete import prune, survey
+        from pytest_edgeq.snapshots.summary import Outcome
+
         settings = self._config.stash[settings_key]
-        found = survey(self._config.stash[memory_key].layout, self._log)
+        found = survey(memory_of(self._config).layout, self._log)
         outcome = Outcome(found, obsolete_is_error=settings.obsolete == "error")
         if "prune" in settings.update:
             kept = prune(found.obsolete)
@@ -349,10 +371,12 @@ class _Controller:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Tell what was written, what differs and what is obsolete, if anything is."""
-        stash = self._config.stash
-        if (outcome := stash.get(_outcome_key, None)) is None:
+        outcome = self._config.stash.get(_outcome_key, None)
+        if outcome is None or self._log is None:
             return
-        lines = summarize(stash[memory_key].layout, self._log, outcome)
+        from pytest_edgeq.snapshots.summary import Line, summarize
+
+        lines = summarize(memory_of(self._config).layout, self._log, outcome)
         verbose = self._config.get_verbosity() > 0
         lines += [
             Line(f"{kind.capitalize()}: {text}", kind)

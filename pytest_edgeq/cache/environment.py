@@ -52,8 +52,8 @@ _VARIABLES: Final = (
 )
 """Beginnings of the names of environment variables that the libraries read."""
 
-_SILENT: Final = frozenset({"LITERT_TORCH_SHOW_PROGRESS"})
-"""Variables that change nothing but what is printed."""
+_SILENT: Final = frozenset({"LITERT_TORCH_SHOW_PROGRESS", "TORCHINDUCTOR_CACHE_DIR"})
+"""Variables that change no result; the second one torch 2.13 sets itself, when it is imported."""
 
 _OWN: Final = ("cache", "flows", "litert")
 """Packages of ours that take part in a conversion."""

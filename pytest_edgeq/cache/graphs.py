@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import TRUSTED_OPS, UnknownError, digest_of, name_of
 
 __all__ = ["decode_graph", "decode_tensors", "encode_graph", "encode_tensors"]
@@ -112,6 +113,8 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
         ValueError: An operator that the installed libraries do not have.
     """
     told = json.loads(parts["graph"])
+    for namespace in {str(each["target"]).partition(".")[0] for each in told["nodes"]}:
+        litert.register_operators(namespace)
     root = torch.nn.Module()
     for path, tensor in decode_tensors(told["tensors"], parts["tensors"]).items():
         _place(root, path, told["kinds"][path], tensor)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import UnknownError, digest_of
 from pytest_edgeq.cache.graphs import decode_graph, decode_tensors, encode_graph, encode_tensors
 from pytest_edgeq.cache.trace import graph_digest
@@ -113,7 +112,6 @@ def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
 
     @functools.cache
     def graph() -> torch.fx.GraphModule:
-        litert.register_quantized_operators()
         return decode_graph(parts)
 
     return Simulation(

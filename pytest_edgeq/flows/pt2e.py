@@ -32,14 +32,13 @@ __tracebackhide__ = True
 _Result = TypeVar("_Result")
 
 
-def quantize_pt2e(request: Request, quantizer: Any, *, preset: str | None = None) -> QuantizedModel:
+def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     """
     Quantize a model with a PT2E quantizer.
 
     Args:
         request: The model and its data.
-        quantizer: A torchao PT2E `Quantizer`.
-        preset: The preset that it was made from, if any.
+        quantizer: A torchao PT2E `Quantizer`, or the name of a preset.
 
     Raises:
         ValueError: No or bad calibration data for a static quantizer, observers that saw none of
@@ -56,7 +55,7 @@ def quantize_pt2e(request: Request, quantizer: Any, *, preset: str | None = None
         }
     else:
         simulations = {
-            entry.key: _simulate(_Preparation(entry, quantizer, strict, cache), preset, cache)
+            entry.key: _simulate(_Preparation(entry, quantizer, strict, cache), cache)
             for entry in request.entries
         }
     alone = any(each.weights_alone for each in simulations.values())
@@ -96,18 +95,20 @@ class _Preparation:
 
     Args:
         entry: The model and its data.
-        quantizer: A torchao PT2E `Quantizer`.
+        quantizer: A torchao PT2E `Quantizer`, or the name of a preset.
         strict: Whether to export strictly.
         cache: Keeps the exported graph.
 
     Attributes:
         key: Of the exported graph; None exports anew.
+        preset: The name of the preset, if it is one.
     """
 
     def __init__(self, entry: Entry, quantizer: Any, strict: bool, cache: ConversionCache) -> None:
         self.entry = entry
         self.strict = strict
         self.strict_refusal: str | None = None
+        self.preset = quantizer if isinstance(quantizer, str) else None
         self._quantizer = quantizer
         self._cache = cache
         self.key: str | None = None
@@ -122,18 +123,23 @@ class _Preparation:
         return _refuse_clearly(
             entry.name,
             "the quantizer",
-            lambda: litert.prepare_pt2e(exported.graph, self._quantizer),
+            lambda: litert.prepare_pt2e(exported.graph, _instance(self._quantizer)),
             [entry.traced()],
         )
 
 
-def _simulate(preparation: _Preparation, preset: str | None, cache: ConversionCache) -> Simulation:
+def _instance(quantizer: Any) -> Any:
+    """Make the quantizer of a preset; another is given back."""
+    return litert.pt2e_preset(quantizer) if isinstance(quantizer, str) else quantizer
+
+
+def _simulate(preparation: _Preparation, cache: ConversionCache) -> Simulation:
     """Calibrate a model on its samples, and return the quantized graph."""
     entry = preparation.entry
-    if preset is not None:
+    if preparation.preset is not None:
         strict = preparation.strict
         preparation.key = cache.exported_key(entry.name, entry.traced(), strict=strict)
-        key = cache.preset_key(preparation.key, preset)
+        key = cache.preset_key(preparation.key, preparation.preset)
     else:
         key = cache.prepared_key(entry.name, lambda: preparation.graph)
     make = functools.partial(_calibrate, preparation)
@@ -202,7 +208,7 @@ def _train(
     with litert.quiet():
         graph = copy.deepcopy(exported.module())
     prepared = _refuse_clearly(
-        entry.name, "the quantizer", lambda: litert.prepare_qat(graph, quantizer)
+        entry.name, "the quantizer", lambda: litert.prepare_qat(graph, _instance(quantizer))
     )
     if not litert.trains_quantization(prepared):
         raise ValueError(

@@ -58,13 +58,14 @@ def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
         ImportError: There is no converter, or one that cannot be used.
         ValueError: `train` is missing, or given to a quantizer that nothing can be trained with.
     """
-    # Where no converter can be used, its ImportError says what to install.
-    litert.converter_module()
+    # Where no converter is installed, its ImportError says what to install. It is imported when
+    # something is converted: what is in the cache needs none.
+    litert.converter_name()
     _check_train(request, quantizer)
     if quantizer is None:
         return quantize_recipe(request, None)
     if isinstance(quantizer, str) and quantizer.startswith("pt2e_"):
-        return quantize_pt2e(request, litert.pt2e_preset(quantizer), preset=quantizer)
+        return quantize_pt2e(request, quantizer)
     if isinstance(quantizer, (str, list)):
         return quantize_recipe(request, litert.load_recipe(quantizer))
     if isinstance(quantizer, os.PathLike):

@@ -29,7 +29,7 @@ from pytest_edgeq.litert.fx import (
     is_prepared_by_torch_ao,
     quantizer_from_fx,
 )
-from pytest_edgeq.litert.libraries import converter_module
+from pytest_edgeq.litert.libraries import converter_module, converter_name, register_operators
 from pytest_edgeq.litert.pt2e import (
     finish_pt2e,
     holds_observers,
@@ -39,7 +39,6 @@ from pytest_edgeq.litert.pt2e import (
     needs_data,
     prepare_pt2e,
     pt2e_preset,
-    register_quantized_operators,
     uncalibrated,
 )
 from pytest_edgeq.litert.qat import (
@@ -71,6 +70,7 @@ __all__ = [
     "check_rules",
     "convert",
     "converter_module",
+    "converter_name",
     "dequantized",
     "drop_guards",
     "export",
@@ -97,7 +97,7 @@ __all__ = [
     "quantized_weights",
     "quantizer_from_fx",
     "quiet",
-    "register_quantized_operators",
+    "register_operators",
     "second_pipeline",
     "told_ops",
     "trains_quantization",

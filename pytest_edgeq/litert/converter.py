@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.constants import true_constants
-from pytest_edgeq.litert.libraries import converter_module
+from pytest_edgeq.litert.libraries import converter_module, converter_name
 from pytest_edgeq.litert.pt2e import pt2e_preset
 
 if TYPE_CHECKING:
@@ -133,8 +134,10 @@ def _exported_before(
 
 def foreign_extensions() -> list[str]:
     """Return the functions that code outside of the libraries has registered with the converter."""
-    if converter_module().__name__ == "ai_edge_torch":
+    if converter_name() == "ai_edge_torch":
         return []  # 0.7.1 has these registries elsewhere
+    if "litert_torch.backend.lowerings" not in sys.modules:
+        return []  # nobody can have registered anything yet
     registry = converter_module("backend.lowerings.registry").global_registry
     decompositions = converter_module("fx_infra.decomp")
     functions = [

@@ -10,7 +10,13 @@ from typing import Any
 
 from pytest_edgeq.litert.chatter import quiet
 
-__all__ = ["converter_module", "pt2e_module", "recipe_module"]
+__all__ = [
+    "converter_module",
+    "converter_name",
+    "pt2e_module",
+    "recipe_module",
+    "register_operators",
+]
 
 # What torchao keeps in `torchao.quantization.pt2e`, torch before 2.10 keeps in
 # `torch.ao.quantization.pt2e`, but for these.
@@ -34,7 +40,7 @@ def converter_module(name: str = "") -> Any:
     Raises:
         ImportError: There is no converter, or one that cannot be used.
     """
-    package = _converter()
+    package = converter_name()
     if package == "ai_edge_torch":
         name = name.replace("backend.", "odml_torch.")
     with quiet():
@@ -42,8 +48,13 @@ def converter_module(name: str = "") -> Any:
 
 
 @functools.cache
-def _converter() -> str:
-    """ai-edge-torch became litert-torch after 0.7.1."""
+def converter_name() -> str:
+    """
+    Return the name of the converter's package; ai-edge-torch became litert-torch after 0.7.1.
+
+    Raises:
+        ImportError: There is no converter, or one that cannot be used.
+    """
     if importlib.util.find_spec("litert_torch") is not None:
         return "litert_torch"
     if importlib.util.find_spec("ai_edge_torch") is None:
@@ -105,3 +116,12 @@ def recipe_module(name: str) -> Any:
         "recipes need ai-edge-quantizer (litert-quantizer from 0.11 on), and neither is installed: "
         "pip install ai-edge-quantizer"
     )
+
+
+def register_operators(namespace: str) -> None:
+    """Import what defines the operators of a namespace of torch, and as little else as possible."""
+    with quiet():
+        if namespace == "quantized_decomposed":
+            importlib.import_module("torch.ao.quantization.fx._decomposed")
+        elif namespace == "litert_torch":
+            converter_module("backend.optimization_barrier")

@@ -30,7 +30,6 @@ __all__ = [
     "needs_data",
     "prepare_pt2e",
     "pt2e_preset",
-    "register_quantized_operators",
     "uncalibrated",
 ]
 
@@ -45,13 +44,6 @@ def pt2e_preset(name: str) -> Any:
             is_qat="_qat_" in name,
         )
         return pt2e_quantizer.PT2EQuantizer().set_global(config)
-
-
-def register_quantized_operators() -> None:
-    """Import what defines the operators of quantized graphs and the converter's barrier."""
-    with quiet():
-        pt2e_module("quantize_pt2e")
-        converter_module("backend.optimization_barrier")
 
 
 def is_pt2e_quantizer(candidate: object) -> bool:

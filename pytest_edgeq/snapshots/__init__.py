@@ -9,12 +9,3 @@ Remembered files: record, store, compare, update policy, obsolete.
 
 Nothing here imports pytest, torch or numpy.
 """
-
-from __future__ import annotations
-
-from pytest_edgeq.snapshots.compare import describe_change
-from pytest_edgeq.snapshots.layout import Layout
-from pytest_edgeq.snapshots.record import Owner
-from pytest_edgeq.snapshots.session import SnapshotSession
-
-__all__ = ["Layout", "Owner", "SnapshotSession", "describe_change"]

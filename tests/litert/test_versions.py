@@ -53,9 +53,9 @@ def without_litert_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     # So Python writes down that a module is not there.
     monkeypatch.setitem(sys.modules, "litert_torch", None)
     monkeypatch.syspath_prepend(tmp_path)
-    libraries._converter.cache_clear()
+    libraries.converter_name.cache_clear()
     yield
-    libraries._converter.cache_clear()
+    libraries.converter_name.cache_clear()
     sys.modules.pop("ai_edge_torch", None)
 
 
@@ -141,7 +141,7 @@ def test_the_newer_converter_comes_first(
     """Beside litert-torch the older name is never imported: 0.7.2 depends on it, and warns."""
     installed("ai-edge-torch", "0.7.2", SHIM)
     monkeypatch.syspath_prepend(tmp_path)
-    libraries._converter.cache_clear()
+    libraries.converter_name.cache_clear()
 
     assert libraries.converter_module().__name__ == "litert_torch"
     assert "ai_edge_torch" not in sys.modules

@@ -35,7 +35,7 @@ _CONVERTING = (
 _CONFTEST = """
 import os
 import pytest
-from pytest_edgeq.plugin import memory_key
+from pytest_edgeq.plugin import memory_of
 
 
 def op_map(scheme):
@@ -54,7 +54,7 @@ def remember(request):
     def check(name="op_dtypes", scheme=None):
         __tracebackhide__ = True
         data = op_map(scheme or os.environ.get("SCHEME", "int8"))
-        request.config.stash[memory_key].check("op_dtype_map", name, data)
+        memory_of(request.config).check("op_dtype_map", name, data)
 
     return check
 """

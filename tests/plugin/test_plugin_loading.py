@@ -35,6 +35,28 @@ def test_collecting_imports_nothing_heavy(
     result.stdout.fnmatch_lines(["edgeq: runtime=*", "heavy: []", "loaded: True"])
 
 
+@pytest.mark.parametrize("option", ["-q", "-v"])
+def test_collecting_imports_no_memory_and_no_pools(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """What only tests that run need comes with the first of them."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest(
+        """
+        import sys
+
+        def pytest_unconfigure():
+            late = ("pytest_edgeq.snapshots.session", "pytest_edgeq.snapshots.obsolete")
+            print("late:", sorted({*late, "concurrent.futures"} & set(sys.modules)))
+        """
+    )
+    pytester.makepyfile("def test_plain(): pass")
+
+    result = pytester.runpytest_subprocess("-p", "pytest_edgeq.plugin", "--collect-only", option)
+
+    result.stdout.fnmatch_lines(["late: []"])
+
+
 @pytest.mark.parametrize("module", ["pytest_edgeq.snapshots", "pytest_edgeq.snapshots.obsolete"])
 def test_snapshots_import_neither_pytest_nor_torch(pytester: pytest.Pytester, module: str) -> None:
     """Remembering files works outside of a test run, for instance from the command line."""
@@ -78,7 +100,7 @@ def test_header_shows_settings_and_versions(
 ) -> None:
     """One line shows what the run measures with; a missing distribution is told."""
     versions = {"torch": "2.13.0+cpu", "torchao": "0.18.0", "ai-edge-litert": "2.3.0"}
-    monkeypatch.setattr("pytest_edgeq.plugin.version_of", versions.get)
+    monkeypatch.setattr("pytest_edgeq.snapshots.producer.version_of", versions.get)
 
     result = pytester.runpytest(
         "--edgeq-runtime=builtin", "--edgeq-threads=3", "--edgeq-seed", "7", "--edgeq-update"

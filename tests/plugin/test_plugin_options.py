@@ -190,7 +190,7 @@ def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) ->
     )
     pytester.makepyfile(
         """
-        from pytest_edgeq.plugin import memory_key
+        from pytest_edgeq.plugin import memory_of
 
         def test_it(edgeq, request):
             assert (edgeq.threads, edgeq.seed) == (2, 4)
@@ -199,7 +199,7 @@ def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) ->
             assert edgeq.directory.is_dir()
             assert edgeq.cache == "refresh"
             assert edgeq.cache_dir == request.config.rootpath / "kept"
-            assert edgeq.memory is request.config.stash[memory_key]
+            assert edgeq.memory is memory_of(request.config)
         """
     )
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.snapshots import Layout, Owner, SnapshotSession, session, store
+from pytest_edgeq.snapshots import session, store
 from pytest_edgeq.snapshots.errors import is_explained, loose
+from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.record import Owner
+from pytest_edgeq.snapshots.session import SnapshotSession
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.snapshots import Layout, Owner, SnapshotSession, session, store
-from pytest_edgeq.snapshots.record import Phase
+from pytest_edgeq.snapshots import session, store
+from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.record import Owner, Phase
+from pytest_edgeq.snapshots.session import SnapshotSession
 
 GOLDEN = Path(__file__).parent / "golden"
 
