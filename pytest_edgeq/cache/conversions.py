@@ -366,9 +366,7 @@ class ConversionCache:
 def _copied(program: _Program) -> Exported:
     exported, strict_refusal = program
     with litert.quiet():
-        graph = copy.deepcopy(exported.module())
-    litert.drop_guards(graph)
-    return Exported(graph, strict_refusal)
+        return Exported(copy.deepcopy(exported.module()), strict_refusal)
 
 
 def _shares_memory(program: torch.export.ExportedProgram, model: torch.nn.Module) -> bool:

@@ -53,6 +53,8 @@ _SOURCES = {
 }
 """Where the layers and functions lie that annotators tell apart by identity."""
 
+_GUARDS = "_guards_fn"
+
 _FORMAT_NAMES = ("dtype", "layout", "memory_format")
 
 
@@ -76,7 +78,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
             target = _encode_target(target)
         elif node.op == "get_attr":
             tensors[str(target)] = _attribute(module, str(target))
-        elif node.op not in ("placeholder", "output"):
+        elif node.op not in ("placeholder", "output") and not _checks_shapes(module, node):
             raise UnknownError(f"a node {node.op} of {target}")
         nodes.append(
             {
@@ -116,6 +118,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
     for namespace in {str(each["target"]).partition(".")[0] for each in told["nodes"]}:
         litert.register_operators(namespace)
     root = torch.nn.Module()
+    root.add_module(_GUARDS, _NoGuards())
     for path, tensor in decode_tensors(told["tensors"], parts["tensors"]).items():
         _place(root, path, told["kinds"][path], tensor)
     graph = torch.fx.Graph()
@@ -133,7 +136,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
     in_spec, out_spec = map(pytree.treespec_loads, told["specs"])
     info = torch.fx.graph._PyTreeInfo(told["names"], in_spec, out_spec)
     graph._codegen = torch.fx.graph._PyTreeCodeGen(info)
-    module = torch.fx.GraphModule(root, graph)
+    module = torch.fx.GraphModule(root, graph)  # which takes over the modules that it calls
     for each in module.modules():
         each.training = False
     return module
@@ -196,6 +199,22 @@ def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum(step * (length - 1) for step, length in zip(stride, shape, strict=True))
+
+
+def _checks_shapes(module: torch.nn.Module, node: torch.fx.Node) -> bool:
+    """Whether a node is the call of generated code by which torch checks the shapes of inputs."""
+    if node.op != "call_module" or node.target != _GUARDS:
+        return False
+    return type(module.get_submodule(_GUARDS)).__name__ in ("GuardsFn", "_NoGuards")
+
+
+class _NoGuards(torch.nn.Module):
+    """Stands where the code that checks shapes stood: samples are checked before they get here."""
+
+    _is_impure = True  # as torch's own, so that the node is not taken for dead
+
+    def forward(self, *_: object) -> None:
+        """Check nothing."""
 
 
 def _attribute(module: torch.nn.Module, path: str) -> tuple[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from pytest_edgeq.litert.libraries import converter_module, pt2e_module
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["pattern_modules", "patterns_of_trained"]
+__all__ = ["ordered_partitions", "pattern_modules", "patterns_of_trained"]
 
 
 @contextlib.contextmanager
@@ -40,6 +40,32 @@ def pattern_modules() -> Iterator[None]:
         return trace(module, *args, **kwargs)
 
     with replaced(pt2e_quantizer_utils, _get_aten_graph_module_for_pattern=trace_as_module):
+        yield
+
+
+@contextlib.contextmanager
+def ordered_partitions() -> Iterator[None]:
+    """
+    Give annotators the nodes at the borders of a pattern in one order, the last of the graph first.
+
+    torch 2.13 gives them in the order of a set, which is that of their addresses. litert-torch
+    0.10.0 annotates the first two inputs of a GRU at the node that takes both, so that the second
+    replaces the first, and equal conversions gave two different files. So the sequence, which
+    comes first in the graph, is given last.
+    """
+    with quiet():
+        pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
+    find = pt2e_quantizer_utils.get_source_partitions
+
+    def found(graph: torch.fx.Graph, *args: Any, **kwargs: Any) -> Any:
+        places = {node: place for place, node in enumerate(graph.nodes)}
+        partitions = find(graph, *args, **kwargs)
+        for each in (partition for kind in partitions.values() for partition in kind):
+            for border in (each.input_nodes, each.output_nodes, each.params):
+                border.sort(key=places.__getitem__, reverse=True)
+        return partitions
+
+    with replaced(pt2e_quantizer_utils, get_source_partitions=found):
         yield
 
 

@@ -14,7 +14,11 @@ from pytest_edgeq.litert.exported import (
     part_shared_weights,
 )
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
-from pytest_edgeq.litert.patterns import pattern_modules, patterns_of_trained
+from pytest_edgeq.litert.patterns import (
+    ordered_partitions,
+    pattern_modules,
+    patterns_of_trained,
+)
 from pytest_edgeq.litert.simulated import fold_constants, keep_floats_apart
 
 if TYPE_CHECKING:
@@ -79,7 +83,7 @@ def prepare_pt2e(
                 return quantizer.transform_for_annotation(model)
 
             def annotate(self, model: Any) -> Any:
-                with configs_as_set(), pattern_modules():
+                with configs_as_set(), pattern_modules(), ordered_partitions():
                     annotated = quantizer.annotate(model)
                 # torchao ignores the result and reads the graph that it gave.
                 mend_annotations(model)

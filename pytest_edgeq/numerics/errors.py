@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class _OutputAccumulator:
     """One output of a StageAccumulator; the arrays it gets were checked there."""
 
     spec: BorderSpec
-    dtypes: frozenset[str] = frozenset()
+    dtypes: frozenset[np.dtype[Any]] = frozenset()
     n_samples: int = 0
     n_elements: int = 0
     nonfinite_reference: int = 0
@@ -76,7 +77,8 @@ class _OutputAccumulator:
     def update(self, reference: Side, actual: Side, sample: int) -> float:
         self.n_samples += 1
         self.n_elements += reference.array.size
-        self.dtypes |= {actual.array.dtype.name}
+        if actual.array.dtype not in self.dtypes:
+            self.dtypes |= {actual.array.dtype}
         bad = [~side.finite for side in (reference, actual) if side.finite is not None]
         if bad:
             self.nonfinite_reference += reference.n_nonfinite
@@ -162,7 +164,7 @@ class _OutputAccumulator:
         rank, decibels, worst_sample = self.worst
         return OutputErrors(
             name=self.spec.name,
-            dtype="/".join(sorted(self.dtypes)),
+            dtype="/".join(sorted(dtype.name for dtype in self.dtypes)),
             scale=scale,
             n_samples=self.n_samples,
             n_elements=self.n_elements,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -17,61 +16,84 @@ class Side:
     An array whose derived figures are computed when they are first asked for.
 
     In a comparison the reference is part of two stages and of the health checks, and so is the
-    output of the file: each is converted and scanned once.
+    output of the file: each is converted and scanned once. Not by `functools.cached_property`,
+    whose lock all threads share before Python 3.12.
 
     Args:
         array: of any shape and dtype.
     """
 
+    __slots__ = ("_ends", "_finite", "_first_maxima", "_flat", "_maxima", "_power", "array")
+
     def __init__(self, array: Array) -> None:
         self.array = np.asarray(array)
+        self._flat: Array | None = None
+        self._power: float | None = None
+        self._finite: Array | None = None
+        self._ends: tuple[float, float] | None = None
+        self._first_maxima: Array | None = None
+        self._maxima: Array | None = None
 
     @classmethod
     def of(cls, values: Array | Side) -> Side:
         """Return the side itself, or an array as one."""
         return values if isinstance(values, cls) else cls(values)  # type: ignore[arg-type]
 
-    @functools.cached_property
+    @property
     def flat(self) -> Array:
         """The elements in float64, flattened."""
-        return self.array.astype(np.float64, copy=False).ravel()
+        if self._flat is None:
+            self._flat = self.array.astype(np.float64, copy=False).ravel()
+        return self._flat
 
-    @functools.cached_property
+    @property
     def power(self) -> float:
         """The sum of the squares; not finite where an element is not, or where it overflows."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return dot(self.flat, self.flat)
+        if self._power is None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._power = dot(self.flat, self.flat)
+        return self._power
 
-    @functools.cached_property
+    @property
     def finite(self) -> Array | None:
         """Where the elements are finite; None where all are."""
         if math.isfinite(self.power):
             return None
-        finite: Array = np.isfinite(self.flat)
-        return None if finite.all() else finite
+        if self._finite is None:
+            self._finite = np.isfinite(self.flat)
+        return None if self._finite.all() else self._finite
 
     @property
     def n_nonfinite(self) -> int:
         """How many elements are not finite."""
-        return 0 if self.finite is None else self.flat.size - int(np.count_nonzero(self.finite))
+        finite = self.finite
+        return 0 if finite is None else self.flat.size - int(np.count_nonzero(finite))
 
-    @functools.cached_property
+    @property
     def ends(self) -> tuple[float, float]:
         """The least and the greatest finite element; +inf and −inf where there is none."""
-        values = self.flat if self.finite is None else self.flat[self.finite]
-        return (float(values.min()), float(values.max())) if values.size else (math.inf, -math.inf)
+        if self._ends is None:
+            values = self.flat if self.finite is None else self.flat[self.finite]
+            self._ends = (math.inf, -math.inf)
+            if values.size:
+                self._ends = (float(values.min()), float(values.max()))
+        return self._ends
 
-    @functools.cached_property
+    @property
     def rows(self) -> Array:
         """The array with all axes but the last in one."""
         return self.array.reshape(-1, self.array.shape[-1])
 
-    @functools.cached_property
+    @property
     def first_maxima(self) -> Array:
         """Index of the first maximum of each row."""
-        return np.asarray(self.rows.argmax(axis=1))
+        if self._first_maxima is None:
+            self._first_maxima = np.asarray(self.rows.argmax(axis=1))
+        return self._first_maxima
 
-    @functools.cached_property
+    @property
     def maxima(self) -> Array:
         """Maximum of each row."""
-        return np.asarray(self.rows.max(axis=1))
+        if self._maxima is None:
+            self._maxima = np.asarray(self.rows.max(axis=1))
+        return self._maxima

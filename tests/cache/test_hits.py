@@ -32,6 +32,7 @@ from pytest_edgeq.cache.digest import UnknownError
 from pytest_edgeq.cache.graphs import decode_graph, encode_graph
 from pytest_edgeq.cache.parts import Exported, read_exported, write_exported
 from pytest_edgeq.cache.store import Store
+from pytest_edgeq.cache.trace import graph_digest
 
 PT2E, STATIC, DYNAMIC = "pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32"
 FLOWS = (PT2E, "pt2e_dynamic_int8", STATIC, DYNAMIC, None)
@@ -172,8 +173,8 @@ def test_new_calibration_data_does_not_export_strictly_again(
     assert later == [build(Edgeq(), seeded(ResidualNet), seed) for seed in (2, 0)]
 
 
-# litert-torch 0.10.0 annotates a GRU by the order of a set of nodes: other inputs each time.
-@pytest.mark.parametrize("name", [name for name in ALL if not name.startswith("Gru")])
+# litert-torch 0.10.0 stumbles over a GRU of which one output alone is used.
+@pytest.mark.parametrize("name", [name for name in ALL if name != "GruNet"])
 def test_a_stored_export_is_annotated_as_a_new_one(name: str) -> None:
     """Each small model: modules, sources, shapes and strides of its nodes, and its constants."""
     kind: type[SmallModel] = getattr(fixtures.models, name)
@@ -186,27 +187,14 @@ def test_a_stored_export_is_annotated_as_a_new_one(name: str) -> None:
         pytest.skip(f"strict export refuses it: {type(error).__name__}")
     with litert.quiet():
         exported = Exported(copy.deepcopy(program.module()))
-    litert.drop_guards(exported.graph)
     try:
         stored = read_exported(write_exported(exported))
     except UnknownError as error:
         assert "GraphModule" in str(error)  # noqa: PT017 # the branches of torch.cond
         return
-    made = [_annotations(each.graph) for each in (exported, stored)]
+    preset = litert.pt2e_preset(PT2E)
+    made = [graph_digest(litert.prepare_pt2e(each.graph, preset)) for each in (exported, stored)]
     assert made[0] == made[1]
-
-
-def _annotations(graph: torch.fx.GraphModule) -> list[str]:
-    """What our preset's quantizer says of each node; each text by itself, in order."""
-    with litert.quiet():
-        prepared = copy.deepcopy(graph)
-        litert.pt2e_preset(PT2E).annotate(prepared)
-    return [
-        f"{node.name} {sorted(map(str, vars(found).get('input_qspec_map', {})))} "
-        f"{getattr(found, 'output_qspec', None)}"
-        for node in prepared.graph.nodes
-        if (found := node.meta.get("quantization_annotation")) is not None
-    ]
 
 
 def test_a_model_that_changes_in_place_is_exported_anew(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from pytest_edgeq.litert import weights as writer
 from pytest_edgeq.reference import module_tree
 from pytest_edgeq.tflite.edge import EdgeFile
 
+pytestmark = pytest.mark.slow
+
 with litert.quiet():
     from torchao import quantization as ao
 

@@ -17,6 +17,8 @@ from fixtures.models import normal, seeded
 from pytest_edgeq import litert
 from pytest_edgeq.litert import patterns, qat
 
+pytestmark = pytest.mark.slow
+
 EPS, MOMENTUM, DROPOUT = 0.1, 0.3, 0.25
 
 

@@ -27,6 +27,8 @@ from pytest_edgeq.litert.libraries import recipe_module
 from pytest_edgeq.presets import PRESETS
 from pytest_edgeq.tflite.edge import EdgeFile
 
+pytestmark = pytest.mark.slow
+
 STATIC = "recipe_static_wi8_ai8"
 
 
