@@ -111,6 +111,7 @@ def test_the_commands_pin_torch_and_stand_in_the_pipeline() -> None:
     assert "tests/readme.py" in script
 
 
+@pytest.mark.slow
 def test_the_examples_pass_and_the_failure_is_as_shown(
     pytester: pytest.Pytester, files: list[str]
 ) -> None:

@@ -34,7 +34,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("remembered"), with_peers=False, with_loaded=False)
 
 
-@pytest.fixture(scope="module", params=SELECTION, ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(SELECTION[0], marks=pytest.mark.slow), *SELECTION[1:]],
+    ids="-".join,
+)
 def of(request: pytest.FixtureRequest, bench: Bench) -> Sound:
     """A sound build, remembered; the gate has let it pass."""
     net, flow = request.param

@@ -51,6 +51,8 @@ from tests.detection.known_bugs import (
     raised,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_bug_that_is_gone_fails_clearly(pytester: pytest.Pytester) -> None:
     """With the versions in use, those it was seen with, and what to remove."""

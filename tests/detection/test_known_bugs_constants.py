@@ -21,6 +21,8 @@ from tests.detection.known_bugs import (
     normals,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class _Shares(nn.Module):
     """Tokens are mixed by shares that come of two parameters, as of learned queries."""

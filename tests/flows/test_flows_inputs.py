@@ -185,6 +185,7 @@ def test_calibration_is_not_read_where_it_is_not_needed(maker: Edgeq, preset: st
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
 def test_one_sample_at_a_time_is_held(maker: Edgeq, preset: str) -> None:
     """Calibration and evaluation data are streamed: a sample read is let go before the next."""

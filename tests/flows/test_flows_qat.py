@@ -205,6 +205,7 @@ def _digits_sqnr_db(maker: Edgeq, model: nn.Module, **options: Any) -> float:
     return float(maker.compare(quantized, digits.held_out().samples()).total.sqnr_db)
 
 
+@pytest.mark.slow
 def test_training_beats_calibration_on_digits(maker: Edgeq) -> None:
     """
     Per tensor, int8: five epochs, taught by the float model's own logits on the training digits.
@@ -310,6 +311,7 @@ def _users_own() -> Any:
     return Own()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [_xnnpack, _users_own])
 def test_other_quantizers_with_fake_quantizers(maker: Edgeq, make: Callable[[], Any]) -> None:
     """The convolutions are int8 with their batch norms folded, by the model's own eps."""
@@ -333,6 +335,7 @@ def test_other_quantizers_with_fake_quantizers(maker: Edgeq, make: Callable[[], 
     assert_within_budget(comparison, Budget(sqnr_db=20))
 
 
+@pytest.mark.slow
 def test_a_layer_that_stays_in_float(maker: Edgeq) -> None:
     """Its batch norm is folded all the same, as it is without training."""
     config = _converters(is_per_channel=True).global_config
@@ -486,6 +489,7 @@ def test_train_with_a_quantizer_of_plain_observers(maker: Edgeq) -> None:
         maker.quantize(_linear(), (torch.ones(1, 4),), quantizer=quantizer, train=observe)
 
 
+@pytest.mark.slow
 def test_fake_quantizers_without_training(maker: Edgeq) -> None:
     """They are calibrated as observers are; without samples the error is the usual one."""
     model, sample = seeded(ConvBnRelu), ConvBnRelu.sample_inputs()

@@ -20,6 +20,8 @@ from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
+pytestmark = pytest.mark.slow
+
 
 class Branched(SmallModel):
     """Branches that are stacked and summed, windows that end beyond the image, and two bounds."""

@@ -17,6 +17,8 @@ from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 from tests.localize.edits import halved_row
 
+pytestmark = pytest.mark.slow
+
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
 

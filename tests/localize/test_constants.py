@@ -22,6 +22,8 @@ from pytest_edgeq.localize.stored import Constant, read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 
+pytestmark = pytest.mark.slow
+
 Array = npt.NDArray[Any]
 Spoil = Callable[[Array], None]
 

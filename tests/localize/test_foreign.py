@@ -18,6 +18,8 @@ from pytest_edgeq.localize.rows import LOWERING, LayerErrors
 from tests.detection.flatfile import FlatFile
 from tests.detection.nets import DsCnn
 
+pytestmark = pytest.mark.slow
+
 FLOWS = ("pt2e_static_int8", "recipe_static_wi8_ai8")
 
 

@@ -14,6 +14,8 @@ from pytest_edgeq import Edgeq
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
+pytestmark = pytest.mark.slow
+
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
 

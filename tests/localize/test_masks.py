@@ -13,6 +13,8 @@ from pytest_edgeq.localize.rows import LOWERING
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
+pytestmark = pytest.mark.slow
+
 
 class Filled(SmallModel):
     """An attention whose scores are capped, and filled in where tokens are later ones."""

@@ -14,6 +14,8 @@ from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 from tests.localize.edits import Change, Defect, edited, localized_with, ops_of
 
+pytestmark = pytest.mark.slow
+
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 FLOWS = (STATIC, DYNAMIC, PT2E, None)
 

@@ -12,6 +12,8 @@ from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 from tests.localize.edits import Defect, halved_row, localized_with, moved_bias, ops_of
 
+pytestmark = pytest.mark.slow
+
 DYNAMIC, WIDE = "recipe_dynamic_wi8_afp32", "recipe_static_wi8_ai16"
 
 

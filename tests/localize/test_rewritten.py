@@ -20,6 +20,8 @@ from tests.localize.edits import (
     ops_of,
 )
 
+pytestmark = pytest.mark.slow
+
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
 

@@ -17,6 +17,8 @@ from pytest_edgeq.localize.rows import LOWERING
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
+pytestmark = pytest.mark.slow
+
 
 class Patched(SmallModel):
     """Batch norms alone, patches merged as vision transformers do, and a U-Net's way back up."""

@@ -18,6 +18,8 @@ from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 from tests.localize.edits import ops_of, rescaled
 
+pytestmark = pytest.mark.slow
+
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
 

@@ -37,6 +37,7 @@ def worker() -> Iterator[Worker]:
     worker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", table.models())
 def test_the_default_preset_is_as_recorded(worker: Worker, model: str) -> None:
     """The slice of the table that every run measures anew."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import pytest_edgeq
 from pytest_edgeq.options import CI_VARIABLES
 from tests.shared_cache import shared_cache
 
@@ -30,6 +33,16 @@ _CONVERTING = (
     "test_plugin_errors",
     "test_plugin_neighbours",
     "test_plugin_runtimes",
+)
+
+_LIBRARIES = (
+    "numpy.fft",
+    "ai_edge_litert.compiled_model",
+    "ai_edge_litert.interpreter",
+    "ai_edge_quantizer.quantizer",
+    "litert_torch",
+    "torch.export._trace",
+    "torchao.quantization.pt2e.quantize_pt2e",
 )
 
 _CONFTEST = """
@@ -74,6 +87,30 @@ def _options_of_runs(
     """Leave other plugins out of the runs inside of tests; after pytester, which clears it."""
     options = [*(f"-p no:{name}" for name in _WITHOUT), cache_option]
     monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(options))
+
+
+@pytest.fixture(scope="session")
+def _libraries() -> None:
+    """
+    Import torch, the converter and all of ours before pytester notes which modules there are.
+
+    What a run imports anew is dropped after it. A library with code in C must not be, and of one of
+    ours there would be two.
+    """
+    own = pkgutil.walk_packages(pytest_edgeq.__path__, "pytest_edgeq.")
+    for name in (*_LIBRARIES, *(module.name for module in own)):
+        importlib.import_module(name)
+
+
+@pytest.fixture
+def run_here(_libraries: None, pytester: pytest.Pytester) -> Run:
+    """Run pytest in this process, which spares each run the import of torch and the converter."""
+
+    def run(*args: str) -> pytest.RunResult:
+        # Warnings are errors in this run.
+        return pytester.runpytest_inprocess("-W", "default", *args)
+
+    return run
 
 
 @pytest.fixture

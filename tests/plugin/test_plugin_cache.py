@@ -212,9 +212,10 @@ def test_the_header_tells_where_and_how_much(pytester: pytest.Pytester) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [("-W", "error"), pytest.param(("-n", "2"), marks=pytest.mark.slow)],
+    [("-W", "error"), ("-n", "2")],
     ids=["errors", "workers"],
 )
 def test_a_damaged_entry_is_told_and_fails_nothing(
@@ -236,6 +237,7 @@ def test_a_damaged_entry_is_told_and_fails_nothing(
     result.stdout.no_fnmatch_line("Warning: conversion cache*")
 
 
+@pytest.mark.slow
 def test_why_nothing_is_kept_is_told_with_v(pytester: pytest.Pytester, project: Path) -> None:
     """Quietly otherwise."""
     project.joinpath("test_net.py").write_text(

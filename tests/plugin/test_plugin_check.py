@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.tflite.writer import one_op, pack, unpack
+from tests.plugin.conftest import Run
 
 _TEST = """
 import torch
@@ -53,16 +54,20 @@ def _write(path: Path, dtype: str) -> None:
     path.write_bytes(pack(model))
 
 
-def _run(
-    pytester: pytest.Pytester, call: str, *args: str, value: str = "x + y"
-) -> pytest.RunResult:
-    pytester.makepyfile(test_x=_TEST.format(call=call, value=value))
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *args)
+@pytest.fixture
+def run_test(project: pytest.Pytester, run_here: Run) -> Run:
+    """Run one test, in whose body a call stands."""
+
+    def run(call: str, *args: str, value: str = "x + y") -> pytest.RunResult:
+        project.makepyfile(test_x=_TEST.format(call=call, value=value))
+        return run_here("-p", "no:cacheprovider", *args)
+
+    return run
 
 
-def test_a_gate_remembers(project: pytest.Pytester) -> None:
+def test_a_gate_remembers(run_test: Run, project: pytest.Pytester) -> None:
     """Nothing is remembered, it is, and another file is told from it."""
-    missing = _run(project, _CHECK)
+    missing = run_test(_CHECK)
     missing.assert_outcomes(failed=1)
     missing.stdout.fnmatch_lines(
         [
@@ -72,50 +77,52 @@ def test_a_gate_remembers(project: pytest.Pytester) -> None:
     )
     missing.stdout.fnmatch_lines([">   *edgeq.check(*", "test_x.py:*: AssertionError"])
 
-    _run(project, _CHECK, "--edgeq-update").assert_outcomes(passed=1)
-    _run(project, _CHECK, "-W", "error").assert_outcomes(passed=1)
+    run_test(_CHECK, "--edgeq-update").assert_outcomes(passed=1)
+    run_test(_CHECK, "-W", "error").assert_outcomes(passed=1)
 
     _write(project.path / "model.tflite", "float32")
-    changed = _run(project, _CHECK)
+    changed = run_test(_CHECK)
     changed.assert_outcomes(failed=1)
     changed.stdout.fnmatch_lines(["E *ADD #0 went from int8 to float32*"])
 
 
-def test_several_models_are_told_apart_by_name(project: pytest.Pytester) -> None:
+def test_several_models_are_told_apart_by_name(run_test: Run, project: pytest.Pytester) -> None:
     """Each has files of its own."""
     call = "\n    ".join(
         f'edgeq.check(model, samples(4, seed={seed}), name="{name}")'
         for seed, name in enumerate(("one", "two"))
     )
 
-    _run(project, call, "--edgeq-update").assert_outcomes(passed=1)
+    run_test(call, "--edgeq-update").assert_outcomes(passed=1)
 
     assert sorted(path.name for path in project.path.rglob("test_it.*.json")) == [
         f"test_it.{name}_{what}.json" for name in ("one", "two") for what in ("errors", "op_dtypes")
     ]
 
 
-def test_nothing_unsound_is_remembered(project: pytest.Pytester) -> None:
+def test_nothing_unsound_is_remembered(run_test: Run, project: pytest.Pytester) -> None:
     """With an update asked for, the failure says that nothing was written, and nothing is."""
-    unasked = _run(project, _CHECK, value="x - y")
+    unasked = run_test(_CHECK, value="x - y")
     unasked.assert_outcomes(failed=1)
     unasked.stdout.fnmatch_lines(
         ["E *nothing is remembered yet; accept it once the other findings are mended"]
     )
     unasked.stdout.no_fnmatch_line("*fails beyond, at the latest*")
 
-    result = _run(project, _CHECK, "--edgeq-update", value="x - y")
+    result = run_test(_CHECK, "--edgeq-update", value="x - y")
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E *Nothing was remembered: what is to be remembered must be *"])
     assert not (project.path / "__edgeq__").exists()
 
 
-def test_a_change_is_not_to_be_accepted_while_something_is_wrong(project: pytest.Pytester) -> None:
+def test_a_change_is_not_to_be_accepted_while_something_is_wrong(
+    run_test: Run, project: pytest.Pytester
+) -> None:
     """No command is given that would make a memory of a defect; alone, it is."""
-    _run(project, _CHECK, "--edgeq-update").assert_outcomes(passed=1)
+    run_test(_CHECK, "--edgeq-update").assert_outcomes(passed=1)
 
-    wrong = _run(project, _CHECK, value="x - y")
+    wrong = run_test(_CHECK, value="x - y")
     wrong.assert_outcomes(failed=1)
     wrong.stdout.fnmatch_lines(
         ["E *[[]4] errors regressed: *", "E *Accept it once the other findings are mended."]
@@ -123,10 +130,12 @@ def test_a_change_is_not_to_be_accepted_while_something_is_wrong(project: pytest
     wrong.stdout.no_fnmatch_line("E *If the change is meant*")
 
     _write(project.path / "model.tflite", "float32")
-    _run(project, _CHECK).stdout.fnmatch_lines(["E *If the change is meant, accept it: *"])
+    run_test(_CHECK).stdout.fnmatch_lines(["E *If the change is meant, accept it: *"])
 
 
-def test_in_a_fixture_it_says_that_nothing_is_remembered(project: pytest.Pytester) -> None:
+def test_in_a_fixture_it_says_that_nothing_is_remembered(
+    run_test: Run, project: pytest.Pytester
+) -> None:
     """All else is checked there, too."""
     project.makeconftest(
         _WITHOUT_TENSORFLOW + "import pytest\n\n@pytest.fixture\ndef gated(edgeq):\n"
@@ -135,15 +144,15 @@ def test_in_a_fixture_it_says_that_nothing_is_remembered(project: pytest.Pyteste
     )
     call = "pass\n\n\ndef test_gated(gated):\n    pass"
 
-    sound = _run(project, call)
+    sound = run_test(call)
     sound.assert_outcomes(passed=2, warnings=1)
     sound.stdout.fnmatch_lines(["*UserWarning: edgeq.check: nothing was held against a memory, *"])
-    _run(project, call, value="x - y").assert_outcomes(passed=1, errors=1)
+    run_test(call, value="x - y").assert_outcomes(passed=1, errors=1)
 
 
-def test_a_budget_that_fails_names_the_layer(project: pytest.Pytester) -> None:
+def test_a_budget_that_fails_names_the_layer(run_test: Run) -> None:
     """On the worst samples, with the worst rows; a switch turns it off."""
-    result = _run(project, _BUDGET, value="x - y")
+    result = run_test(_BUDGET, value="x - y")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
@@ -153,22 +162,22 @@ def test_a_budget_that_fails_names_the_layer(project: pytest.Pytester) -> None:
         ]
     )
 
-    off = _run(project, _BUDGET, "--edgeq-localize=off", value="x - y")
+    off = run_test(_BUDGET, "--edgeq-localize=off", value="x - y")
     off.assert_outcomes(failed=1)
     off.stdout.no_fnmatch_line("*which layer*")
 
-    wrong = _run(project, _BUDGET, "--edgeq-localize=on")
+    wrong = run_test(_BUDGET, "--edgeq-localize=on")
     wrong.stderr.fnmatch_lines(["*--edgeq-localize: 'on' is none of the valid values: auto, off"])
 
 
-def test_what_cannot_be_localized_does_not_hide_the_failure(project: pytest.Pytester) -> None:
+def test_what_cannot_be_localized_does_not_hide_the_failure(run_test: Run) -> None:
     """A reference that is no torch module has no layers."""
     call = _BUDGET.replace(
         "edgeq.compare(model",
         'edgeq.compare(edgeq.load("model.tflite", reference=lambda x, y: x - y)',
     )
 
-    result = _run(project, call)
+    result = run_test(call)
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(

@@ -7,6 +7,8 @@ import flatbuffers  # type: ignore[import-untyped]
 import pytest
 from ai_edge_litert import schema_py_generated as schema
 
+from tests.plugin.conftest import Run
+
 
 def add_model(dtype: str, path: Path) -> None:
     """Write a `.tflite` of one ADD of its input to itself, in int8 or float32."""
@@ -48,14 +50,14 @@ def _signature() -> Any:
     return signature
 
 
-def test_a_tflite_file_is_remembered(pytester: pytest.Pytester) -> None:
+def test_a_tflite_file_is_remembered(pytester: pytest.Pytester, run_here: Run) -> None:
     """The fixture, the file's own op-dtype map and the memory, all real, through a whole life."""
     add_model("int8", pytester.path / "model.tflite")
     pytester.makepyfile(
         test_x="def test_it(edgeq):\n    edgeq.check_op_dtypes(edgeq.load('model.tflite'))\n"
     )
 
-    missing = pytester.runpytest_subprocess()
+    missing = run_here()
     missing.assert_outcomes(failed=1)
     missing.stdout.fnmatch_lines(
         ["*nothing is remembered yet", "*ops (1): 1 ADD", "*schemes: 1 int8"]
@@ -63,11 +65,11 @@ def test_a_tflite_file_is_remembered(pytester: pytest.Pytester) -> None:
     # The user's line, and none of ours.
     missing.stdout.fnmatch_lines([">   *edgeq.check_op_dtypes(*", "test_x.py:2: AssertionError"])
 
-    pytester.runpytest_subprocess("--edgeq-update=new").assert_outcomes(passed=1)
-    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+    run_here("--edgeq-update=new").assert_outcomes(passed=1)
+    run_here().assert_outcomes(passed=1)
 
     add_model("float32", pytester.path / "model.tflite")
-    changed = pytester.runpytest_subprocess()
+    changed = run_here()
     changed.assert_outcomes(failed=1)
     changed.stdout.fnmatch_lines(
         [

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.tflite.writer import one_op, pack, unpack
+from tests.plugin.conftest import Run
 
 TEST = """
 import os
@@ -57,11 +58,11 @@ def _write(path: Path, scale: float) -> None:
 
 
 def test_inputs_calibrated_with_others_are_why_errors_regressed(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stands under the first line, and no layer is blamed for it."""
     monkeypatch.setenv("FACTOR", "1.0")
-    run = functools.partial(project.runpytest_subprocess, "-k", "errors")
+    run = functools.partial(run_here, "-k", "errors")
     run("--edgeq-update=new").assert_outcomes(passed=1, deselected=1)
     _write(project.path / "model.tflite", 1 / 128)
     result = run()
@@ -77,14 +78,15 @@ def test_inputs_calibrated_with_others_are_why_errors_regressed(
 
 
 def test_errors_are_remembered_held_and_accepted(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Missing, stored, the same, loose and tightened, regressed, and other data."""
     file = project.path / "__edgeq__/test_x/test_errors.errors.json"
 
     def run(factor: float, *args: str) -> pytest.RunResult:
         monkeypatch.setenv("FACTOR", str(factor))
-        return project.runpytest_subprocess("-k", "errors", *args)
+        start = project.runpytest_subprocess if "-n" in args else run_here
+        return start("-k", "errors", *args)
 
     missing = run(1.01)
     missing.assert_outcomes(failed=1, deselected=1)
@@ -133,10 +135,10 @@ def test_errors_are_remembered_held_and_accepted(
 
 
 def test_a_suggested_budget_is_printed_and_kept(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is ready to paste, and the measurement that it was made from keeps it."""
     monkeypatch.setenv("FACTOR", "1")
-    result = project.runpytest_subprocess("-s", "-k", "budget")
+    result = run_here("-s", "-k", "budget")
     result.assert_outcomes(passed=1, deselected=1)
     result.stdout.fnmatch_lines(["*Budget(max_lsb_error=*, sqnr_db=*, cosine_similarity=0.99*)*"])
