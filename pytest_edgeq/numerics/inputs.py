@@ -61,15 +61,19 @@ class InputHealth:
         # check_scales tells of such a scale.
         if not 0 < self._scale < math.inf:
             return
-        values = np.asarray(values, dtype=np.float64).ravel()
-        values = values[np.isfinite(values)]
         if not values.size:
             return
+        least, greatest = float(values.min()), float(values.max())
+        if not (math.isfinite(least) and math.isfinite(greatest)):
+            values = values[np.isfinite(values)]
+            if not values.size:
+                return
+            least, greatest = float(values.min()), float(values.max())
         low, high = self._reach()
-        self._least = min(self._least, float(values.min()))
-        self._greatest = max(self._greatest, float(values.max()))
+        self._least, self._greatest = min(self._least, least), max(self._greatest, greatest)
         margin, count = CLIPPED_LSB * self._scale, 0
-        if self._least < low - margin or self._greatest > high + margin:
+        if least < low - margin or greatest > high + margin:
+            values = values.astype(np.float64, copy=False)
             outside = (values < low - margin) | (values > high + margin)
             count = int(np.count_nonzero(outside))
         self._outside.update(count, values.size)

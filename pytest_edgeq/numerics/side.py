@@ -13,23 +13,35 @@ __all__ = ["Side"]
 
 class Side:
     """
-    An array whose derived figures are computed when they are first asked for.
+    An array, and what is computed of it once for all that look at it.
 
     In a comparison the reference is part of two stages and of the health checks, and so is the
-    output of the file: each is converted and scanned once. Not by `functools.cached_property`,
-    whose lock all threads share before Python 3.12.
+    output of the file. Not by `functools.cached_property`, whose lock all threads share before
+    Python 3.12.
 
     Args:
         array: of any shape and dtype.
+
+    Attributes:
+        array: as given.
+        flat: its elements in float64, flattened.
+        power: the sum of their squares; not finite where an element is not, or where it overflows.
+        finite: where the elements are finite; None where all are.
     """
 
-    __slots__ = ("_ends", "_finite", "_first_maxima", "_flat", "_maxima", "_power", "array")
+    __slots__ = ("_ends", "_first_maxima", "_maxima", "array", "finite", "flat", "power")
 
     def __init__(self, array: Array) -> None:
         self.array = np.asarray(array)
-        self._flat: Array | None = None
-        self._power: float | None = None
-        self._finite: Array | None = None
+        # Others, such as complex numbers, are refused by those who know the output's name.
+        known = self.array if self.array.dtype.kind in "biuf" else np.empty(0)
+        self.flat: Array = known.astype(np.float64, copy=False).ravel()
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.power = dot(self.flat, self.flat)
+        self.finite: Array | None = None
+        if not math.isfinite(self.power):
+            finite = np.isfinite(self.flat)
+            self.finite = None if finite.all() else finite
         self._ends: tuple[float, float] | None = None
         self._first_maxima: Array | None = None
         self._maxima: Array | None = None
@@ -40,34 +52,11 @@ class Side:
         return values if isinstance(values, cls) else cls(values)  # type: ignore[arg-type]
 
     @property
-    def flat(self) -> Array:
-        """The elements in float64, flattened."""
-        if self._flat is None:
-            self._flat = self.array.astype(np.float64, copy=False).ravel()
-        return self._flat
-
-    @property
-    def power(self) -> float:
-        """The sum of the squares; not finite where an element is not, or where it overflows."""
-        if self._power is None:
-            with np.errstate(over="ignore", invalid="ignore"):
-                self._power = dot(self.flat, self.flat)
-        return self._power
-
-    @property
-    def finite(self) -> Array | None:
-        """Where the elements are finite; None where all are."""
-        if math.isfinite(self.power):
-            return None
-        if self._finite is None:
-            self._finite = np.isfinite(self.flat)
-        return None if self._finite.all() else self._finite
-
-    @property
     def n_nonfinite(self) -> int:
         """How many elements are not finite."""
-        finite = self.finite
-        return 0 if finite is None else self.flat.size - int(np.count_nonzero(finite))
+        if self.finite is None:
+            return 0
+        return self.flat.size - int(np.count_nonzero(self.finite))
 
     @property
     def ends(self) -> tuple[float, float]:
