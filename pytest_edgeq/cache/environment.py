@@ -17,7 +17,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import UnknownError
 
-__all__ = ["libraries", "settings"]
+__all__ = ["libraries", "own_code", "settings"]
 
 _DISTRIBUTIONS: Final = (
     "torch",
@@ -55,8 +55,8 @@ _VARIABLES: Final = (
 _SILENT: Final = frozenset({"LITERT_TORCH_SHOW_PROGRESS", "TORCHINDUCTOR_CACHE_DIR"})
 """Variables that change no result; the second one torch 2.13 sets itself, when it is imported."""
 
-_OWN: Final = ("cache", "flows", "litert")
-"""Packages of ours that take part in a conversion."""
+_LATER: Final = frozenset({"agree", "assertions", "localize", "numerics", "snapshots"})
+"""Packages of ours that look at what was converted; all others take part in a conversion."""
 
 
 @functools.cache
@@ -82,14 +82,14 @@ def _installed() -> dict[str, str]:
 
 
 @functools.cache
-def _own_code() -> str:
-    """Return a hash of the source of our own packages that take part in a conversion."""
-    package = Path(__file__).parent.parent
-    files = [path for name in _OWN for path in sorted((package / name).rglob("*.py"))]
+def own_code(package: Path) -> str:
+    """Return a hash of the source of our package, as far as it takes part in a conversion."""
     hasher = hashlib.sha256()
-    for path in [*files, package / "presets.py", package / "samples.py", package / "reference.py"]:
-        hasher.update(f"{path.relative_to(package)}\n".encode())
-        hasher.update(path.read_bytes())
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package)
+        if place.parts[0] not in _LATER:
+            hasher.update(f"{place.as_posix()}\n".encode())
+            hasher.update(hashlib.sha256(path.read_bytes()).digest())
     return hasher.hexdigest()
 
 
@@ -103,7 +103,7 @@ def libraries() -> dict[str, str]:
     foreign = litert.foreign_extensions()
     if foreign:
         raise UnknownError(f"{foreign[0]}, registered with the converter by code outside of it")
-    return {**_installed(), "pytest-edgeq": _own_code()}
+    return {**_installed(), "pytest-edgeq": own_code(Path(__file__).parent.parent)}
 
 
 def settings() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -256,6 +257,27 @@ def test_every_setting_counts(change: Callable[[], Any]) -> None:
         torch.use_deterministic_algorithms(mode=False)
         torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
     assert _key(Reference()) == key
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("flows/pt2e.py", True),
+        ("tflite/boundary.py", True),  # encodes the samples that calibrate a recipe
+        ("samples.py", True),
+        ("localize/match.py", False),
+        ("snapshots/store.py", False),
+    ],
+)
+def test_our_own_code_counts(tmp_path: Path, file: str, *, counts: bool) -> None:
+    """Between two releases, too: all of it but what only looks at what was converted."""
+    package = Path(environment.__file__).parent.parent
+    copied = shutil.copytree(package, tmp_path / "package")
+    before = environment.own_code(copied)
+    with (copied / file).open("a") as source:
+        source.write("# one more line\n")
+    environment.own_code.cache_clear()
+    assert (environment.own_code(copied) != before) is counts
 
 
 def test_an_environment_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None:
