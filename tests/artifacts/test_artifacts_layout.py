@@ -159,6 +159,7 @@ def test_a_reference_with_channels_last(maker: Edgeq, first: bytes, features: Fe
         maker.compare(maker.load(first, reference=model), images)
 
 
+@pytest.mark.slow
 def test_keras_by_way_of_torch_and_back(
     maker: Edgeq, keras_files: Path, first: bytes, features: Features
 ) -> None:

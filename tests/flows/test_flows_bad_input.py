@@ -465,6 +465,7 @@ def _between(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), layer, nn.Conv2d(4, 4, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "shape", "match"),
     [
@@ -555,6 +556,7 @@ def test_an_observer_at_what_gives_several_tensors() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
 def test_a_transposed_convolution_that_the_converter_cannot_pad(
     maker: Edgeq, quantizer: str

@@ -202,6 +202,7 @@ OBSERVERS: Mapping[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBSERVERS)
 def test_every_observer(maker: Edgeq, name: str) -> None:
     """Every op is int8 from end to end, whatever the parameters come from."""

@@ -194,6 +194,7 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_config_beside_the_global_one(maker: Edgeq, name: str) -> None:
     """All else is as under the global config alone."""
@@ -324,6 +325,7 @@ def test_a_shared_convolution_with_a_batch_norm_for_each_call(maker: Edgeq) -> N
     assert_op_dtypes(quantized, "CONCATENATION", scheme="float", count=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["xxh", "hhx", "xhh"])
 def test_what_is_concatenated_with_itself(maker: Edgeq, order: str) -> None:
     """The annotators have its two uses share parameters, and so with themselves."""

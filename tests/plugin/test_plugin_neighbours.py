@@ -27,6 +27,7 @@ def _with_neighbours(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("test", "store"),
     [
