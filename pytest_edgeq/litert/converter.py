@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -142,12 +143,22 @@ def foreign_extensions() -> list[str]:
     decompositions = converter_module("fx_infra.decomp")
     functions = [
         *registry.registered_ops.values(),
-        *decompositions.pre_convert_decomp().values(),
-        *decompositions.pre_lower_decomp().values(),
+        *_decompositions(decompositions._pre_convert_decomp),
+        *_decompositions(decompositions._pre_lower_decomp),
     ]
     known = ("torch", "litert_torch")
+    plain = [f.func if isinstance(f, functools.partial) else f for f in functions]
     names = {
-        (getattr(f, "__module__", None) or "", getattr(f, "__qualname__", repr(f)))
-        for f in functions
+        (getattr(f, "__module__", None) or "", getattr(f, "__qualname__", repr(f))) for f in plain
     }
     return sorted(f"{m}.{name}" for m, name in names if m.partition(".")[0] not in known)
+
+
+def _decompositions(table: Mapping[Any, Any]) -> Iterable[Any]:
+    """
+    Return the functions of a table without completing it.
+
+    `values()` of torch 2.13's `CustomDecompTable` is always empty, and `items()` adds what custom
+    operators are made of.
+    """
+    return getattr(table, "decomp_table", table).values()

@@ -289,12 +289,15 @@ def test_an_environment_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None
     assert _key(Reference()) != key
 
 
+@pytest.mark.parametrize("where", ["lowerings", "_pre_convert_decomp", "_pre_lower_decomp"])
 def test_what_others_register_with_the_converter_makes_the_key_unknown(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Their code is in no version."""
-    registry = litert.converter_module("backend.lowerings.registry").global_registry
-    monkeypatch.setitem(registry.registered_ops, "an op", _double)
+    table = litert.converter_module("backend.lowerings.registry").global_registry.registered_ops
+    if where != "lowerings":
+        table = getattr(litert.converter_module("fx_infra.decomp"), where)
+    monkeypatch.setitem(table, torch.ops.aten.relu.default, _double)
     told: list[str] = []
     traced = Traced(Reference().eval(), INPUT)
     assert _cache(told.append).exported_key("model", traced, strict=True) is None
