@@ -1,4 +1,4 @@
-"""Hold a file against its references on samples, and tell the errors of every stage."""
+"""Compare a file with its references on samples: the errors of every stage."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Warned(NamedTuple):
 
 @contextlib.contextmanager
 def warnings_kept() -> Iterator[list[Warned]]:
-    """Hold back the warnings of a block, each once; they are given where the block fails."""
+    """Collect the warnings of a block, without duplicates; issue them if the block raises."""
     told: list[Warned] = []
     caught: list[warnings.WarningMessage] = []
     try:

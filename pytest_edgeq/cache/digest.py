@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import functools
 import hashlib
 import types
 from collections.abc import Mapping, Sequence
@@ -216,7 +218,7 @@ def name_of(value: Any) -> str:
 def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
     """An observer or a fake quantizer: its class, its settings and its buffers."""
     kind = type(module)
-    if kind.__name__ in ("GuardsFn", "_NoGuards"):
+    if kind.__name__ == "GuardsFn":
         return  # checks shapes, which the nodes tell
     if kind.__module__.partition(".")[0] not in ("torch", "torchao", "litert_torch"):
         raise UnknownError(f"an observer of class {kind.__module__}.{kind.__qualname__}")
@@ -234,9 +236,6 @@ def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
 
 def _feed_fields(hasher: Any, value: Any) -> None:
     """Specifications and their observers: data classes of torchao, partials of its classes."""
-    import dataclasses
-    import functools
-
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         feed(hasher, name_of(type(value)))
         for field in dataclasses.fields(value):

@@ -118,7 +118,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
     for namespace in {str(each["target"]).partition(".")[0] for each in told["nodes"]}:
         litert.register_operators(namespace)
     root = torch.nn.Module()
-    root.add_module(_GUARDS, _NoGuards())
+    root.add_module(_GUARDS, GuardsFn())
     for path, tensor in decode_tensors(told["tensors"], parts["tensors"]).items():
         _place(root, path, told["kinds"][path], tensor)
     graph = torch.fx.Graph()
@@ -205,11 +205,15 @@ def _checks_shapes(module: torch.nn.Module, node: torch.fx.Node) -> bool:
     """Whether a node is the call of generated code by which torch checks the shapes of inputs."""
     if node.op != "call_module" or node.target != _GUARDS:
         return False
-    return type(module.get_submodule(_GUARDS)).__name__ in ("GuardsFn", "_NoGuards")
+    return type(module.get_submodule(_GUARDS)).__name__ == "GuardsFn"
 
 
-class _NoGuards(torch.nn.Module):
-    """Stands where the code that checks shapes stood: samples are checked before they get here."""
+class GuardsFn(torch.nn.Module):
+    """
+    Replaces torch's class of this name, whose generated code cannot be stored.
+
+    Samples are checked before they reach a graph.
+    """
 
     _is_impure = True  # as torch's own, so that the node is not taken for dead
 

@@ -1,4 +1,4 @@
-"""What the entries of conversions hold: exported graphs, simulated graphs and ranges."""
+"""Encode and decode the results that are stored: exported graphs, quantized graphs and ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the conversion cache share."""
+"""Fixtures of the tests of the conversion cache."""
 
 from __future__ import annotations
 

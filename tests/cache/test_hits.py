@@ -234,7 +234,7 @@ def test_parameters_that_are_replaced_are_seen(tmp_path: Path) -> None:
 
 
 def test_a_model_goes_with_its_last_user(tmp_path: Path) -> None:
-    """What the session keeps in memory does not keep it alive."""
+    """The session holds no strong reference to the model."""
     maker, model = Edgeq(cache_dir=tmp_path), seeded(ConvBnRelu)
     maker.quantize(model, ConvBnRelu.sample_inputs(), calibration=samples(ConvBnRelu, 2))
     gone = weakref.ref(model)
@@ -304,7 +304,7 @@ def test_calibration_data_is_judged_on_a_hit_as_on_a_miss(tmp_path: Path, flow: 
     ["flip", *(pytest.param(each, marks=pytest.mark.slow) for each in ("remove", "swap"))],
 )
 def test_damaged_entries_are_made_anew(tmp_path: Path, damage: str) -> None:
-    """Whatever happens to them, the model is the same; all but a removed one is told."""
+    """The model is the same; each entry but a removed one gives a warning."""
     plain = _built(Edgeq(), ConvBnRelu, PT2E)
     for flow in (PT2E, STATIC):
         _built(Edgeq(cache_dir=tmp_path), ConvBnRelu, flow)
@@ -331,7 +331,7 @@ def test_damaged_entries_are_made_anew(tmp_path: Path, damage: str) -> None:
 
 @pytest.mark.slow
 def test_each_part_alone_may_be_gone(tmp_path: Path) -> None:
-    """Of steps that build on each other, any may have been evicted."""
+    """Eviction may remove the entry of one step and leave those of the others."""
     flows = (PT2E, STATIC)
     made = {flow: _built(Edgeq(cache_dir=tmp_path), SelfAttention, flow) for flow in flows}
     for kind in ("calibrate", "calibrate-samples", "convert", "ranges", "quantize"):
@@ -414,7 +414,7 @@ def test_a_refusal_of_strict_export_is_warned_of_on_every_hit(
 
 @pytest.mark.slow
 def test_several_signatures_are_kept(tmp_path: Path, ran: list[str]) -> None:
-    """Of PT2E each by itself, and the file of all of them."""
+    """PT2E stores the quantized graph of each signature, and one file."""
     sizes = {"small": 8, "large": 16}
     files: list[bytes] = []
     for _ in range(2):
@@ -449,7 +449,7 @@ def test_ranges_of_several_signatures_are_kept(tmp_path: Path, ran: list[str]) -
 
 
 def test_a_hit_of_a_masked_model_refuses_as_a_build_does(tmp_path: Path) -> None:
-    """What no kernel loads is refused each time."""
+    """A file that no kernel loads is refused on each hit."""
     plain = _told(Edgeq(), CausalMask, STATIC)
     assert "refused" in plain
     for _ in range(2):

@@ -27,7 +27,7 @@ PRESET = "pt2e_static_int8"
 
 
 class Reference(nn.Module):
-    """What the variants below change in one place each."""
+    """The model that each variant below changes in one place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def test_a_buffer_counts_where_it_is_read() -> None:
     ids=["preset", "strict", "seed", "shape", "dynamic"],
 )
 def test_every_option_counts(options: dict[str, Any]) -> None:
-    """Of the exporter, the quantizer and the session."""
+    """Options of the export, the quantizer and the session are part of the key."""
     args: dict[str, Any] = {}
     if "dynamic_shapes" in options:
         args["args"] = (normal(2, 4, 8, 8, seed=0),)
@@ -281,7 +281,7 @@ def test_our_own_code_counts(tmp_path: Path, file: str, *, counts: bool) -> None
 
 
 def test_an_environment_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the libraries, but for what they print."""
+    """A variable of the libraries is part of the key, unless it only changes what they print."""
     key = _key(Reference())
     monkeypatch.setenv("LITERT_TORCH_SHOW_PROGRESS", "y")
     assert _key(Reference()) == key

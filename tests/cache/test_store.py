@@ -19,7 +19,7 @@ KEY, PARTS = "a" * 64, {"tflite": bytes(range(256)) * 40, "facts": b"{}", "empty
 
 @pytest.fixture
 def said() -> list[str]:
-    """What the store warned of."""
+    """The warnings of the store."""
     return []
 
 

@@ -39,7 +39,7 @@ def test_collecting_imports_nothing_heavy(
 def test_collecting_imports_no_memory_and_no_pools(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    """What only tests that run need comes with the first of them."""
+    """The memory and the thread pools are imported with the first test that runs."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(
         """
