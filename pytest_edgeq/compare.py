@@ -141,6 +141,7 @@ class Comparer:
         Raises:
             ValueError, TypeError, RuntimeError: As `update` does, of the first sample that fails.
         """
+        self._runner.prepare()  # on all cores, as no sum is in it
         with on_one_thread():
             before = state_of(self._quantized)
             for sample in itertools.islice(samples, 1 if threads > 1 else None):

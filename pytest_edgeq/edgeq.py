@@ -169,7 +169,7 @@ class Edgeq:
             FileNotFoundError: The recipe's path does not exist.
             RuntimeError: torch.export, the converter or the kernels refuse the model.
         """
-        from pytest_edgeq.flows.request import make_request, seeded
+        from pytest_edgeq.flows.request import frozen_heap, make_request, seeded
         from pytest_edgeq.flows.resolve import describe, run_flow
 
         request = make_request(
@@ -184,7 +184,8 @@ class Edgeq:
             quantizer=describe(quantizer),
             session=self._session,
         )
-        with seeded(self._session.seed), torch_threads(self._session.threads):
+        seed, threads = self._session.seed, self._session.threads
+        with seeded(seed), torch_threads(threads), frozen_heap():
             return run_flow(request, quantizer)
 
     def load(

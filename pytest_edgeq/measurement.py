@@ -74,6 +74,11 @@ class SampleRunner:
         other._simulated = self._simulated
         return other
 
+    def prepare(self) -> None:
+        """Compute what all samples share: the rounded weights of a quantized graph."""
+        if self._simulated is None and self._quantized.simulated is not None:
+            self._simulated = litert.with_computed_weights(self._quantized.simulated)
+
     def run(self, sample: Sample, index: int) -> Outcome:
         """
         Run one sample.
@@ -91,8 +96,9 @@ class SampleRunner:
             "float": self._reference(sample, arrays, wanted, index),
         }
         check_layout(quantized, values["float"], values["edge"])
-        if quantized.simulated is not None:
-            outputs = call_reference(self._with_computed_weights(quantized.simulated), sample)
+        self.prepare()
+        if self._simulated is not None:
+            outputs = call_reference(self._simulated, sample)
             values["simulated"] = in_file_order(outputs, wanted, quantized.name)
         if self._between is not None:
             decoded = self._between.decode(self._run(self._between, arrays, index))
@@ -100,11 +106,6 @@ class SampleRunner:
             outputs = list(zip(names, decoded, strict=True))
             values["float_tflite"] = in_file_order(outputs, wanted, quantized.name)
         return Outcome(codes, values)
-
-    def _with_computed_weights(self, simulated: torch.nn.Module) -> torch.nn.Module:
-        if self._simulated is None:
-            self._simulated = litert.with_computed_weights(simulated)
-        return self._simulated
 
     def _run(self, edge: EdgeFile, arrays: Arrays, index: int) -> Arrays:
         try:

@@ -95,7 +95,9 @@ class ConversionCache:
 
         def ingredients() -> Sequence[Any]:
             try:
-                code, program = code_and_result(traced.model, lambda: litert.export(traced))
+                code, program = code_and_result(
+                    traced.model, lambda: litert.export(traced, stack_traces=False)
+                )
             except UnknownError:
                 raise
             except Exception as error:  # torch.export raises whatever the model's own code met

@@ -112,8 +112,7 @@ def _add(hasher: Any, kind: str, content: Any) -> None:
 
 
 def _feed_tensor(hasher: Any, value: torch.Tensor) -> None:
-    strides = tuple(value.stride()) if value.layout == torch.strided else ()
-    head = f"tensor {value.dtype} {tuple(value.shape)} {strides} {value.layout} {value.device}"
+    head = _head(value)
     if isinstance(value, FakeTensor):
         _add(hasher, f"fake {head}", b"")
         return
@@ -122,6 +121,11 @@ def _feed_tensor(hasher: Any, value: torch.Tensor) -> None:
     if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
         raise UnknownError(f"a {value.layout} tensor on {value.device}")
     _add_memory(hasher, head, value)
+
+
+def _head(value: torch.Tensor) -> str:
+    strides = tuple(value.stride()) if value.layout == torch.strided else ()
+    return f"tensor {value.dtype} {tuple(value.shape)} {strides} {value.layout} {value.device}"
 
 
 def _add_memory(hasher: Any, kind: str, value: torch.Tensor) -> None:
@@ -152,7 +156,13 @@ def _feed_named(hasher: Any, value: Any) -> None:
         raise UnknownError(f"a {type(value).__module__}.{type(value).__qualname__}")
 
 
-def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str] = ()) -> None:
+def feed_graph(
+    hasher: Any,
+    module: torch.fx.GraphModule,
+    metadata: Sequence[str] = (),
+    *,
+    values: bool = True,
+) -> None:
     """
     Add a graph to a hash: nodes, the metadata that is read of them, and every constant.
 
@@ -160,6 +170,7 @@ def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str
         hasher: Of hashlib.
         module: The graph.
         metadata: Keys of nodes that are read beside those of torch.
+        values: Whether the elements of its constants count, or their shapes alone.
 
     Raises:
         UnknownError: A node calls what cannot be identified.
@@ -171,23 +182,25 @@ def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str
             if key in node.meta:
                 _feed_metadata(hasher, key, node.meta[key])
         if node.op == "get_attr":
-            _feed_attribute(hasher, module, str(node.target), metadata)
+            _feed_attribute(hasher, module, str(node.target), metadata, values=values)
         elif node.op == "call_module":
             called = module.get_submodule(str(node.target))
             if isinstance(called, torch.fx.GraphModule):
-                feed_graph(hasher, called, metadata)
+                feed_graph(hasher, called, metadata, values=values)
             else:
                 _feed_module(hasher, called)
 
 
 def _feed_attribute(
-    hasher: Any, module: torch.fx.GraphModule, path: str, metadata: Sequence[str]
+    hasher: Any, module: torch.fx.GraphModule, path: str, metadata: Sequence[str], *, values: bool
 ) -> None:
     value: Any = module
     for name in path.split("."):
         value = getattr(value, name)
     if isinstance(value, torch.fx.GraphModule):
-        feed_graph(hasher, value, metadata)
+        feed_graph(hasher, value, metadata, values=values)
+    elif isinstance(value, torch.Tensor) and not values:
+        feed(hasher, _head(value))
     else:
         feed(hasher, value)
 

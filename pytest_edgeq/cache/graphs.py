@@ -178,17 +178,23 @@ def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, 
 
 
 def decode_tensors(table: list[dict[str, Any]], raw: bytes) -> dict[str, torch.Tensor]:
-    """Return the tensors that `encode_tensors` has written, by name; aliases share their memory."""
+    """
+    Return the tensors that `encode_tensors` has written, by name; aliases share their memory.
+
+    Raises:
+        ValueError: The memory does not hold them.
+    """
     found: dict[str, torch.Tensor] = {}
     known: dict[tuple[Any, ...], torch.Tensor] = {}
+    memory = ctypes.cast(ctypes.c_char_p(raw), ctypes.c_void_p).value or 0
     for each in table:
         dtype, shape, stride = getattr(torch, each["dtype"]), each["shape"], each["stride"]
         key = (each["start"], dtype, tuple(shape), tuple(stride))
         if key not in known:
             made = torch.empty(_span(shape, stride), dtype=dtype)
-            if made.numel():
-                end = each["start"] + made.numel() * made.element_size()
-                made.copy_(torch.frombuffer(bytearray(raw[each["start"] : end]), dtype=dtype))
+            if each["start"] + made.nbytes > len(raw):
+                raise ValueError(f"the tensor {each['name']} reaches beyond the stored memory")
+            ctypes.memmove(made.data_ptr(), memory + each["start"], made.nbytes)
             known[key] = made.as_strided(shape, stride)
         found[each["name"]] = known[key].requires_grad_(each["requires_grad"])
     return found

@@ -47,15 +47,19 @@ def program_digest(program: torch.export.ExportedProgram) -> str:
     return hasher.hexdigest()
 
 
-def graph_digest(module: torch.fx.GraphModule) -> str:
+def graph_digest(module: torch.fx.GraphModule, *, values: bool = True) -> str:
     """
     Return a hash of a graph with observers: nodes, annotations, observers and constants.
+
+    Args:
+        module: The graph.
+        values: Whether the elements of its constants count, or their shapes alone.
 
     Raises:
         UnknownError: A part of it cannot be identified.
     """
     hasher = hashlib.sha256()
-    feed_graph(hasher, module, litert.NODE_METADATA)
+    feed_graph(hasher, module, litert.NODE_METADATA, values=values)
     info = getattr(module.graph._codegen, "pytree_info", None)
     feed(hasher, str(info))
     return hasher.hexdigest()
