@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from pytest_edgeq.localize.kernels import float_bound, float_reach, hybrid_position, rounding_bound
 from pytest_edgeq.localize.kernels.floats import reduction_length
-from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 

@@ -206,7 +206,7 @@ def _operands(edge: EdgeFile, op: str | None, module: str | None, role: str) -> 
         raw = op_of(edge, entry)
         tensors = _tensors(edge, raw, role)
         for tensor in tensors:
-            scales = edge.graph.scales(raw, tensor)
+            scales = edge.graph.scales(raw.subgraph, tensor)
             zero_points = _zero_points(edge, raw, tensor)
             names = granularities(edge, raw, tensor)
             found.append(_Operand(entry.where, tensor, scales, zero_points, names))

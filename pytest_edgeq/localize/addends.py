@@ -23,7 +23,7 @@ from pytest_edgeq.localize.parameters import (
     share_of,
     without_bias,
 )
-from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import stored_constant
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.localize.constants import FOLDED, Context, half_spacing, ratio, where
 from pytest_edgeq.localize.differences import explain
-from pytest_edgeq.localize.stored import Constant, read_constant
+from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import roles_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from pytest_edgeq.localize.biases import qparams
-from pytest_edgeq.localize.stored import shape_along
 from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.constants import shape_along
 from pytest_edgeq.tflite.graph import Tensor
 
 __all__ = ["by_channel", "channel_ends", "clipped", "code_limits", "is_near"]

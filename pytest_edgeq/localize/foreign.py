@@ -21,7 +21,7 @@ from pytest_edgeq.localize.kinds import (
 )
 from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.reference import ReferenceGraph
-from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of, stored_constant
 

@@ -10,7 +10,7 @@ from pytest_edgeq.localize.biases import qparams
 from pytest_edgeq.localize.kernels import rounding_bound
 from pytest_edgeq.localize.kernels.floats import reduction_length
 from pytest_edgeq.localize.kernels.site import reach_of
-from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import roles_of
 

@@ -11,7 +11,7 @@ import torch
 
 from pytest_edgeq.localize.layouts import to_file_layout
 from pytest_edgeq.localize.parameters import share_of
-from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 

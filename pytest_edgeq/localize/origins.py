@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pytest_edgeq.localize.biases import qparams, unexpected_qparams
 from pytest_edgeq.localize.constants import Context
 from pytest_edgeq.localize.differences import explain
-from pytest_edgeq.localize.stored import Constant, read_constant
+from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of

@@ -11,10 +11,10 @@ import torch
 from pytest_edgeq.localize.biases import qparams
 from pytest_edgeq.localize.kinds import IDENTITIES, VIEWS, base_name, is_dequantize, is_quantize
 from pytest_edgeq.localize.reference import ReferenceGraph
-from pytest_edgeq.localize.stored import shape_along
 from pytest_edgeq.localize.views import View, best_view
 from pytest_edgeq.localize.weights import constants_behind
 from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.constants import shape_along
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
 from pytest_edgeq.tflite.roles import roles_of
 

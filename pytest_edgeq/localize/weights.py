@@ -15,8 +15,8 @@ from pytest_edgeq.localize.constants import costs_a_bit
 from pytest_edgeq.localize.kinds import HEAVY, VIEWS, base_name, is_dequantize, is_quantize
 from pytest_edgeq.localize.layouts import to_file_layout
 from pytest_edgeq.localize.reference import ReferenceGraph
-from pytest_edgeq.localize.stored import Constant, read_constant, shape_along
 from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.constants import Constant, read_constant, shape_along
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of, stored_constant
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
 
 __all__ = ["Cut", "cut_ops"]
@@ -42,6 +44,7 @@ class Cut:
         content: The file, with one signature, `cut`.
         inputs: By the names of its inputs, the tensor of the whole file's subgraph whose value
             each takes.
+        consumers: By the names of its inputs, the op of the whole file that takes each.
         outputs: In the order of its outputs, the op and the tensor of the whole file that each
             output is.
         left_out: Ops that cannot stand alone, and why.
@@ -49,6 +52,7 @@ class Cut:
 
     content: bytes
     inputs: Mapping[str, int]
+    consumers: Mapping[str, Op]
     outputs: tuple[tuple[Op, int], ...]
     left_out: tuple[tuple[Op, str], ...]
 
@@ -58,6 +62,7 @@ def cut_ops(
     subgraph: int,
     shape_of: Callable[[int], tuple[int, ...]] | None = None,
     wanted: Container[int] | None = None,
+    constants: Mapping[tuple[int, int], npt.NDArray[np.float32]] | None = None,
 ) -> Cut:
     """
     Let every op of a subgraph stand alone.
@@ -71,33 +76,13 @@ def cut_ops(
         shape_of: Gives the shape of a tensor that is an input of the cut. By default it is the one
             that the file stores, which holds 1 for a dimension of any length: ops may refuse it.
         wanted: Numbers of the ops that are to stand in the file; all by default.
+        constants: By number of an op and position of an operand, float32 values to take in place of
+            the constant that it has, of the same shape.
 
     Raises:
         ValueError: The constants are too many for one flatbuffer.
     """
-    return _Cutter(graph, graph.subgraphs[subgraph], shape_of, wanted).cut()
-
-
-def _aligned(schema: Any, content: Any) -> Any:
-    """A buffer whose data stands at a multiple of 16 bytes, as the schema demands."""
-
-    class Aligned(schema.BufferT):  # type: ignore[misc] # the schema ships no types
-        def Pack(self, builder: Any) -> Any:
-            if self.data is None:
-                return super().Pack(builder)
-            payload = self.data.tobytes()
-            builder.StartVector(1, len(payload), 16)
-            builder.head -= len(payload)
-            builder.Bytes[builder.head : builder.head + len(payload)] = payload
-            builder.vectorNumElems = len(payload)
-            data = builder.EndVector()
-            schema.BufferStart(builder)
-            schema.BufferAddData(builder, data)
-            return schema.BufferEnd(builder)
-
-    buffer = Aligned()
-    buffer.data = content
-    return buffer
+    return _Cutter(graph, graph.subgraphs[subgraph], shape_of, wanted, constants or {}).cut()
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +93,12 @@ class _Cutter:
     subgraph: Subgraph
     shape_of: Callable[[int], tuple[int, ...]] | None
     wanted: Container[int] | None
+    constants: Mapping[tuple[int, int], npt.NDArray[np.float32]]
     raw: Any = field(init=False)
     model: Any = field(init=False)
     main: Any = field(init=False)
     inputs: dict[str, int] = field(init=False, default_factory=dict)
+    consumers: dict[str, Op] = field(init=False, default_factory=dict)
     outputs: list[tuple[Op, int]] = field(init=False, default_factory=list)
     output_names: list[str] = field(init=False, default_factory=list)
     _fixed: dict[int, int] = field(init=False, default_factory=dict)
@@ -149,7 +136,9 @@ class _Cutter:
                 left_out.append((op, cause))
             elif is_fixed or self.wanted is None or op.index in self.wanted:
                 self._add(op, raw, computed, is_fixed=is_fixed)
-        return Cut(self._content(), self.inputs, tuple(self.outputs), tuple(left_out))
+        return Cut(
+            self._content(), self.inputs, self.consumers, tuple(self.outputs), tuple(left_out)
+        )
 
     def _cannot_stand(self, op: Op, raw: Any, computed: set[int]) -> str:
         """Say why an op cannot stand alone; nothing where it can."""
@@ -180,13 +169,12 @@ class _Cutter:
         lone.debugMetadataIndex = -1
         own: dict[int, int] = {-1: -1}
         lone.inputs = []
-        for index in op.inputs:
+        for position, index in enumerate(op.inputs):
+            if (op.index, position) in self.constants:
+                lone.inputs.append(self._replaced(op, position))
+                continue
             if index not in own:
-                own[index] = (
-                    self._input(index, f"in_{op.index}_{index}")
-                    if index in computed
-                    else self._constant(index)
-                )
+                own[index] = self._input(op, index) if index in computed else self._constant(index)
             lone.inputs.append(own[index])
         if raw.intermediates is not None:
             lone.intermediates = [self._tensor(index) for index in raw.intermediates]
@@ -206,18 +194,33 @@ class _Cutter:
             lone.outputs.append(made)
         self.main.operators.append(lone)
 
-    def _input(self, index: int, name: str) -> int:
+    def _input(self, op: Op, index: int) -> int:
+        name = f"in_{op.index}_{index}"
         made = self._tensor(index, name)
         if self.shape_of is not None:
             self.main.tensors[made].shape = list(self.shape_of(index))
         self.main.inputs.append(made)
         self.inputs[name] = index
+        self.consumers[name] = op
         return made
 
     def _constant(self, index: int) -> int:
         if index not in self._fixed:
             self._fixed[index] = self._tensor(index)
         return self._fixed[index]
+
+    def _replaced(self, op: Op, position: int) -> int:
+        """Add a constant in place of the one that an operand is."""
+        from ai_edge_litert import schema_py_generated as schema
+
+        index = op.inputs[position]
+        made = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
+        made.name = f"constant_{index}_of_{op.index}"
+        made.type, made.quantization = schema.TensorType.FLOAT32, None
+        content = self.constants[op.index, position]
+        made.buffer = self._add_buffer(np.ascontiguousarray(content).reshape(-1).view(np.uint8))
+        self.main.tensors.append(made)
+        return len(self.main.tensors) - 1
 
     def _tensor(self, index: int, name: str = "") -> int:
         """Copy a tensor of the subgraph, with the constants that it has or refers to."""
@@ -237,18 +240,19 @@ class _Cutter:
 
     def _buffer(self, buffer: int, index: int) -> int:
         if buffer not in self._buffers:
-            from ai_edge_litert import schema_py_generated as schema
-
             content = np.asarray(self.graph.constant(self.subgraph.tensors[index]))
-            self._n_bytes += content.size
-            if self._n_bytes > _MOST_BYTES:
-                raise ValueError(
-                    f"the constants of the file take more than {_MOST_BYTES} bytes, which are too "
-                    "many for a file in which its ops stand alone"
-                )
-            self.model.buffers.append(_aligned(schema, content))
-            self._buffers[buffer] = len(self.model.buffers) - 1
+            self._buffers[buffer] = self._add_buffer(content)
         return self._buffers[buffer]
+
+    def _add_buffer(self, content: npt.NDArray[np.uint8]) -> int:
+        self._n_bytes += content.size
+        if self._n_bytes > _MOST_BYTES:
+            raise ValueError(
+                f"the constants of the file take more than {_MOST_BYTES} bytes, which are too "
+                "many for a file in which its ops stand alone"
+            )
+        self.model.buffers.append(aligned_buffer(content))
+        return len(self.model.buffers) - 1
 
     def _opcode(self, index: int) -> int:
         # Only those in use: kernels refuse a file for an op that it does not run, too.

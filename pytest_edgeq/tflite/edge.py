@@ -61,6 +61,11 @@ class EdgeFile:
         self._runners: dict[tuple[str, bool], Runner] = {}
 
     @property
+    def key(self) -> str | None:
+        """The signature that was chosen of several; else None."""
+        return self._key
+
+    @property
     def signatures(self) -> tuple[Signature, ...]:
         """The entry points that are looked at: the chosen one, else all of the file."""
         if self._key is None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 __all__ = [
     "Buffers",
     "Quantization",
+    "aligned_buffer",
     "checked",
     "enum_names",
     "fused_activation",
@@ -187,3 +188,26 @@ def read_quantization(raw: Any, n_tensors: int) -> Quantization:
     return Quantization(
         axis, given, np.repeat(offsets, len(given)) if len(offsets) == 1 else offsets
     )
+
+
+def aligned_buffer(content: npt.NDArray[Any]) -> Any:
+    """Return a buffer whose data stands at a multiple of 16 bytes, as the schema demands."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    class Aligned(schema.BufferT):  # type: ignore[misc] # the schema ships no types
+        def Pack(self, builder: Any) -> Any:
+            if self.data is None:
+                return super().Pack(builder)
+            payload = self.data.tobytes()
+            builder.StartVector(1, len(payload), 16)
+            builder.head -= len(payload)
+            builder.Bytes[builder.head : builder.head + len(payload)] = payload
+            builder.vectorNumElems = len(payload)
+            data = builder.EndVector()
+            schema.BufferStart(builder)
+            schema.BufferAddData(builder, data)
+            return schema.BufferEnd(builder)
+
+    buffer = Aligned()
+    buffer.data = content
+    return buffer

@@ -249,11 +249,11 @@ class OpGraph:
         data = buffer.DataAsNumpy()
         return data if isinstance(data, np.ndarray) else np.empty(0, np.uint8)
 
-    def scales(self, op: Op, tensor: Tensor) -> npt.NDArray[np.float32]:
-        """Every scale of a tensor of the op's subgraph; blocks keep theirs in a float16 tensor."""
+    def scales(self, subgraph: int, tensor: Tensor) -> npt.NDArray[np.float32]:
+        """Every scale of a tensor of a subgraph; blocks keep theirs in a float16 tensor."""
         if tensor.block_scales < 0:
             return tensor.scales
-        holder = self.tensor(op, tensor.block_scales)
+        holder = self.subgraphs[subgraph].tensors[tensor.block_scales]
         return self.constant(holder).view(np.dtype(holder.dtype)).astype(np.float32)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,13 @@ from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.graph import Op, OpGraph, Signature, Tensor
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 
-__all__ = ["border_differences", "op_differences", "parameter_difference"]
+__all__ = [
+    "border_differences",
+    "op_differences",
+    "option_differences",
+    "parameter_difference",
+    "source_of",
+]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -74,10 +80,12 @@ def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[s
             problem = parameter_difference(here.tensors[ours], there.tensors[theirs])
             if problem:
                 found.append(f"the input {here.tensors[ours].name!r}: {problem}")
-    models = _raw(origin), _raw(other)
     for entry, one, two in zip(names, origin.ops, other.ops, strict=False):
         known = places[one.subgraph]
-        wrong = [*_wiring(origin, other, one, two, known), *_options(*models, one, two)]
+        wrong = [
+            *_wiring(origin, other, one, two, known),
+            *option_differences(origin, other, one, two),
+        ]
         for ours, theirs in zip(one.outputs, two.outputs, strict=False):
             known[ours] = theirs
             if ours >= 0 and theirs >= 0:
@@ -89,8 +97,8 @@ def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[s
         for border, claimed in zip(expected.outputs, got.outputs, strict=False):
             index = border.tensor.index
             if known.get(index, claimed.tensor.index) != claimed.tensor.index:
-                wanted = _source(origin, expected.subgraph, index)
-                given = _source(other, got.subgraph, claimed.tensor.index)
+                wanted = source_of(origin, expected.subgraph, index)
+                given = source_of(other, got.subgraph, claimed.tensor.index)
                 found.append(f"the output {border.name!r}: expected {wanted}, got {given}")
     return found
 
@@ -112,8 +120,8 @@ def _wiring(
         if (ours < 0) != (theirs < 0):
             yield f"operand {position}: expected one{' to be left out' if ours < 0 else ''}"
         elif ours >= 0 and known.get(ours, theirs) != theirs:
-            expected = _source(origin, one.subgraph, ours)
-            got = _source(other, two.subgraph, theirs)
+            expected = source_of(origin, one.subgraph, ours)
+            got = source_of(other, two.subgraph, theirs)
             yield f"operand {position}: expected {expected}, got {got}"
         elif ours >= 0:
             shapes = origin.tensor(one, ours).shape, other.tensor(two, theirs).shape
@@ -121,8 +129,8 @@ def _wiring(
                 yield f"operand {position}: expected shape {list(shapes[0])}, got {list(shapes[1])}"
 
 
-def _source(graph: OpGraph, subgraph: int, tensor: int) -> str:
-    """What a tensor holds."""
+def source_of(graph: OpGraph, subgraph: int, tensor: int) -> str:
+    """Name the op, input or constant that produces a tensor."""
     part = graph.subgraphs[subgraph]
     maker = part.producer.get(tensor)
     if maker is not None:
@@ -131,11 +139,22 @@ def _source(graph: OpGraph, subgraph: int, tensor: int) -> str:
     return f"the {kind} {part.tensors[tensor].name!r}"
 
 
-def _options(origin: Any, other: Any, one: Op, two: Op) -> Iterator[str]:
-    """Which of an op's options are others: strides, padding, fused activation."""
-    ours, theirs = (_fields(model, op) for model, op in ((origin, one), (other, two)))
+def option_differences(
+    origin: OpGraph, other: OpGraph, one: Op, two: Op, *, ignored: Container[str] = ()
+) -> Iterator[str]:
+    """
+    Say which options of two ops differ: strides, padding, fused activation.
+
+    Args:
+        origin: The file whose options are expected.
+        other: The file whose options are told.
+        one: Of the first.
+        two: Of the second.
+        ignored: Names of options that may differ, as in the schema's objects.
+    """
+    ours, theirs = (_fields(_raw(graph), op) for graph, op in ((origin, one), (other, two)))
     for key in sorted(ours.keys() | theirs.keys()):
-        if ours.get(key) != theirs.get(key):
+        if key not in ignored and ours.get(key) != theirs.get(key):
             expected, got = ours.get(key), theirs.get(key)
             if key == "fusedActivationFunction":
                 key, expected, got = "fused activation", one.fused_activation, two.fused_activation

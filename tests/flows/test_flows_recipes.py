@@ -402,7 +402,7 @@ def _stored(quantized: QuantizedModel, module: str) -> tuple[Any, bytes]:
     (index,) = [e.index for e in quantized.op_dtypes.ops("FULLY_CONNECTED", module)]
     op = graph.ops[index]
     weight = graph.tensor(op, op.inputs[1])
-    return graph.scales(op, weight), graph.constant(weight).tobytes()
+    return graph.scales(op.subgraph, weight), graph.constant(weight).tobytes()
 
 
 @pytest.mark.parametrize("algorithm", ["OCTAV", "MSE"])

@@ -60,7 +60,7 @@ def test_scales_of_blocks_are_read_from_their_tensor(by_recipe: Recipes) -> None
         True,
     )
     assert weight.block_zero_points == -1
-    scales = graph.scales(op, weight)
+    scales = graph.scales(op.subgraph, weight)
     assert scales.dtype == np.float32
     assert scales.size == 64 * 64 // 32
     assert np.all(scales > 0)

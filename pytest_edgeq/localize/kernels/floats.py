@@ -116,7 +116,7 @@ def _rows(graph: OpGraph, op: Op) -> tuple[float, float]:
     dtype = numpy_dtype(weights.dtype)
     if dtype is None or (weights.is_quantized and not len(weights.scales)):
         # Packed codes, or scales by blocks: at most as large as they can be.
-        greatest = float(graph.scales(op, weights).max(initial=0.0)) * reach_of(weights)
+        greatest = float(graph.scales(op.subgraph, weights).max(initial=0.0)) * reach_of(weights)
         return greatest * n, greatest * math.sqrt(n)
     values = graph.constant(weights).view(dtype).reshape(weights.shape).astype(np.float64)
     if weights.is_quantized:

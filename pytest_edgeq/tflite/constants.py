@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import StoredTensor
 
-__all__ = ["Constant", "read_constant", "shape_along"]
+__all__ = ["Constant", "dequantized", "read_constant", "shape_along"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -86,12 +86,28 @@ def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
     """
     tensor = stored.tensor
     values = _decoded(graph, tensor)
-    parts = [values, *(_spread_parameters(graph, op, tensor) if tensor.is_quantized else ())]
+    subgraph = op.subgraph
+    parts = [values, *(_spread_parameters(graph, subgraph, tensor) if tensor.is_quantized else ())]
     for name, argument in _carriers(graph, op, stored):
         parts = [_carry(np.broadcast_to(each, parts[0].shape), name, argument) for each in parts]
     if len(parts) == 1:
         return Constant(tensor.dtype, parts[0])
     return Constant(tensor.dtype, parts[0], parts[1], parts[2], tensor.granularity)
+
+
+def dequantized(graph: OpGraph, subgraph: int, tensor: Tensor) -> Array:
+    """
+    Return what a constant stands for, float64, in the shape in which it is stored.
+
+    Raises:
+        ValueError: As `read_constant`.
+    """
+    values = _decoded(graph, tensor)
+    if not tensor.is_quantized:
+        return values.astype(np.float64)
+    scales, zero_points = _spread_parameters(graph, subgraph, tensor)
+    floats: Array = (values - zero_points) * scales
+    return floats
 
 
 _BITS = {"int4": (4, True), "uint4": (4, False), "int2": (2, True), "uint2": (2, False)}
@@ -130,9 +146,9 @@ def _unpacked(raw: npt.NDArray[np.uint8], bits: int, signed: bool) -> Array:
     return codes
 
 
-def _spread_parameters(graph: OpGraph, op: Op, tensor: Tensor) -> tuple[Array, Array]:
+def _spread_parameters(graph: OpGraph, subgraph: int, tensor: Tensor) -> tuple[Array, Array]:
     """Scales and zero points, broadcasting to the tensor's values."""
-    scales = graph.scales(op, tensor).astype(np.float64)
+    scales = graph.scales(subgraph, tensor).astype(np.float64)
     if tensor.block_scales < 0:
         axis = tensor.quantized_dimension if len(scales) > 1 else None
         like = np.empty(tensor.shape)
