@@ -13,8 +13,8 @@ from typing import Any
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
 from pytest_edgeq.localize.cause import WAYS_OUT
-from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.lost import Lost, lost_behind_unmatched
+from pytest_edgeq.localize.opening import AnyLocalizer, open_localizer
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
 from pytest_edgeq.numerics.checks import SampleLedger
@@ -386,15 +386,18 @@ class _Gate:
             "way out: give the reference that it was made from"
         )
 
-    def _localizer(self, stack: ExitStack) -> Localizer | None:
+    def _localizer(self, stack: ExitStack) -> AnyLocalizer | None:
         """What looks at each op; None where torch or the kernels that it needs cannot run."""
         try:
-            return stack.enter_context(Localizer(self.quantized))
+            localizer = open_localizer(self.quantized)
+            stack.enter_context(localizer)
         except UnrunnableError as error:
             self._not_localized(error)
+            return None
         except (ValueError, RuntimeError) as error:
             self.notes.append(f"ops were not held against torch one by one: {error}")
-        return None
+            return None
+        return localizer
 
     def _is_held(self, measure: Callable[[], None]) -> bool:
         """Whether ops can be held against torch; why not is told."""

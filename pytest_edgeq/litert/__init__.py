@@ -51,9 +51,12 @@ from pytest_edgeq.litert.qat import (
 from pytest_edgeq.litert.recipes import calibrate_recipe, load_recipe, quantize_recipe
 from pytest_edgeq.litert.rules import Rule, ScopedOp, check_rules, match_rules, told_ops
 from pytest_edgeq.litert.simulated import (
+    constants_of,
+    copied_graph,
     holds_weights_alone,
     quantized_weights,
     with_computed_weights,
+    without_activation_rounding,
 )
 from pytest_edgeq.litert.weights import QuantizedWeight, write_weights
 
@@ -68,9 +71,11 @@ __all__ = [
     "ao_weights",
     "calibrate_recipe",
     "check_rules",
+    "constants_of",
     "convert",
     "converter_module",
     "converter_name",
+    "copied_graph",
     "dequantized",
     "drop_guards",
     "export",
@@ -104,5 +109,6 @@ __all__ = [
     "uncalibrated",
     "unseen",
     "with_computed_weights",
+    "without_activation_rounding",
     "write_weights",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.annotations import is_constant
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "constants_of",
+    "copied_graph",
     "fold_constants",
     "holds_weights_alone",
     "keep_floats_apart",
     "quantized_weights",
     "with_computed_weights",
+    "without_activation_rounding",
 ]
 
 # Names of torch's ops with a weight, and what becomes of them.
@@ -107,6 +111,18 @@ def keep_floats_apart(simulated: torch.fx.GraphModule) -> None:
     simulated.recompile()
 
 
+def copied_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a copy with nodes of its own, and with the tensors of the original."""
+    import torch
+
+    graph = torch.fx.Graph()
+    with quiet():  # torch 2.13 warns of its own use of LeafSpec
+        returned = graph.graph_copy(module.graph, {})
+    graph.output(returned)
+    graph._codegen = module.graph._codegen
+    return torch.fx.GraphModule(module, graph)
+
+
 def with_computed_weights(simulated: torch.nn.Module) -> torch.nn.Module:
     """
     Return a copy of a quantized graph that computes its rounded weights once, not at each call.
@@ -117,11 +133,8 @@ def with_computed_weights(simulated: torch.nn.Module) -> torch.nn.Module:
 
     if not isinstance(simulated, torch.fx.GraphModule):
         return simulated
-    graph = torch.fx.Graph()
-    returned = graph.graph_copy(simulated.graph, {})
-    graph.output(returned)
-    graph._codegen = simulated.graph._codegen
-    copied = torch.fx.GraphModule(simulated, graph)
+    copied = copied_graph(simulated)
+    graph = copied.graph
     for node in list(graph.nodes):
         if not _is_quantized_constant(node):
             continue
@@ -134,6 +147,66 @@ def with_computed_weights(simulated: torch.nn.Module) -> torch.nn.Module:
     graph.eliminate_dead_code()
     copied.recompile()
     return copied
+
+
+def without_activation_rounding(
+    simulated: torch.fx.GraphModule, *, round_constants: bool = True
+) -> torch.fx.GraphModule:
+    """
+    Return a copy of a quantized graph that rounds no activations.
+
+    Args:
+        simulated: The graph.
+        round_constants: Whether constants keep their rounding, and what the graph computes from
+            constants alone, such as a position embedding that is gathered: the converter folds most
+            of these into the file as they are.
+    """
+    copied = copied_graph(simulated)
+    graph = copied.graph
+    live: set[torch.fx.Node] = set()
+    for node in list(graph.nodes):
+        if node.op == "placeholder" or live.intersection(node.all_input_nodes):
+            live.add(node)
+        if _is_dequantized(node) and (node.args[0].args[0] in live or not round_constants):
+            node.replace_all_uses_with(node.args[0].args[0])
+    graph.eliminate_dead_code()
+    copied.recompile()
+    return copied
+
+
+def constants_of(simulated: torch.fx.GraphModule) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """
+    Return the floating-point constants of a quantized graph, and what is computed from them alone.
+
+    Returns:
+        Each as the graph rounds it, and as it is without any rounding.
+    """
+    import torch
+
+    rounded: dict[torch.fx.Node, Any] = {}
+    exact: dict[torch.fx.Node, Any] = {}
+    for node in simulated.graph.nodes:
+        if node.op == "get_attr":
+            rounded[node] = exact[node] = operator.attrgetter(node.target)(simulated)
+        elif node.op == "call_function" and all(each in rounded for each in node.all_input_nodes):
+            with torch.no_grad():
+                rounded[node] = _called(node, rounded)
+                held = _is_quantize(node) or op_name(node).startswith("dequantize_per_")
+                exact[node] = exact[node.args[0]] if held else _called(node, exact)
+    return [
+        (value.detach(), exact[node].detach())
+        for node, value in rounded.items()
+        if isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and isinstance(exact[node], torch.Tensor)
+    ]
+
+
+def _called(node: Any, values: Mapping[Any, Any]) -> Any:
+    import torch
+
+    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+    return node.target(*args, **kwargs)
 
 
 def holds_weights_alone(simulated: torch.fx.GraphModule) -> bool:

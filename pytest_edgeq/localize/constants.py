@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -21,12 +21,13 @@ import numpy.typing as npt
 
 from pytest_edgeq.localize.differences import Claim, explain
 from pytest_edgeq.localize.layouts import axis_names, channel_axis, to_file_layout
-from pytest_edgeq.localize.stored import Constant
 from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.constants import Constant
 
 __all__ = [
     "FOLDED",
     "Context",
+    "check_stored_weight",
     "check_weight",
     "costs_a_bit",
     "half_spacing",
@@ -139,6 +140,32 @@ def check_weight(
     return first or ()
 
 
+def check_stored_weight(
+    op_name: str,
+    stored: Constant,
+    reference: Array,
+    *,
+    others: Mapping[str, Array] | None = None,
+    kept: Callable[[], bool] | None = None,
+) -> tuple[str, ...]:
+    """
+    Hold a weight of the file against floats in the file's own layout, as `check_weight` does.
+
+    Args:
+        op_name: The op of the file.
+        stored: As `read_constant` gives it.
+        reference: Floats of its shape, of a float file of the same model.
+        others: Other weights of that file, by the name that a finding is to call them.
+        kept: Gives whether scales of the whole file are those that hold all values; None of an
+            operand whose scale is another tensor's, so that it may cut values off.
+
+    Returns:
+        A sentence for each thing that is wrong, most telling first; none where it is sound.
+    """
+    context = Context(op_name, others or {}, None, reference, as_stored=True)
+    return tuple(_against_floats(stored, reference, context, kept))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
     """What an explanation may draw on."""
@@ -147,6 +174,7 @@ class Context:
     others: Mapping[str, Array]
     torch_op: str | None
     raw: Array
+    as_stored: bool = False
 
     def claim(
         self, stored: Constant, target: Array, tolerance: Array | float, *, exact: bool = False
@@ -179,6 +207,10 @@ class Context:
 
     def _alike(self, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
         for name, other in self.others.items():
+            if self.as_stored:
+                if other.shape == shape:
+                    yield name, other
+                continue
             for each in to_file_layout(self.op_name, other, shape, torch_op=self.torch_op)[:1]:
                 yield name, each
 
@@ -275,7 +307,7 @@ def where(wrong: Array, context: Context, shape: tuple[int, ...]) -> str:
 
 
 def _against_floats(
-    stored: Constant, reference: Array, context: Context, kept: Callable[[], bool]
+    stored: Constant, reference: Array, context: Context, kept: Callable[[], bool] | None
 ) -> list[str]:
     reference = reference.astype(np.float64)
     if stored.scales is None:
@@ -288,6 +320,8 @@ def _against_floats(
     claim = context.claim(stored, target, 0.5 + np.abs(target) * rounded)
     if not claim.holds.all():
         return ["the weight's codes: " + explain(claim)]
+    if kept is None:
+        return []
     return _beyond(stored, claim, kept) or _unused_range(stored, claim)
 
 
@@ -337,7 +371,7 @@ def _beyond(stored: Constant, claim: Claim, kept: Callable[[], bool]) -> list[st
     ]
 
 
-def hold_all(weights: Iterator[tuple[str, Constant, Array, str]]) -> bool:
+def hold_all(weights: Iterable[tuple[Constant, Array]]) -> bool:
     """
     Whether most scales of several weights are the least that hold all of their values.
 
@@ -345,13 +379,12 @@ def hold_all(weights: Iterator[tuple[str, Constant, Array, str]]) -> bool:
     off more or less of each channel, and one that learned is not of the values that are left.
 
     Args:
-        weights: Op, constant, reference and torch's function of each, as of `check_weight`.
+        weights: Constants, each with its floats in the file's layout.
     """
     found: list[bool] = []
-    for name, stored, reference, torch_op in weights:
-        laid_out = to_file_layout(name, reference, stored.values.shape, torch_op=torch_op)
-        if stored.scales is not None and laid_out:
-            steps = laid_out[0].astype(np.float64) / stored.scales
+    for stored, reference in weights:
+        if stored.scales is not None:
+            steps = reference.astype(np.float64) / stored.scales
             found += _least_scales(stored, steps, np.ones(steps.shape, bool))
     return _most(found)
 

@@ -28,8 +28,7 @@ from pytest_edgeq.localize.kinds import (
 from pytest_edgeq.localize.layouts import to_file_layout
 from pytest_edgeq.localize.matches import Match
 from pytest_edgeq.localize.reference import ReferenceGraph
-from pytest_edgeq.localize.scales import costs_no_bit, hands_on, is_shared
-from pytest_edgeq.localize.stored import Constant, read_constant
+from pytest_edgeq.localize.scales import changed_input, costs_no_bit, is_shared
 from pytest_edgeq.localize.weights import (
     Taken,
     constants_behind,
@@ -37,6 +36,7 @@ from pytest_edgeq.localize.weights import (
     nearest_factor,
     product_weights,
 )
+from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of
 
@@ -94,7 +94,7 @@ def constant_findings(
         source = None
         if scales is not None and not _is_written_for(graph, op, step, reference, *scales):
             read = _misread(graph, op, taken, scales[1], matches)
-            source = (op.index, read) if read else _changed_input(graph, op, *scales)
+            source = (op.index, read) if read else changed_input(graph, op, *scales)
         if source is not None:
             maker, text = source
             found[maker] = (text, *found.get(maker, ()))
@@ -142,24 +142,6 @@ def _misread(
                 f"for {match.op.name} #{match.op.index}'s ({written:.6g})"
             )
     return None
-
-
-def _changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> tuple[int, str]:
-    """
-    Tell of an op's input whose scale is not the one that its bias was written with.
-
-    Returns:
-        The index of the op that makes the input, or of this one where none does, and a sentence.
-    """
-    producer = graph.subgraphs[op.subgraph].producer
-    maker = producer.get(op.inputs[INPUT_AT[op.name]])
-    while maker is not None and maker.inputs[0] in producer and hands_on(graph, maker):
-        maker = producer[maker.inputs[0]]
-    text = (
-        f"its output has scale {scale:.6g}, which is {scale / written:.4g} × the one that the bias "
-        f"of {op.name} #{op.index} was written with ({written:.6g})"
-    )
-    return (op.index if maker is None else maker.index), text
 
 
 def _pairs(
@@ -226,8 +208,8 @@ def _as_folded(op: Op, constant: Constant, taken: Taken, own: Array) -> Array | 
 
 def _weights(
     graph: OpGraph, pairs: Iterable[tuple[Op, Taken, Step]], reference: ReferenceGraph
-) -> Iterator[tuple[str, Constant, Array, str]]:
-    """The file's weights that are quantized, with the reference's."""
+) -> Iterator[tuple[Constant, Array]]:
+    """The file's weights that are quantized, with the reference's in their layout."""
     for op, taken, _ in pairs:
         stored = _weight(graph, op)
         assert stored is not None, "chosen by it"
@@ -236,8 +218,11 @@ def _weights(
             continue
         own = _array(reference.constant(taken.node, quantized=False))
         scaled = _as_folded(op, constant, taken, own)
-        if scaled is not None:
-            yield op.name, constant, scaled, taken.kind
+        if scaled is None:
+            continue
+        shape = constant.values.shape
+        for laid_out in to_file_layout(op.name, scaled, shape, torch_op=taken.kind)[:1]:
+            yield constant, laid_out
 
 
 def _called(weight: Node) -> str:

@@ -7,80 +7,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from pytest_edgeq.localize.calls import straightened
 from pytest_edgeq.localize.kernels import HybridInput
 from pytest_edgeq.localize.kinds import base_name
 from pytest_edgeq.localize.matches import Match, Reading, typed
+from pytest_edgeq.localize.measured import Measured
 from pytest_edgeq.localize.programs import Routine, in_a_row
 from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.sums import Beside, Codes, Ends, Sums, ends_of, in_channels_last
 from pytest_edgeq.localize.tensors import Met, Tensors, plainly_strided
 from pytest_edgeq.tflite.graph import Op
 
-__all__ = ["Hybrid", "Measured", "Step"]
+__all__ = ["Hybrid", "Step"]
 
 Node = torch.fx.Node
-
-
-@dataclass(slots=True, eq=False)
-class Measured:
-    """
-    Errors of one tensor, pooled over all samples, whatever their shapes.
-
-    Attributes:
-        local_lsb: Greatest |code of the re-run reference − code of the file|.
-        excess_lsb: Greatest distance of the unrounded reference from the code, beyond ½ LSB and the
-            kernel's own bound. Of a float op: of the two values, beyond the bound, in units of it.
-        signal: Sum of the squares of the float reference on the op's own inputs.
-        noise: Sum of the squared differences from it.
-        cumulative_lsb: Greatest difference from the float model, in LSB.
-        cumulative_signal: Sum of the squares of the float model's values.
-        cumulative_noise: Sum of the squared differences from them.
-        elements: How many values were measured.
-        low: How many codes are the least there is.
-        high: How many are the greatest.
-        beyond_low: How many of the float reference's values lie below what codes reach.
-        beyond_high: How many lie above.
-        smallest: The least value of the float reference.
-        largest: The greatest.
-        least: The least code met.
-        greatest: The greatest code met.
-        nonfinite: How many of the file's values are not finite, and not so in torch.
-        channel_noise: `noise` by channel, the node's second axis; empty where samples differ in the
-            number of channels.
-    """
-
-    local_lsb: float = 0.0
-    excess_lsb: float = -math.inf
-    signal: float = 0.0
-    noise: float = 0.0
-    cumulative_lsb: float = 0.0
-    cumulative_signal: float = 0.0
-    cumulative_noise: float = 0.0
-    elements: int = 0
-    low: int = 0
-    high: int = 0
-    beyond_low: int = 0
-    beyond_high: int = 0
-    smallest: float = math.inf
-    largest: float = -math.inf
-    least: float = math.inf
-    greatest: float = -math.inf
-    nonfinite: int = 0
-    channel_noise: npt.NDArray[np.float64] | None = None
-
-    @property
-    def beyond(self) -> float:
-        """Share of the float reference's values outside of what codes reach."""
-        return (self.beyond_low + self.beyond_high) / max(self.elements, 1)
-
-    @property
-    def rms(self) -> float:
-        """Root mean square of the differences from the float reference; 0 without elements."""
-        return math.sqrt(self.noise / max(self.elements, 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,7 +153,7 @@ class Step:
             met.sums = self._handed_sums(source.sums, met.ends)
             if self.limits is None:
                 tensors.keep_peak(index, met.sums.own_peak)
-            self._add(met.sums, met.ends, tensors.count)
+            self.measured.add(self.elements * tensors.count, met.sums, met.ends, self.limits)
             beyond = -1.0 if self.limits is None else -0.5 - self._bound
             self.measured.excess_lsb = max(self.measured.excess_lsb, beyond)
             return
@@ -224,7 +166,7 @@ class Step:
         if self.limits is not None and made.numel():
             met.ends = ends = self._ends(tensors, self.limits)
             sums.own_least, sums.own_greatest = map(self.limits.value, ends[:2])
-        self._add(sums, met.ends, tensors.count)
+        self.measured.add(self.elements * tensors.count, sums, met.ends, self.limits)
         if self.limits is None:
             tensors.keep_peak(index, sums.own_peak)
             self._judge_floats(sums, made, beside.quantized, reference, tensors)
@@ -381,33 +323,6 @@ class Step:
             last = held.get(self.reading.node, self.reading.node)
             self.routines[key] = Routine(list(taken), calls, [last]), last
         return self.routines[key]
-
-    def _add(self, sums: Sums, ends: Ends | None, count: int) -> None:
-        measured = self.measured
-        measured.elements += self.elements * count
-        measured.noise += sums.noise
-        measured.signal += sums.signal
-        measured.cumulative_noise += sums.apart_noise
-        measured.cumulative_signal += sums.apart_signal
-        if sums.channels is not None:
-            known = measured.channel_noise
-            if known is None:
-                measured.channel_noise = sums.channels
-            elif known.shape == sums.channels.shape:
-                measured.channel_noise = known + sums.channels
-            else:
-                measured.channel_noise = np.empty(0)
-        if self.limits is None or ends is None:
-            return
-        measured.cumulative_lsb = max(measured.cumulative_lsb, sums.apart / self.limits.scale)
-        measured.smallest = min(measured.smallest, sums.least)
-        measured.largest = max(measured.largest, sums.greatest)
-        measured.beyond_low += sums.below
-        measured.beyond_high += sums.above
-        measured.least = min(measured.least, ends.least)
-        measured.greatest = max(measured.greatest, ends.greatest)
-        measured.low += ends.low
-        measured.high += ends.high
 
     def _judge_codes(self, sums: Sums, reference: ReferenceGraph, tensors: Tensors) -> None:
         assert self.limits is not None, "floats are judged otherwise"

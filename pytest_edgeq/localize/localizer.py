@@ -17,9 +17,10 @@ from pytest_edgeq.localize.clamps import move_clamps
 from pytest_edgeq.localize.decompose import decompose, sliced_joins
 from pytest_edgeq.localize.fold import fold_batch_norms, part_biases, turn_products
 from pytest_edgeq.localize.in_front import fold_in_front, fold_signs
-from pytest_edgeq.localize.local import Measured, Step
+from pytest_edgeq.localize.local import Step
 from pytest_edgeq.localize.masks import mask_findings
 from pytest_edgeq.localize.match import Matcher
+from pytest_edgeq.localize.measured import Measured
 from pytest_edgeq.localize.movers import mover_findings
 from pytest_edgeq.localize.numbers import fold_numbers
 from pytest_edgeq.localize.outputs import output_findings

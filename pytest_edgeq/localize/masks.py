@@ -15,7 +15,7 @@ from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.views import View
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
 
-__all__ = ["is_mask_cut", "mask_findings"]
+__all__ = ["MASKING", "is_mask_cut", "mask_findings", "masking_ops", "what_is_lost"]
 
 Node = torch.fx.Node
 
@@ -26,7 +26,7 @@ _NOTHING = 2.0**-24
 _LEAST_SHARE = 1 / 512
 
 # A number that masks: what is so far below others gets `_NOTHING`.
-_MASKING = math.log(_NOTHING)
+MASKING = math.log(_NOTHING)
 
 # Ratio of powers of one bit, 6.02 dB.
 _BIT = 4.0
@@ -67,7 +67,7 @@ def mask_findings(
     """
     whole = graph.subgraphs[subgraph]
     found: dict[int, str] = {}
-    for ops in _in_front(whole):
+    for ops in masking_ops(whole):
         for op in ops:
             index = op.outputs[0]
             match = matches.get(index)
@@ -94,13 +94,13 @@ def is_mask_cut(graph: OpGraph, op: Op, node: Node, reference: ReferenceGraph) -
     """
     whole = graph.subgraphs[op.subgraph]
     limits = code_limits(whole.tensors[op.outputs[0]])
-    if limits is None or not any(op in ops for ops in _in_front(whole)):
+    if limits is None or not any(op in ops for ops in masking_ops(whole)):
         return False
     low, _, scale, zero_point = limits
-    return _lowest(node, reference) < min((low - zero_point) * scale, _MASKING)
+    return _lowest(node, reference) < min((low - zero_point) * scale, MASKING)
 
 
-def _in_front(whole: Subgraph) -> Iterator[list[Op]]:
+def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
     """By softmax, the ops that may put a mask to what it takes, in order."""
     for softmax in whole.ops:
         if softmax.name == "SOFTMAX":
@@ -135,7 +135,7 @@ def _lost(
     """Say what becomes of a mask and of the scores, held against torch's on what the op took."""
     node, view = match.last.node, match.last.view
     lowest = _lowest(node, reference)
-    if lowest > _MASKING:
+    if lowest > MASKING:
         return None
     values = values_taken(match.sources, matches, read)
     for each in reference.between(node, set(values)):
@@ -144,6 +144,21 @@ def _lost(
     wanted = _unread(view, values[node].double(), file)
     if not file.numel():
         return None
+    return what_is_lost(wanted, file, tensor, lowest)
+
+
+def what_is_lost(
+    wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float
+) -> str | None:
+    """
+    Say what becomes of a mask and of the scores.
+
+    Args:
+        wanted: What the op gives in float of what it took in the file, float64.
+        file: What it gives in the file, dequantized, float64.
+        tensor: Of the file.
+        lowest: The least constant that is put to the scores.
+    """
     # Where all of a row is masked no share is less than another: −inf gives NaN there.
     text = _is_flat(wanted, file, tensor, lowest) or _leaks(wanted, file)
     return None if text is None else text.replace("-", "−")

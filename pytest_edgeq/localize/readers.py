@@ -9,13 +9,13 @@ import numpy as np
 
 from pytest_edgeq.localize.biases import qparams
 from pytest_edgeq.localize.kinds import ACTIVATIONS, IDENTITIES
-from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import stored_constant
 
 if TYPE_CHECKING:
-    from pytest_edgeq.localize.local import Step
+    from pytest_edgeq.localize.measured import Measured
 
 __all__ = ["Readers"]
 
@@ -50,7 +50,7 @@ class Readers:
         self._graph = graph
         self._subgraph = graph.subgraphs[subgraph]
 
-    def untaken(self, steps: Mapping[int, Sequence[Step]]) -> set[int]:
+    def untaken(self, measured: Mapping[int, Sequence[tuple[int, Measured]]]) -> set[int]:
         """
         Ops whose losses a SELECT, a SLICE or a clamp behind does not take.
 
@@ -60,24 +60,23 @@ class Readers:
         torch's whole model is held against it.
 
         Args:
-            steps: What was measured, by op.
+            measured: By op, its outputs, each with its errors.
 
         Returns:
             Indices of ops.
         """
         found = set()
-        for step in (each for own in steps.values() for each in own):
-            behind = self._of(step.match.tensor)
+        for number, tensor, own in ((n, *each) for n, every in measured.items() for each in every):
+            behind = self._of(tensor)
             if not behind or any(op.name not in _TAKE_A_PART for op in behind):
                 continue
-            there = [each for op in behind for each in steps.get(op.index, ())]
+            there = [each for op in behind for _, each in measured.get(op.index, ())]
             # A quarter of the power is half of the size.
-            most = 0.25 * step.measured.noise / max(step.measured.elements, 1)
+            most = 0.25 * own.noise / max(own.elements, 1)
             if there and all(
-                each.measured.cumulative_noise / max(each.measured.elements, 1) < most
-                for each in there
+                each.cumulative_noise / max(each.elements, 1) < most for each in there
             ):
-                found.add(step.op.index)
+                found.add(number)
         return found
 
     def widens(self, op: Op) -> str | None:

@@ -15,16 +15,17 @@ from pytest_edgeq.localize.findings import constant_findings
 from pytest_edgeq.localize.foreign import clamp_findings, foreign_findings, pad_findings
 from pytest_edgeq.localize.groups import group_bound
 from pytest_edgeq.localize.kinds import IDENTITIES
-from pytest_edgeq.localize.local import Measured, Step
+from pytest_edgeq.localize.local import Step
 from pytest_edgeq.localize.masks import is_mask_cut
 from pytest_edgeq.localize.matches import Match, module_of
+from pytest_edgeq.localize.measured import channel_maxima, is_at_limit
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.programs import Program
 from pytest_edgeq.localize.readers import Readers
 from pytest_edgeq.localize.reference import ReferenceGraph
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.scales import moved_findings, parameter_findings
-from pytest_edgeq.localize.stored import read_constant
+from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.roles import roles_of, stored_constant
@@ -97,7 +98,12 @@ def layer_errors(quantized: QuantizedModel, plans: Sequence[Plan]) -> LayerError
     rows, evidence = [], []
     carriers = _carriers(subgraph.ops, plan.computed)
     readers = Readers(graph, subgraph.index)
-    untaken = readers.untaken(steps)
+    untaken = readers.untaken(
+        {
+            index: [(step.match.tensor, step.measured) for step in own]
+            for index, own in steps.items()
+        }
+    )
     found = _findings(quantized, plan, untaken)
     for op in subgraph.ops:
         entry = entries[op.index]
@@ -228,7 +234,7 @@ def _row(
     measured = [step.measured for step in own]
     nodes = tuple(dict.fromkeys(_names(own or ([] if group is None else [group]))))
     # An op with several outputs shows the worst of them.
-    worst = max(measured, key=lambda each: (each.excess_lsb, _loss(each)), default=None)
+    worst = max(measured, key=lambda each: (each.excess_lsb, each.loss), default=None)
     step = None if worst is None else next(each for each in own if each.measured is worst)
     scale = None if step is None or step.limits is None else step.limits[2]
     judged = step is not None and step.bound is not None
@@ -243,13 +249,11 @@ def _row(
         module=module,
         dtypes=_dtypes(entry),
         local_lsb_error=None if scale is None or worst is None else worst.local_lsb,
-        local_sqnr_db=None if worst is None else _db(worst.signal, worst.noise),
-        local_rmse_lsb=_rmse(worst.noise, worst, scale) if worst else None,
+        local_sqnr_db=None if worst is None else -worst.loss,
+        local_rmse_lsb=None if worst is None else worst.rmse(scale),
         cumulative_lsb_error=None if scale is None or worst is None else worst.cumulative_lsb,
-        cumulative_sqnr_db=(
-            None if worst is None else _db(worst.cumulative_signal, worst.cumulative_noise)
-        ),
-        cumulative_rmse_lsb=_rmse(worst.cumulative_noise, worst, scale) if worst else None,
+        cumulative_sqnr_db=(None if worst is None else -worst.cumulative_loss),
+        cumulative_rmse_lsb=None if worst is None else worst.rmse(scale, cumulative=True),
         clipped=(
             None
             if scale is None or worst is None or not worst.elements
@@ -281,24 +285,6 @@ def _dtypes(entry: OpDtypes) -> dict[str, str]:
     return {role: dtype for role, dtype in given.items() if dtype}
 
 
-def _loss(measured: Measured) -> float:
-    return -_db(measured.signal, measured.noise)
-
-
-def _db(signal: float, noise: float) -> float:
-    if not noise:
-        return math.inf
-    if not signal or math.isinf(noise):
-        return -math.inf
-    return 10 * math.log10(signal / noise)
-
-
-def _rmse(noise: float, measured: Measured, scale: float | None) -> float | None:
-    if scale is None or not measured.elements:
-        return None
-    return math.sqrt(noise / measured.elements) / scale
-
-
 # Flows whose ranges are averages over the samples, or may be: those of a file that was given.
 _AVERAGING = ("recipe", "prebuilt")
 
@@ -311,15 +297,15 @@ def _evidence(
         int(channel)
         for stored in roles.biases
         if stored.tensor.is_constant and stored.tensor.dtype == "int32"
-        for channel in np.flatnonzero(_at_limit(read_constant(graph, op, stored).values))
+        for channel in np.flatnonzero(is_at_limit(read_constant(graph, op, stored).values))
     )
     maxima: tuple[float, ...] = ()
     weights = [each for each in roles.weights if each.tensor.is_constant]
     if entry.granularity == "per_tensor" and len(weights) == 1 and not weights[0].tensor.is_sparse:
-        maxima = _maxima(op, read_constant(graph, op, weights[0]).floats)
+        maxima = channel_maxima(op, read_constant(graph, op, weights[0]).floats)
     if not own:
         return Evidence(scheme=entry.scheme, bias_limited=limited, weight_maxima=maxima)
-    step = max(own, key=lambda each: _loss(each.measured))
+    step = max(own, key=lambda each: each.measured.loss)
     measured = step.measured
     low, high, scale, zero_point = step.limits or (0, 0, None, None)
     count = max(measured.elements, 1)
@@ -342,16 +328,3 @@ def _evidence(
         nonfinite=measured.nonfinite,
         scheme=entry.scheme,
     )
-
-
-def _at_limit(values: np.ndarray) -> np.ndarray:
-    info = np.iinfo(np.int32)
-    limited: np.ndarray = (values.ravel() == info.min) | (values.ravel() == info.max)
-    return limited
-
-
-def _maxima(op: Op, floats: np.ndarray) -> tuple[float, ...]:
-    """The largest weight of each output channel."""
-    axis = floats.ndim - 1 if op.name == "DEPTHWISE_CONV_2D" else 0
-    others = tuple(i for i in range(floats.ndim) if i != axis)
-    return tuple(np.abs(floats).max(axis=others).tolist()) if floats.ndim > 1 else ()

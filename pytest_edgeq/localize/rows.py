@@ -48,7 +48,8 @@ class LayerError:
         module: The torch module's path; None where it cannot be told.
         dtypes: By role: `input`, `weight`, `bias`, `output`; several of a role stand behind commas.
         local_lsb_error: Greatest |code of the reference, re-run on the op's own inputs − code of
-            the file|; None for an output without a scale or an op without a match.
+            the file|; None for an output without a scale or an op without a match. Of recipes and
+            float files the reference has the file's own constants, which are compared apart.
         local_sqnr_db: Of the op's output to the float reference on the op's own inputs, in dB.
         local_rmse_lsb: √(mean squared difference of the same two), in LSB; 1/√12 = 0.289 is one
             ideal rounding.
@@ -56,8 +57,9 @@ class LayerError:
         cumulative_sqnr_db: Of the same two, in dB.
         cumulative_rmse_lsb: √(mean squared difference of the same two), in LSB.
         clipped: Share of the output's codes at qmin or qmax, 0 to 1; None without a scale.
-        matched: Whether torch nodes were found for it.
-        nodes: Their names.
+        matched: Whether a counterpart was found: for recipes and float files an op of the float
+            file, else torch nodes.
+        nodes: Names of these nodes; empty of recipes and float files.
         excess_lsb: How far the reference's value, before rounding, lies from the code beyond what
             the kernel's own arithmetic explains, in LSB; above 0 it is not rounding. Of a float
             output: the difference over what float32's rounding explains, less 1. None where it was

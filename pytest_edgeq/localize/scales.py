@@ -18,7 +18,14 @@ from pytest_edgeq.numerics.health import CLIPPED_SHARE_LIMIT
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 
-__all__ = ["costs_no_bit", "hands_on", "is_shared", "moved_findings", "parameter_findings"]
+__all__ = [
+    "changed_input",
+    "costs_no_bit",
+    "hands_on",
+    "is_shared",
+    "moved_findings",
+    "parameter_findings",
+]
 
 Node = torch.fx.Node
 
@@ -267,6 +274,24 @@ def hands_on(graph: OpGraph, op: Op) -> bool:
     taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
     same = np.array_equal(taken.scales, made.scales)
     return same and np.array_equal(taken.zero_points, made.zero_points)
+
+
+def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> tuple[int, str]:
+    """
+    Tell of an op's input whose scale is not the one that its bias was written with.
+
+    Returns:
+        The index of the op that makes the input, or of this one where none does, and a sentence.
+    """
+    producer = graph.subgraphs[op.subgraph].producer
+    maker = producer.get(op.inputs[INPUT_AT[op.name]])
+    while maker is not None and maker.inputs[0] in producer and hands_on(graph, maker):
+        maker = producer[maker.inputs[0]]
+    text = (
+        f"its output has scale {scale:.6g}, which is {scale / written:.4g} × the one that the bias "
+        f"of {op.name} #{op.index} was written with ({written:.6g})"
+    )
+    return (op.index if maker is None else maker.index), text
 
 
 def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:

@@ -19,12 +19,13 @@ from pytest_edgeq.localize.kernels import (
     rounding_bound,
 )
 from pytest_edgeq.localize.kinds import base_name
-from pytest_edgeq.localize.local import Hybrid, Measured, Step
+from pytest_edgeq.localize.local import Hybrid, Step
 from pytest_edgeq.localize.matches import Match, Reading
+from pytest_edgeq.localize.measured import Measured
 from pytest_edgeq.localize.reference import ReferenceGraph, laid_out
 from pytest_edgeq.localize.scales import is_shared
-from pytest_edgeq.localize.stored import read_constant
 from pytest_edgeq.localize.sums import Codes
+from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of
 

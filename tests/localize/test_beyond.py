@@ -13,7 +13,7 @@ from torch import nn
 from fixtures.models import SmallModel, integers, normal, samples, seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.constants import check_weight, hold_all
-from pytest_edgeq.localize.stored import Constant, read_constant
+from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.roles import roles_of
 from tests.localize.builds import PT2E, STATIC, Build, blamed
 
@@ -167,7 +167,7 @@ def test_a_file_whose_scales_hold_all_values() -> None:
     even, narrow = (_rounded(weight, scales, "per_channel") for scales in (least, least * 0.97))
 
     def holds(*constants: Constant) -> bool:
-        return hold_all(("FULLY_CONNECTED", each, weight, "linear") for each in constants)
+        return hold_all((each, weight) for each in constants)
 
     assert holds(even)
     assert holds(uneven)

@@ -18,7 +18,7 @@ from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.biases import check_bias, input_scale_of, unexpected_qparams
 from pytest_edgeq.localize.constants import check_weight
 from pytest_edgeq.localize.layouts import to_file_layout
-from pytest_edgeq.localize.stored import Constant, read_constant
+from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 

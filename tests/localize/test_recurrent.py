@@ -151,6 +151,7 @@ class Projected(SmallModel):
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_every_step_is_matched_and_not_blamed(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
@@ -185,10 +186,10 @@ def _sigmoid_of_the_first_state(file: FlatFile) -> int:
 
 
 def _joined_in_another_order(file: FlatFile) -> int:
-    """Of the states that are projected together: seen where one is taken."""
+    """Of the states that are projected together."""
     (op,) = ops_of(file, "CONCATENATION")
     file.operators[op].inputs = file.operators[op].inputs[::-1]
-    return ops_of(file, "SLICE")[-1]
+    return op
 
 
 DEFECTS: dict[str, Defect] = {

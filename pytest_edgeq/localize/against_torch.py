@@ -1,0 +1,380 @@
+"""
+Hold the float form of a file against torch, end to end, at the precision of float32.
+
+Where they differ, tensors of the float form that torch has as well bound the region that differs.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.localize.file_constants import axis_orders, with_file_constants
+from pytest_edgeq.localize.kernels.site import ULP
+from pytest_edgeq.localize.reference import export
+from pytest_edgeq.localize.structure import ConstantPair
+from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import Op, Subgraph
+
+if TYPE_CHECKING:
+    from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.samples import Sample
+
+__all__ = ["AgainstTorch", "Parting"]
+
+Array = npt.NDArray[Any]
+
+_TIMES = 16.0
+"""
+How much further from float64 the float form may be than torch's own float32, in the mean.
+
+Of 45 small models it is 0.6 to 6 times as far: another order of sums, and kernels that approximate
+exponentials.
+"""
+
+_ULPS = 16.0
+"""The same where torch is exact by chance, in units in the last place of the greatest value."""
+
+_IN_DOUBLE = 2
+"""Samples that are run in float64 as well."""
+
+_EQUAL = 2.0**-15
+"""Greatest difference of two equal tensors, relative to the greatest value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """
+    Where the float form leaves torch.
+
+    Attributes:
+        output: Of the file, the first that differs.
+        sqnr_db: Of the float form to torch there.
+        op: Of the float form, the first that differs though all that it takes is torch's; None
+            where torch's graph cannot be run.
+        is_negated: Whether it gives −1 × what torch gives.
+    """
+
+    output: str
+    sqnr_db: float
+    op: Op | None = None
+    is_negated: bool = False
+
+
+class AgainstTorch:
+    """
+    Compares outputs sample by sample.
+
+    Args:
+        quantized: The file and its references.
+        form: The file in float, or a float file of the same model.
+        constants: Of the file that the flow made, with those of the form.
+    """
+
+    def __init__(
+        self, quantized: QuantizedModel, form: EdgeFile, constants: Sequence[ConstantPair]
+    ) -> None:
+        self._quantized, self._form = quantized, form
+        self._references = _references_of(quantized, constants)
+        self._reference = next(self._references)
+        self._in_double: torch.nn.Module | None = None
+        self._runner = form.runner("builtin", keep=True)
+        self._wanted = [border.name for border in quantized.edge.signature.outputs]
+        self._n_ops = len(form.graph.subgraphs[form.signature.subgraph].ops)
+        self._noise: dict[str, float] = {}
+        self._count = 0
+        self.parting: Parting | None = None
+
+    def update(self, sample: Sample, *, is_run: bool = False) -> None:
+        """
+        Compare one sample; after the first one that differs none is looked at any more.
+
+        Args:
+            sample: The sample.
+            is_run: Whether the form's keeping runner has just run it.
+
+        Raises:
+            RuntimeError: torch or the kernels fail.
+        """
+        if self.parting is not None:
+            return
+        if not is_run:
+            inputs = list(self._quantized.input_names)
+            self._runner.run(self._form.encode(inputs, sample.arrays()))
+        parting = self._compare(sample)
+        while parting is not None:
+            # Which roundings of constants the converter keeps is told by the values alone.
+            another = next(self._references, None)
+            if another is None:
+                self.parting = self._located(sample, parting)
+                return
+            first, self._reference = self._reference, another
+            self._noise.clear()
+            self._count = 0
+            again = self._compare(sample)
+            if again is not None:
+                self._reference = first
+            else:
+                parting = None
+
+    def _compare(self, sample: Sample) -> Parting | None:
+        """Return the first output that is further from torch than float32 explains."""
+        name, tensor = self._quantized.name, self._runner.tensor
+        outputs = [
+            (border.name, tensor(border.tensor.index)) for border in self._form.signature.outputs
+        ]
+        made = in_file_order(outputs, self._wanted, name)
+        torchs = in_file_order(call_reference(self._reference, sample), self._wanted, name)
+        exact: Sequence[Array | None] | None = None
+        if not self._count:
+            self._in_double = _in_double(self._reference)
+        if self._in_double is not None:
+            exact = self._run_in_double(sample)
+        self._count += 1
+        if self._count == _IN_DOUBLE:
+            self._in_double = None  # with its weights
+        for output, ours, theirs, precise in zip(
+            self._wanted, made, torchs, exact or [None] * len(made), strict=True
+        ):
+            if theirs.dtype.kind == "f":
+                apart = self._apart(output, ours, theirs, precise)
+                if apart is not None:
+                    return Parting(output, apart)
+        return None
+
+    def _run_in_double(self, sample: Sample) -> Sequence[Array] | None:
+        assert self._in_double is not None, "callers have looked"
+        clone = sample.clone()
+        double = type(sample)(
+            tuple(_doubled(each) for each in clone.args),
+            {name: _doubled(each) for name, each in clone.kwargs.items()},
+        )
+        try:
+            with litert.quiet():
+                outputs = call_reference(self._in_double, double)
+        except Exception:  # a forward that makes float32 itself; torch raises what it met
+            # In its graph such dtypes can be changed.
+            graph = _graph_of(self._reference, sample)
+            is_graph = isinstance(self._in_double, torch.fx.GraphModule)
+            self._in_double = None if graph is None or is_graph else _in_double(graph)
+            return None if self._in_double is None else self._run_in_double(sample)
+        return in_file_order(outputs, self._wanted, self._quantized.name)
+
+    def _apart(
+        self, output: str, ours: Array, theirs: Array, precise: Array | None
+    ) -> float | None:
+        """Return the SQNR in dB where an output is further from torch than float32 explains."""
+        if ours.size != theirs.size:
+            return -math.inf
+        one, two = (each.astype(np.float64).reshape(-1) for each in (ours, theirs))
+        three = two if precise is None else precise.astype(np.float64).reshape(-1)
+        finite = np.isfinite(two) & np.isfinite(three)
+        if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+            return -math.inf
+        if not finite.any():
+            return None
+        one, two, three = one[finite], two[finite], three[finite]
+        if precise is not None:
+            self._noise[output] = max(self._noise.get(output, 0.0), _relative(two - three, three))
+        peak = float(np.abs(three).max())
+        # Where nothing is known of float32, each op may be as far off.
+        ulps = _ULPS if output in self._noise else _ULPS * self._n_ops
+        allowed = _TIMES * self._noise.get(output, 0.0) * _rms(three) + ulps * ULP * peak
+        noise = _rms(one - three)
+        if noise <= allowed:
+            return None
+        signal = _rms(three)
+        return 20 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
+
+    def _located(self, sample: Sample, parting: Parting) -> Parting:
+        """Add the first op of the form that differs though all that it takes is torch's."""
+        known = _NodeValues.of(self._reference, sample)
+        if known is None:
+            return parting
+        subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
+        equal = {index for index in subgraph.inputs}
+        for op in subgraph.ops:
+            equal.update(i for i in op.outputs if i >= 0 and known.holds(self._runner.tensor(i)))
+        places = {b.name: b.tensor.index for b in self._form.signature.outputs}
+        place = self._wanted.index(parting.output)
+        last = places.get(parting.output, self._form.signature.outputs[place].tensor.index)
+        region = _behind(subgraph, last, equal)
+        for op in subgraph.ops:
+            live = [i for i in op.inputs if i >= 0 and not subgraph.tensors[i].is_constant]
+            if op.index in region and all(i in equal or i not in subgraph.producer for i in live):
+                made = self._runner.tensor(op.outputs[0])
+                negated = made.dtype.kind == "f" and known.holds(-made)
+                return dataclasses.replace(parting, op=op, is_negated=negated)
+        return parting
+
+
+def _references_of(
+    quantized: QuantizedModel, constants: Sequence[ConstantPair]
+) -> Iterator[Callable[..., Any]]:
+    """
+    Give what the float form may compute: torch, with constants as the form has them.
+
+    Of a quantized graph the converter drops the rounding of some constants, and folds others with
+    it into values that are no constant of the graph.
+    """
+    simulated = quantized.simulated
+    if isinstance(simulated, torch.fx.GraphModule):
+        for rounds in (True, False):
+            graph = litert.without_activation_rounding(simulated, round_constants=rounds)
+            computed = litert.with_computed_weights(graph)
+            assert isinstance(computed, torch.fx.GraphModule), "given one"
+            yield with_file_constants(computed, constants)
+    elif simulated is not None:
+        yield litert.dequantized(simulated)
+    else:
+        assert quantized.float_model is not None, "a localizer has looked"
+        yield quantized.float_model
+
+
+def _in_double(reference: Callable[..., Any]) -> torch.nn.Module | None:
+    """Return a copy in float64; None of what is no module."""
+    if not isinstance(reference, torch.nn.Module):
+        return None
+    try:
+        with litert.quiet():  # torch 2.13 warns of its own use of LeafSpec
+            double = copy.deepcopy(reference).double()
+    except Exception:  # of whatever attributes the module has; then float32 is all that is known
+        return None
+    if isinstance(double, torch.fx.GraphModule):
+        for node in double.graph.nodes:
+            node.args, node.kwargs = torch.fx.node.map_aggregate(
+                (node.args, node.kwargs),
+                lambda each: torch.float64 if each is torch.float32 else each,
+            )
+        double.recompile()
+    return double
+
+
+def _doubled(value: Any) -> Any:
+    tensor = as_tensor(value)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _rms(values: Array) -> float:
+    return float(np.sqrt(np.square(values).mean())) if values.size else 0.0
+
+
+def _relative(noise: Array, signal: Array) -> float:
+    size = _rms(signal)
+    return _rms(noise) / size if size else 0.0
+
+
+def _behind(subgraph: Subgraph, last: int, equal: set[int]) -> set[int]:
+    """Return the ops that make a tensor of what is torch's."""
+    found: set[int] = set()
+    left = [last]
+    while left:
+        op = subgraph.producer.get(left.pop())
+        if op is None or op.index in found:
+            continue
+        found.add(op.index)
+        left += [i for i in op.inputs if i >= 0 and i not in equal]
+    return found
+
+
+def _inputs_of(sample: Sample) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    clone = sample.clone()
+    args = tuple(as_tensor(each) for each in clone.args)
+    return args, {name: as_tensor(each) for name, each in clone.kwargs.items()}
+
+
+def _graph_of(reference: Callable[..., Any], sample: Sample) -> torch.fx.GraphModule | None:
+    """Return torch's graph; None where torch cannot export it."""
+    module = torch_module(reference)
+    if module is None or isinstance(module, torch.fx.GraphModule):
+        return module
+    try:
+        with litert.quiet():
+            return export(module, *_inputs_of(sample))
+    except Exception:  # torch.export raises whatever the forward met: nothing more is known then
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class _NodeValues:
+    """Values of torch's graph in one run, by their number of elements."""
+
+    by_size: Mapping[int, list[Array]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reference: Callable[..., Any], sample: Sample) -> _NodeValues | None:
+        """Run a graph; None where torch cannot export it."""
+        graph = _graph_of(reference, sample)
+        if graph is None:
+            return None
+        args, kwargs = _inputs_of(sample)
+        by_size: dict[int, list[Array]] = {}
+        recorder = _Recorder(graph)
+        with torch.no_grad():
+            recorder.run_all(args, kwargs)
+        for value in recorder.values:
+            by_size.setdefault(value.size, []).append(value)
+        return cls(by_size)
+
+    def holds(self, made: Array) -> bool:
+        """Whether a node has these values, in any order of its axes."""
+        if made.dtype.kind != "f" or not made.size:
+            return True
+        wanted = made.astype(np.float64).reshape(-1)
+        near = _EQUAL * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
+        return any(_same(each, wanted, near) for each in self.by_size.get(made.size, ()))
+
+
+class _Recorder(torch.fx.Interpreter):
+    """Keeps every tensor that a graph gives."""
+
+    def __init__(self, graph: torch.nn.Module) -> None:
+        assert isinstance(graph, torch.fx.GraphModule), "exported"
+        super().__init__(graph)
+        self.values: list[Array] = []
+
+    def run_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Run the graph on inputs as its forward takes them."""
+        names = [node.name for node in self.graph.nodes if node.op == "placeholder"][len(args) :]
+        known = set(names) == set(kwargs)
+        given = [kwargs[name] for name in names] if known else list(kwargs.values())
+        self.run(*args, *given, enable_io_processing=False)
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node and record its output tensors."""
+        made = super().run_node(n)
+        for value in _tensors(made) if n.op in ("call_function", "placeholder") else ():
+            self.values.append(value.detach().to(torch.float64).numpy().copy())
+        return made
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _same(value: Array, wanted: Array, near: float) -> bool:
+    """Whether values are equal in some order of the axes."""
+    sums = np.nansum(np.abs(value)), np.nansum(np.abs(wanted))
+    if not abs(sums[0] - sums[1]) <= near * wanted.size:
+        return False
+    for order in axis_orders(value.shape):
+        turned = value.transpose(order).reshape(-1)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(turned - wanted)
+        if ((apart <= near) | (turned == wanted)).all():
+            return True
+    return False

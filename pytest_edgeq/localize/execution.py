@@ -1,0 +1,287 @@
+"""Run a file beside its float form: each op of the form on the values that the file's op took."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pytest_edgeq.localize.codes import by_channel, code_limits
+from pytest_edgeq.localize.kernels import Halves, HybridInput, hybrid_position
+from pytest_edgeq.localize.pairs import HOLDING, Pairs
+from pytest_edgeq.localize.structure import ConstantPair
+from pytest_edgeq.tflite.constants import dequantized
+from pytest_edgeq.tflite.cut import cut_ops
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.runtimes import Runner
+
+__all__ = ["Execution", "Made"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """
+    One output of one op of the file, and what it is held against; all of the output's shape.
+
+    Attributes:
+        op: Of the file.
+        place: Which of its outputs.
+        codes: As the file has it.
+        value: What the codes stand for, float32; whole numbers as they are.
+        rounded: What the float op gives with the file's constants.
+        exact: What it gives with the constants of the float form; may be the same array.
+        whole: What the float form gives by itself.
+        taken: The greatest magnitude of the floats that the op took.
+        halves: Of a kernel that quantizes its own input: that input, and where it lies between two
+            codes.
+    """
+
+    op: Op
+    place: int
+    codes: Array
+    value: Array
+    rounded: Array
+    exact: Array
+    whole: Array
+    taken: float
+    halves: tuple[Array, Halves] | None = None
+
+
+class Execution:
+    """
+    Runs both files, and the float form's ops one by one.
+
+    Args:
+        file: The file.
+        form: A float file of the same model.
+        pairs: Of their ops.
+        constants: Operands that are constants in both.
+        runner: Of the file; keeps every tensor.
+    """
+
+    def __init__(
+        self,
+        file: EdgeFile,
+        form: EdgeFile,
+        pairs: Pairs,
+        constants: Sequence[ConstantPair],
+        runner: Runner,
+    ) -> None:
+        self._file, self._form = file, form
+        self._ours = file.graph.subgraphs[file.signature.subgraph]
+        self._theirs = form.graph.subgraphs[form.signature.subgraph]
+        self._pairs = pairs
+        self._runner = runner
+        self._whole = form.runner("builtin", keep=True)
+        self._partners = {partner.index: self._ours.ops[n] for n, partner in pairs.ops.items()}
+        self._constants = {
+            (pair.partner.index, pair.place): _as_in_form(pair, form.graph)
+            for pair in constants
+            if form.graph.tensor(pair.partner, pair.partner.inputs[pair.place]).dtype == "float32"
+        }
+        self.hybrids = {
+            number: HybridInput(file.graph, self._ours.ops[number])
+            for number in pairs.ops
+            if hybrid_position(file.graph, self._ours.ops[number]) is not None
+        }
+        differing = {
+            pair.partner.index
+            for pair in constants
+            if not np.array_equal(pair.stored.floats, pair.floats)
+        }
+        self.differing = frozenset(differing | {pairs.ops[number].index for number in self.hybrids})
+        """Ops of the form whose result is another with the file's constants, or its codes."""
+        self._cuts: dict[tuple[tuple[int, ...], ...], tuple[_OpsApart, _OpsApart | None]] = {}
+
+    def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[Made]:
+        """
+        Run one sample, and give the outputs of the ops that are known, in the order of the file.
+
+        Args:
+            names: Of the inputs.
+            arrays: Inputs as torch takes them.
+
+        Raises:
+            ValueError, TypeError: The inputs do not fit.
+            RuntimeError: The kernels fail.
+        """
+        self._runner.run(self._file.encode(names, arrays))
+        self._whole.run(self._form.encode(names, arrays))
+        shapes = tuple(array.shape for array in arrays)
+        if shapes not in self._cuts:
+            self._cuts[shapes] = self._cut()
+        rounded, exact = self._cuts[shapes]
+        values = _Values(self._file.graph, self._ours.index, self._runner)
+        inputs = {each.name: each.fitted(values) for each in rounded.operands}
+        seen, halves = dict(inputs), dict[int, tuple[Array, Halves]]()
+        for each in rounded.operands:
+            hybrid = self.hybrids.get(each.op.index)
+            if hybrid is None or each.position != hybrid_position(self._file.graph, each.op):
+                continue
+            given = np.ascontiguousarray(values[each.op.inputs[each.position]], np.float32)
+            if hybrid.takes(given.shape) and given.size == inputs[each.name].size:
+                looked, found = hybrid.look(given)
+                seen[each.name] = looked.reshape(inputs[each.name].shape)
+                halves[each.op.index] = given, found
+        made = rounded.run(seen)
+        wanted = made if exact is None else made | exact.run(inputs)
+        for op in self._ours.ops:
+            if op.name in HOLDING:
+                yield from self._held(op, values)
+            elif op.index in self._pairs.ops:
+                yield from self._made(op, values, made, wanted, halves.get(op.index))
+
+    def _held(self, op: Op, values: _Values) -> Iterator[Made]:
+        partner = self._pairs.partner(op.outputs[0])
+        if partner is None:
+            return
+        value, given = values[op.outputs[0]], values[op.inputs[0]]
+        whole = self._whole.tensor(partner)
+        if value.size == given.size == whole.size:
+            given, whole = given.reshape(value.shape), whole.reshape(value.shape)
+            codes = self._runner.tensor(op.outputs[0])
+            yield Made(op, 0, codes, value, given, given, whole, _peak(given))
+
+    def _made(
+        self,
+        op: Op,
+        values: _Values,
+        made: Mapping[tuple[int, int], Array],
+        wanted: Mapping[tuple[int, int], Array],
+        halves: tuple[Array, Halves] | None,
+    ) -> Iterator[Made]:
+        partner = self._pairs.ops[op.index]
+        taken = max((_peak(values[i]) for i in op.inputs if i in values), default=0.0)
+        # A damaged file may give an op fewer outputs: `same` tells of that.
+        for place, (here, there) in enumerate(zip(op.outputs, partner.outputs, strict=False)):
+            key = (partner.index, there)
+            if key not in made:
+                continue
+            value = values[here]
+            results = (made[key], wanted[key], self._whole.tensor(there))
+            if all(each.size == value.size for each in results):
+                rounded, exact, whole = (each.reshape(value.shape) for each in results)
+                exact = rounded if results[0] is results[1] else exact
+                codes = self._runner.tensor(here)
+                yield Made(op, place, codes, value, rounded, exact, whole, taken, halves)
+
+    def _cut(self) -> tuple[_OpsApart, _OpsApart | None]:
+        def apart(wanted: Container[int], constants: Mapping[tuple[int, int], Array]) -> _OpsApart:
+            return _OpsApart(
+                self._form, self._theirs.index, self._whole, self._partners, wanted, constants
+            )
+
+        rounded = apart(self._partners, self._constants)
+        return rounded, apart(self.differing, {}) if self.differing else None
+
+
+class _Values(dict[int, Array]):
+    """Values of the file's tensors in one run, dequantized when they are asked for."""
+
+    def __init__(self, graph: OpGraph, subgraph: int, runner: Runner) -> None:
+        super().__init__()
+        self._graph, self._subgraph = graph, subgraph
+        self._tensors = graph.subgraphs[subgraph].tensors
+        self._runner = runner
+
+    def __missing__(self, index: int) -> Array:
+        tensor = self._tensors[index]
+        if tensor.is_constant and tensor.is_quantized:
+            value = dequantized(self._graph, self._subgraph, tensor).astype(np.float32)
+        else:
+            value = self._runner.tensor(index)
+            limits = code_limits(tensor)
+            if limits is not None:
+                scale, zero_point = limits[2:]
+                value = (value.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
+            elif tensor.is_quantized and len(tensor.scales) > 1:
+                value = by_channel(tensor, torch.from_numpy(value)).numpy()
+        self[index] = value
+        return value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operand:
+    """
+    What an op of the float form takes.
+
+    Attributes:
+        name: Of the input of the cut.
+        op: The op of the file that stands for it.
+        position: Of the operand.
+        default: The form's own value: it tells shape and dtype, and stands in where the file lacks
+            the operand or has it in another size.
+    """
+
+    name: str
+    op: Op
+    position: int
+    default: Array
+
+    def fitted(self, values: _Values) -> Array:
+        """Return the value that the file's op took, in the shape and the dtype of the form."""
+        index = self.op.inputs[self.position] if self.position < len(self.op.inputs) else -1
+        if index < 0:
+            return self.default
+        value = values[index]
+        if value.size != self.default.size:
+            return self.default
+        return np.ascontiguousarray(value.reshape(self.default.shape), self.default.dtype)
+
+
+class _OpsApart:
+    """Ops of the float form, each standing alone, for inputs of certain shapes."""
+
+    def __init__(
+        self,
+        form: EdgeFile,
+        subgraph: int,
+        whole: Runner,
+        partners: Mapping[int, Op],
+        wanted: Container[int],
+        constants: Mapping[tuple[int, int], Array],
+    ) -> None:
+        chosen = {number for number in partners if number in wanted}
+        cut = cut_ops(
+            form.graph, subgraph, lambda index: whole.tensor(index).shape, chosen, constants
+        )
+        self._outputs = [(op.index, index) for op, index in cut.outputs]
+        self._runner = EdgeFile(cut.content).runner("builtin")
+        self.operands = [
+            _Operand(
+                name,
+                partners[cut.consumers[name].index],
+                cut.consumers[name].inputs.index(index),
+                whole.tensor(index),
+            )
+            for name, index in cut.inputs.items()
+        ]
+        self._names = frozenset(cut.inputs)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[tuple[int, int], Array]:
+        """Return the outputs by number of the op and of the tensor."""
+        given = {name: value for name, value in inputs.items() if name in self._names}
+        return dict(zip(self._outputs, self._runner.run(given), strict=True))
+
+
+def _as_in_form(pair: ConstantPair, form: OpGraph) -> Array:
+    shape = form.tensor(pair.partner, pair.partner.inputs[pair.place]).shape
+    return pair.stored.floats.astype(np.float32).reshape(shape)
+
+
+def _peak(value: Array) -> float:
+    """The greatest magnitude of finite floats; 0 of whole numbers."""
+    if value.dtype.kind != "f" or not value.size:
+        return 0.0
+    least, greatest = float(value.min()), float(value.max())
+    peak = max(-least, greatest)
+    if np.isfinite(peak):
+        return peak
+    return float(np.abs(value[np.isfinite(value)]).max(initial=0.0))

@@ -1,0 +1,442 @@
+"""One pass over the samples: every op of the file beside its partner in the float form."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pytest_edgeq.localize.against_torch import AgainstTorch
+from pytest_edgeq.localize.biases import is_of_parameters
+from pytest_edgeq.localize.cause import blame
+from pytest_edgeq.localize.codes import code_limits
+from pytest_edgeq.localize.execution import Execution, Made
+from pytest_edgeq.localize.float_forms import Forms, by_name, paired
+from pytest_edgeq.localize.kernels import float_bound, float_reach, rounding_bound
+from pytest_edgeq.localize.masks import MASKING, masking_ops, what_is_lost
+from pytest_edgeq.localize.measured import Measured, channel_maxima, is_at_limit
+from pytest_edgeq.localize.origins import origin_findings
+from pytest_edgeq.localize.pairs import HOLDING
+from pytest_edgeq.localize.readers import Readers
+from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
+from pytest_edgeq.localize.scales import moved_findings
+from pytest_edgeq.localize.structure import Structure
+from pytest_edgeq.localize.sums import Beside, Codes, Sums, ends_of, summed
+from pytest_edgeq.reference import undisturbed
+from pytest_edgeq.tflite.constants import read_constant
+from pytest_edgeq.tflite.graph import Op
+from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.roles import roles_of
+
+if TYPE_CHECKING:
+    from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.samples import Sample
+
+__all__ = ["PairedLocalizer"]
+
+_UNKNOWN = 0.5
+"""Rounding bound in LSB beyond ½ LSB of an op whose kernel has no rule: one more rounding."""
+
+_COMPARISONS = frozenset({"LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", "EQUAL", "NOT_EQUAL"})
+"""Ops whose kernels bring two inputs of codes to one scale first: near ties may go either way."""
+
+_TOGETHER = 1 << 20
+"""Elements of the tensors that are summed together."""
+
+_AVERAGING = ("recipe", "prebuilt")
+"""Flows whose ranges are averages over the samples, or may be: those of a file that was given."""
+
+
+@dataclass(slots=True, eq=False)
+class _Output:
+    """
+    One output of an op.
+
+    Attributes:
+        limits: What its codes stand for; None of what has not one scale.
+        bound: What the kernel may be off beyond ½ LSB; of floats relative; None where not known.
+        slack: What the float kernel beside it may be off, relative to the greatest value.
+        reach: What `bound` of a float output is relative to at the least.
+        peak_weight: Of a kernel that quantizes its own input, the greatest weight.
+        measured: Its errors so far.
+    """
+
+    op: Op
+    place: int
+    limits: Codes | None
+    bound: float | None
+    slack: float
+    reach: float
+    peak_weight: float
+    measured: Measured
+
+
+class PairedLocalizer:
+    """
+    Measures op by op.
+
+    Args:
+        quantized: The file and its references.
+        forms: Float files of the same model.
+        runtime: Kernels that keep intermediate tensors: `builtin` or `reference`.
+
+    Raises:
+        ValueError: A runtime that keeps no intermediate tensors.
+        RuntimeError: The kernels cannot allocate the file.
+    """
+
+    def __init__(self, quantized: QuantizedModel, forms: Forms, runtime: str = "builtin") -> None:
+        self._quantized, self._form = quantized, forms.exact
+        self._is_one_form = forms.rounded is forms.exact
+        edge = quantized.edge
+        edge.restart()
+        self._runner = edge.runner(runtime, keep=True)
+        form = forms.exact
+        subgraphs = (edge.signature.subgraph, form.signature.subgraph)
+        self._subgraph = edge.graph.subgraphs[subgraphs[0]]
+        self._pairs = paired(edge, form)
+        self._structure = Structure(edge.graph, form.graph, subgraphs, self._pairs)
+        self._execution = Execution(
+            edge, form, self._pairs, self._structure.constants, self._runner
+        )
+        self._torch = AgainstTorch(quantized, forms.rounded, forms.constants)
+        self._masking = list(masking_ops(self._subgraph))
+        self._masks: dict[int, str] = {}
+        self._outputs: dict[tuple[int, int], _Output] = {}
+        self._count = 0
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> PairedLocalizer:  # noqa: PYI034 # Self came with Python 3.11
+        reference = self._quantized.float_model
+        assert reference is not None, "unreachable because every flow has one"
+        self._open.enter_context(undisturbed(reference, self._quantized.name))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._open.close()
+
+    def update(self, sample: Sample) -> None:
+        """
+        Measure one sample.
+
+        Raises:
+            RuntimeError: The kernels fail.
+            ValueError, TypeError: The sample does not fit the file.
+        """
+        names = list(self._quantized.input_names)
+        waiting: list[tuple[_Output, Made, Beside]] = []
+        elements = 0
+        with torch.inference_mode():
+            for made in self._execution.run(names, sample.arrays()):
+                output = self._output(made)
+                self._look_at_mask(made)
+                waiting.append((output, made, _beside(output, made)))
+                elements += made.value.size
+                if elements > _TOGETHER:
+                    self._judge(waiting)
+                    waiting, elements = [], 0
+            self._judge(waiting)
+        self._torch.update(sample, is_run=self._is_one_form)
+        self._count += 1
+
+    def _look_at_mask(self, made: Made) -> None:
+        """Note a mask that an op puts to scores, and that its range cuts, or that takes it all."""
+        lowest = self._lowest(made.op)
+        if lowest > MASKING or not made.value.size or made.op.index in self._masks:
+            return
+        wanted, file = (
+            torch.from_numpy(each.astype(np.float64)) for each in (made.exact, made.value)
+        )
+        tensor = self._subgraph.tensors[made.op.outputs[made.place]]
+        text = what_is_lost(wanted, file, tensor, lowest)
+        if text is not None:
+            self._masks[made.op.index] = text
+
+    def _lowest(self, op: Op) -> float:
+        """The least constant that is put to scores up to an op; inf where none is."""
+        chains = [ops[: ops.index(op) + 1] for ops in self._masking if op in ops]
+        numbers = {each.index for ops in chains for each in ops}
+        values = [
+            float(pair.floats.min())
+            for pair in self._structure.constants
+            if pair.op.index in numbers and pair.floats.dtype.kind == "f" and pair.floats.size
+        ]
+        return min(values, default=math.inf)
+
+    def finish(self) -> None:
+        """Nothing is left to measure."""
+
+    def result(self) -> LayerErrors:
+        """
+        Give what was measured.
+
+        Raises:
+            ValueError: No sample was taken in.
+        """
+        if not self._count:
+            raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
+        quantized, subgraph = self._quantized, self._subgraph
+        entries = {
+            entry.index: entry for entry in quantized.op_dtypes if entry.subgraph == subgraph.index
+        }
+        found = self._findings(entries)
+        readers = Readers(quantized.graph, subgraph.index)
+        measured: dict[int, list[tuple[int, Measured]]] = {}
+        for (number, place), output in self._outputs.items():
+            tensor = subgraph.ops[number].outputs[place]
+            measured.setdefault(number, []).append((tensor, output.measured))
+        untaken = readers.untaken(measured)
+        known = set(self._pairs.ops) | {o.index for o in subgraph.ops if o.name in HOLDING}
+        rows, evidence = [], []
+        for op in subgraph.ops:
+            own = [
+                self._outputs[op.index, place]
+                for place in range(len(op.outputs))
+                if (op.index, place) in self._outputs
+            ]
+            told = tuple(sorted(found.get(op.index, ()), key=is_of_parameters))
+            rows.append(_row(op, entries[op.index], own, told, matched=op.index in known))
+            given = self._evidence(op, entries[op.index], own)
+            evidence.append(
+                replace(
+                    given,
+                    widened=readers.widens(op) if own else None,
+                    untaken=op.index in untaken or self._is_mask_cut(op),
+                )
+            )
+        return blame(rows, evidence)
+
+    def _is_mask_cut(self, op: Op) -> bool:
+        """Whether an op masks scores with less than torch does: what that cuts is no loss."""
+        limits = code_limits(self._subgraph.tensors[op.outputs[0]])
+        if limits is None:
+            return False
+        low, _, scale, zero_point = limits
+        return self._lowest(op) < min((low - zero_point) * scale, MASKING)
+
+    def _findings(self, entries: Mapping[int, OpDtypes]) -> dict[int, tuple[str, ...]]:
+        quantized = self._quantized
+        edge, form = quantized.edge, self._form
+        outputs = by_name(edge.signature, form.signature, "outputs")
+        parts = [self._structure.findings(outputs)]
+        names = {index: _called(entry) for index, entry in entries.items()}
+        parts.append(self._structure.constant_findings(names))
+        parts.append(moved_findings(edge.graph, self._subgraph.index))
+        parts.append(self._parting())
+        first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
+        parts.append({op.index: (self._masks[op.index],) for op in first if op is not None})
+        found: dict[int, tuple[str, ...]] = {}
+        for part in parts:
+            for index, texts in part.items():
+                found[index] = (*found.get(index, ()), *texts)
+        if quantized.origin is not None:
+            for index, texts in origin_findings(edge, quantized.origin).items():
+                if index not in found:
+                    found[index] = texts
+        return found
+
+    def _parting(self) -> dict[int, tuple[str, ...]]:
+        """Return a finding for the first op of the float form that differs from torch."""
+        parting = self._torch.parting
+        if parting is None:
+            return {}
+        partners = {partner.index: number for number, partner in self._pairs.ops.items()}
+        number = None if parting.op is None else partners.get(parting.op.index)
+        text = (
+            f"the file in float does not compute what torch does: its output {parting.output!r} "
+            f"has {parting.sqnr_db:.3g} dB SQNR to torch's, which float32 does not explain"
+        )
+        if parting.op is not None:
+            text += ", and all that this op takes is as in torch"
+        if parting.is_negated:
+            text = (
+                "it gives −1 × what torch gives: its operands are exchanged, as litert-torch does "
+                "with those of c − x where something moves x in front (a transpose, a view): let "
+                "torch subtract first, and move then"
+            )
+        return {self._subgraph.ops[-1].index if number is None else number: (text,)}
+
+    def _output(self, made: Made) -> _Output:
+        key = (made.op.index, made.place)
+        if key not in self._outputs:
+            graph, op = self._quantized.graph, made.op
+            tensor = graph.tensor(op, op.outputs[made.place])
+            limits = code_limits(tensor)
+            if limits is None:
+                bound: float | None = float_bound(graph, op)
+                if op.name in _COMPARISONS and graph.tensor(op, op.inputs[0]).is_quantized:
+                    bound = None
+            else:
+                bound = rounding_bound(graph, op, output=made.place)
+                bound = _UNKNOWN if bound is None else bound
+            hybrid = self._execution.hybrids.get(op.index)
+            self._outputs[key] = _Output(
+                op,
+                made.place,
+                None if limits is None else Codes(*limits),
+                bound,
+                float_bound(graph, op) if op.inputs and op.inputs[0] >= 0 else 0.0,
+                float_reach(graph, op) if op.inputs else 0.0,
+                0.0 if hybrid is None else self._peak_weight(op),
+                Measured(),
+            )
+        return self._outputs[key]
+
+    def _peak_weight(self, op: Op) -> float:
+        graph = self._quantized.graph
+        stored = [each for each in roles_of(graph, op).weights if each.tensor.is_constant]
+        peaks = [float(np.abs(read_constant(graph, op, each).floats).max()) for each in stored]
+        return max(peaks, default=math.inf)
+
+    def _judge(self, waiting: Sequence[tuple[_Output, Made, Beside]]) -> None:
+        for (output, made, beside), sums in zip(
+            waiting, summed([beside for _, _, beside in waiting]), strict=True
+        ):
+            _add(output, made, beside, sums)
+            if output.bound is not None and made.value.size:
+                if output.limits is None:
+                    self._judge_floats(output, made, sums)
+                else:
+                    _judge_codes(output, made, sums)
+
+    def _judge_floats(self, output: _Output, made: Made, sums: Sums) -> None:
+        assert output.bound is not None, "others are not judged"
+        measured = output.measured
+        if made.value.dtype.kind != "f":
+            off = float(np.max(made.value.astype(np.float64) != made.rounded, initial=0.0))
+            measured.excess_lsb = max(measured.excess_lsb, math.inf if off else -1.0)
+            return
+        size = max(sums.peak, output.reach, made.taken)
+        allowed, worst = 2 * output.bound * size, sums.off
+        if worst > allowed and made.halves is not None:
+            given, halves = made.halves
+            tied = self._execution.hybrids[made.op.index].ties(given, halves)
+            allowed += tied * output.peak_weight
+        beyond = worst / allowed - 1 if allowed else (math.inf if worst else -1.0)
+        measured.excess_lsb = max(measured.excess_lsb, beyond)
+
+    def _evidence(self, op: Op, entry: OpDtypes, own: Sequence[_Output]) -> Evidence:
+        graph = self._quantized.graph
+        roles = roles_of(graph, op)
+        limited = tuple(
+            int(channel)
+            for stored in roles.biases
+            if stored.tensor.is_constant and stored.tensor.dtype == "int32"
+            for channel in np.flatnonzero(is_at_limit(read_constant(graph, op, stored).values))
+        )
+        maxima: tuple[float, ...] = ()
+        weights = [each for each in roles.weights if each.tensor.is_constant]
+        if entry.granularity == "per_tensor" and [w.tensor.is_sparse for w in weights] == [False]:
+            maxima = channel_maxima(op, read_constant(graph, op, weights[0]).floats)
+        if not own:
+            return Evidence(scheme=entry.scheme, bias_limited=limited, weight_maxima=maxima)
+        worst = max(own, key=lambda each: each.measured.loss)
+        measured, limits = worst.measured, worst.limits
+        count = max(measured.elements, 1)
+        has_codes = limits is not None and measured.least <= measured.greatest
+        averaged = self._count if self._quantized.flow in _AVERAGING else 0
+        noise = measured.channel_noise
+        return Evidence(
+            scale=None if limits is None else limits.scale,
+            zero_point=None if limits is None else limits.zero_point,
+            code_range=None if limits is None else (limits.low, limits.high),
+            elements=measured.elements,
+            averaged=averaged,
+            codes=(int(measured.least), int(measured.greatest)) if has_codes else None,
+            beyond=(measured.beyond_low / count, measured.beyond_high / count),
+            reference=(measured.smallest, measured.largest) if has_codes else None,
+            channel_noise=() if noise is None else tuple(noise.tolist()),
+            weight_maxima=maxima,
+            weight_granularity=entry.granularity,
+            bias_limited=limited,
+            nonfinite=measured.nonfinite,
+            scheme=entry.scheme,
+        )
+
+
+def _called(entry: OpDtypes) -> str:
+    return entry.module or f"{entry.op} #{entry.index}"
+
+
+def _beside(output: _Output, made: Made) -> Beside:
+    value, rounded, exact, whole = (
+        _channels_second(np.asarray(each, np.float32))
+        for each in (made.value, made.rounded, made.exact, made.whole)
+    )
+    if made.rounded is made.exact:
+        exact = rounded
+    return Beside(value, exact, rounded, whole, output.limits, output.measured.local_lsb)
+
+
+def _channels_second(value: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(value))
+    if tensor.ndim == 0:
+        return tensor.reshape(1)
+    return tensor.movedim(-1, 1) if tensor.ndim > 2 else tensor
+
+
+def _add(output: _Output, made: Made, beside: Beside, sums: Sums) -> None:
+    measured, limits = output.measured, output.limits
+    if not math.isfinite(sums.noise):
+        told = np.isfinite(made.value) | (made.value == made.rounded)
+        measured.nonfinite += int(made.value.size - told.sum())
+    ends = ends_of(made.codes, limits) if limits is not None and made.value.size else None
+    measured.add(made.value.size, sums, ends, limits)
+
+
+def _judge_codes(output: _Output, made: Made, sums: Sums) -> None:
+    assert output.bound is not None, "others are not judged"
+    assert output.limits is not None, "floats are judged otherwise"
+    measured, scale = output.measured, output.limits.scale
+    excess = sums.off - 0.5 - output.bound
+    if excess > 0:
+        # The float kernel that it is held against rounds, too.
+        size = max(made.taken, float(np.abs(made.rounded).max(initial=0.0)))
+        excess -= output.slack * size / scale
+    measured.excess_lsb = max(measured.excess_lsb, excess)
+    measured.local_lsb = max(measured.local_lsb, sums.steps)
+
+
+def _row(
+    op: Op, entry: OpDtypes, own: Sequence[_Output], findings: tuple[str, ...], *, matched: bool
+) -> LayerError:
+    # An op with several outputs shows the worst of them.
+    worst = max(own, key=lambda o: (o.measured.excess_lsb, o.measured.loss), default=None)
+    measured = None if worst is None else worst.measured
+    scale = None if worst is None or worst.limits is None else worst.limits.scale
+    dtypes = {
+        "input": ",".join(entry.inputs),
+        "weight": entry.weight,
+        "bias": entry.bias,
+        "output": ",".join(entry.outputs),
+    }
+    coded = measured is not None and scale is not None
+    return LayerError(
+        index=op.index,
+        op=op.name,
+        module=entry.module,
+        dtypes={role: dtype for role, dtype in dtypes.items() if dtype},
+        local_lsb_error=measured.local_lsb if coded and measured else None,
+        local_sqnr_db=None if measured is None else -measured.loss,
+        local_rmse_lsb=None if measured is None else measured.rmse(scale),
+        cumulative_lsb_error=measured.cumulative_lsb if coded and measured else None,
+        cumulative_sqnr_db=None if measured is None else -measured.cumulative_loss,
+        cumulative_rmse_lsb=None if measured is None else measured.rmse(scale, cumulative=True),
+        clipped=(
+            (measured.low + measured.high) / measured.elements
+            if coded and measured and measured.elements
+            else None
+        ),
+        matched=matched,
+        excess_lsb=(
+            measured.excess_lsb
+            if measured is not None and worst is not None and worst.bound is not None
+            else None
+        ),
+        findings=findings,
+    )

@@ -1,0 +1,277 @@
+"""Differences between a quantized file and its float form that need no run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.localize.biases import INPUT_AT, SAME_SCALE, check_bias, written_scale
+from pytest_edgeq.localize.constants import check_stored_weight, hold_all
+from pytest_edgeq.localize.pairs import Pairs
+from pytest_edgeq.localize.scales import changed_input, is_shared
+from pytest_edgeq.tflite.constants import Constant, read_constant
+from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.roles import StoredTensor, roles_of, stored_constant
+from pytest_edgeq.tflite.same import option_differences, source_of
+
+__all__ = ["ConstantPair", "Structure"]
+
+Array = npt.NDArray[Any]
+
+_OF_QUANTIZATION = frozenset(
+    {
+        *("asymmetricQuantizeInputs", "weightsFormat", "quantizedBiasType", "potScaleInt16"),
+        *("keepNumDims", "newShape"),
+    }
+)
+"""Options that quantized kernels alone read, or that repeat a shape that the tensors have."""
+
+_COMMUTATIVE = frozenset({"ADD", "MUL", "MAXIMUM", "MINIMUM", "LOGICAL_AND", "LOGICAL_OR"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConstantPair:
+    """
+    A constant operand of two paired ops.
+
+    Attributes:
+        op: Of the quantized file.
+        partner: Of the float file.
+        place: Position of the operand, the same in both.
+        stored: As the quantized file has it.
+        floats: As the float file has it, in the same shape.
+    """
+
+    op: Op
+    partner: Op
+    place: int
+    stored: Constant
+    floats: Array
+
+
+class Structure:
+    """
+    Two files whose ops are paired.
+
+    Args:
+        file: The quantized file.
+        form: A float file of the same model.
+        subgraphs: Index of the subgraph in each.
+        pairs: Of their ops.
+    """
+
+    def __init__(
+        self, file: OpGraph, form: OpGraph, subgraphs: tuple[int, int], pairs: Pairs
+    ) -> None:
+        self._file, self._form = file, form
+        self._ours = file.subgraphs[subgraphs[0]]
+        self._theirs = form.subgraphs[subgraphs[1]]
+        self._pairs = pairs
+        self._standing = {pairs.float_source(there): here for here, there in pairs.tensors.items()}
+
+    @functools.cached_property
+    def constants(self) -> tuple[ConstantPair, ...]:
+        """Operands that are constants of as many elements in both files."""
+        return tuple(self._constants())
+
+    def findings(self, outputs: Mapping[int, int]) -> dict[int, tuple[str, ...]]:
+        """
+        Hold options, operands, wiring and outputs against each other.
+
+        Args:
+            outputs: By output of the quantized file, that of the float file.
+
+        Returns:
+            Findings by the index of the op in the quantized file.
+        """
+        found: dict[int, list[str]] = {}
+        for number, partner in self._pairs.ops.items():
+            op = self._ours.ops[number]
+            if op.name != partner.name:
+                continue  # whether it gives the same is told by its values
+            told = [*self._options(op, partner), *self._operands(op, partner)]
+            if told:
+                found[number] = told
+        for index, wanted in outputs.items():
+            source = self._pairs.source(index)
+            partner_index = self._pairs.float_source(wanted)
+            if self._pairs.tensors.get(source) is None:
+                continue  # of an op without a partner nothing is known
+            if self._pairs.partner(index) != partner_index:
+                maker = self._ours.producer.get(source)
+                text = f"the file gives it as an output in place of {self._called(partner_index)}"
+                place = maker.index if maker is not None else self._ours.ops[-1].index
+                found.setdefault(place, []).append(text)
+        return {number: tuple(told) for number, told in found.items()}
+
+    def constant_findings(self, names: Mapping[int, str]) -> dict[int, tuple[str, ...]]:
+        """
+        Hold the constants of the quantized file against those of the float file.
+
+        Args:
+            names: What to call an op of the quantized file.
+        """
+        found: dict[int, list[str]] = {}
+        weights = [pair for pair in self.constants if self._role(pair) == "weight"]
+        kept = functools.cache(lambda: hold_all((each.stored, each.floats) for each in weights))
+        for pair in self.constants:
+            if pair.stored.values.dtype.kind not in "fi" or pair.floats.dtype.kind != "f":
+                if not np.array_equal(pair.stored.values, pair.floats):
+                    text = f"constant operand {pair.place}: expected {_listed(pair.floats)}, "
+                    found.setdefault(pair.op.index, []).append(
+                        f"{text}got {_listed(pair.stored.values)}"
+                    )
+                continue
+            role = self._role(pair)
+            place = pair.op.index
+            if role == "bias":
+                place, told = self._bias(pair)
+            else:
+                others = {
+                    names[each.op.index]: each.floats
+                    for each in weights
+                    if each.partner is not pair.partner
+                }
+                if role != "weight" and not _has_scales(pair.stored):
+                    continue  # codes that are compared with codes, whatever they stand for
+                told = check_stored_weight(
+                    pair.op.name,
+                    pair.stored,
+                    pair.floats,
+                    others=others,
+                    kept=kept if role == "weight" else None,
+                )
+                if role != "weight":
+                    told = tuple(_as_operand(each, pair.place) for each in told)
+            if told:
+                found.setdefault(place, []).extend(told)
+        return {number: tuple(told) for number, told in found.items()}
+
+    def _options(self, op: Op, partner: Op) -> Iterator[str]:
+        yield from option_differences(self._form, self._file, partner, op, ignored=_OF_QUANTIZATION)
+
+    def _operands(self, op: Op, partner: Op) -> Iterator[str]:
+        places = max(len(op.inputs), len(partner.inputs))
+        ours, theirs = (
+            [*each.inputs, *[-1] * (places - len(each.inputs))] for each in (op, partner)
+        )
+        if op.name in _COMMUTATIVE and self._fit(ours, theirs[::-1]):
+            return
+        for place, (here, there) in enumerate(zip(ours, theirs, strict=True)):
+            told = self._operand(place, here, there)
+            if told:
+                yield told
+
+    def _fit(self, ours: Sequence[int], theirs: Sequence[int]) -> bool:
+        pairs = zip(ours, theirs, strict=True)
+        return not any(self._operand(0, here, there) for here, there in pairs)
+
+    def _operand(self, place: int, here: int, there: int) -> str | None:
+        if here < 0 or there < 0:
+            # A bias of zeros may be left out.
+            given = [
+                stored_constant(subgraph, index)
+                for subgraph, index in ((self._ours, here), (self._theirs, there))
+                if index >= 0
+            ]
+            if not given or (given[0] is not None and self._is_zero(given[0], here >= 0)):
+                return None
+            expected = "none" if there < 0 else self._called(there)
+            return f"operand {place}: expected {expected}, got {self._told(here)}"
+        fixed = (
+            stored_constant(self._ours, here) is not None,
+            stored_constant(self._theirs, there) is not None,
+        )
+        if fixed == (True, True):
+            return None
+        partner = self._pairs.partner(here)
+        known = fixed[0] or partner is not None
+        if fixed[0] is fixed[1] and (not known or partner == self._pairs.float_source(there)):
+            return None
+        if not known:
+            return None  # what an op without a partner gives
+        return f"operand {place}: expected {self._called(there)}, got {self._told(here)}"
+
+    def _is_zero(self, stored: StoredTensor, of_file: bool) -> bool:
+        graph = self._file if of_file else self._form
+        return not graph.constant(stored.tensor).any()
+
+    def _told(self, index: int) -> str:
+        if index < 0:
+            return "none"
+        return source_of(self._file, self._ours.index, self._pairs.source(index))
+
+    def _called(self, index: int) -> str:
+        """Name the tensor of the quantized file that corresponds to one of the float file."""
+        source = self._pairs.float_source(index)
+        if source in self._standing:
+            return self._told(self._standing[source])
+        return source_of(self._form, self._theirs.index, source)
+
+    def _constants(self) -> Iterator[ConstantPair]:
+        for number, partner in self._pairs.ops.items():
+            op = self._ours.ops[number]
+            if op.name != partner.name:
+                continue
+            for place, (here, there) in enumerate(zip(op.inputs, partner.inputs, strict=False)):
+                if here < 0 or there < 0:
+                    continue
+                ours = stored_constant(self._ours, here)
+                theirs = stored_constant(self._theirs, there)
+                if ours is None or theirs is None:
+                    continue
+                stored = read_constant(self._file, op, ours)
+                given = read_constant(self._form, partner, theirs)
+                floats = given.floats if given.scales is not None else given.values
+                if floats.size == stored.values.size:
+                    floats = floats.reshape(stored.values.shape)
+                    yield ConstantPair(op, partner, place, stored, floats)
+
+    def _role(self, pair: ConstantPair) -> str:
+        roles = roles_of(self._file, pair.op)
+        index = pair.op.inputs[pair.place]
+        for name, each in (("weight", roles.weights), ("bias", roles.biases)):
+            if any(stored.operand.index == index for stored in each):
+                return name
+        return "operand"
+
+    def _bias(self, pair: ConstantPair) -> tuple[int, tuple[str, ...]]:
+        """Return the op that a finding on a bias is about, and the finding."""
+        scales = written_scale(self._file, pair.op)
+        if scales is not None and abs(scales[0] / scales[1] - 1) > SAME_SCALE:
+            if is_shared(self._file, pair.op):
+                return pair.op.index, self._bias_values(pair, scales[1])
+            maker, text = changed_input(self._file, pair.op, *scales)
+            return maker, (text,)
+        return pair.op.index, self._bias_values(pair, None if scales is None else scales[1])
+
+    def _bias_values(self, pair: ConstantPair, written: float | None) -> tuple[str, ...]:
+        taken = self._file.tensor(pair.op, pair.op.inputs[INPUT_AT.get(pair.op.name, 0)])
+        roles = roles_of(self._file, pair.op)
+        scale = float(taken.scales[0]) if taken.is_quantized and len(taken.scales) == 1 else None
+        scale = scale if written is None else written
+        weight = roles.weights[0].tensor if roles.weights else None
+        scales = weight.scales if weight is not None and scale is not None else None
+        if pair.stored.scales is not None and (scale is None or scales is None):
+            return ()
+        return check_bias(
+            pair.op.name, pair.stored, pair.floats, input_scale=scale, weight_scales=scales
+        )
+
+
+def _has_scales(stored: Constant) -> bool:
+    return stored.scales is None or bool((np.isfinite(stored.scales) & (stored.scales > 0)).all())
+
+
+def _as_operand(text: str, place: int) -> str:
+    return text.replace("the weight", f"constant operand {place}", 1)
+
+
+def _listed(values: Array) -> str:
+    flat = values.ravel().tolist()
+    return f"[{', '.join(map(str, flat[:6]))}{', …' if len(flat) > 6 else ''}]"

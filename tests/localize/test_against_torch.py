@@ -1,0 +1,195 @@
+"""The float form of a file against torch, end to end, and where the two part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import (
+    ConcatSkip,
+    GruWithState,
+    LayerNormGelu,
+    LstmNet,
+    NonContiguous,
+    ResidualNet,
+    SelfAttention,
+    SharedModule,
+    SmallModel,
+    TwoInputs,
+    normal,
+    samples,
+    seeded,
+)
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.localize.against_torch import AgainstTorch, Parting
+from pytest_edgeq.localize.file_constants import axis_orders, unrounded_constants
+from pytest_edgeq.localize.float_forms import forms_of
+from pytest_edgeq.samples import read_samples
+from tests.detection.flatfile import FlatFile
+from tests.localize.builds import PT2E, STATIC, Build, blamed
+
+DYNAMIC = "recipe_dynamic_wi8_afp32"
+KINDS = [ConcatSkip, LayerNormGelu, NonContiguous, ResidualNet]
+KINDS += [SelfAttention, SharedModule, TwoInputs]
+FLOWS = [None, STATIC, PT2E, "pt2e_dynamic_int8"]
+BUILDS = [(kind, flow) for kind in KINDS for flow in FLOWS]
+# Flows that take them.
+BUILDS += [(LstmNet, flow) for flow in FLOWS[:3]]
+BUILDS += [(GruWithState, flow) for flow in (None, DYNAMIC, PT2E)]
+
+
+def parting(quantized: QuantizedModel, kind: type[SmallModel]) -> Parting | None:
+    """Compare on three samples."""
+    forms = forms_of(quantized)
+    against = AgainstTorch(quantized, forms.rounded, forms.constants)
+    for sample in read_samples(samples(kind, 3, seed=2), quantized.spec, "evaluation"):
+        against.update(sample)
+    return against.parting
+
+
+@pytest.mark.parametrize(("kind", "flow"), BUILDS)
+def test_a_sound_file_computes_what_torch_does(
+    build: Build, kind: type[SmallModel], flow: str | None
+) -> None:
+    """To the precision of float32, also where its weights are rounded and shared."""
+    assert parting(build(kind, flow), kind) is None
+
+
+def _scaled(model: nn.Module, name: str, factor: float) -> None:
+    with torch.no_grad():
+        model.get_parameter(name).mul_(factor)
+
+
+@pytest.mark.parametrize("flow", [None, STATIC])
+@pytest.mark.parametrize("factor", [1.001, -1.0])
+def test_the_first_op_that_differs_is_named(maker: Edgeq, flow: str | None, factor: float) -> None:
+    """The reference has another weight than it was converted with."""
+    model = seeded(ResidualNet)
+    quantized = maker.quantize(
+        model, ResidualNet.sample_inputs(), quantizer=flow, calibration=samples(ResidualNet, 8)
+    )
+    name = [name for name, value in model.named_parameters() if value.ndim == 4][1]
+    _scaled(model, name, factor)
+
+    found = parting(quantized, ResidualNet)
+
+    assert found is not None
+    assert found.op is not None
+    entry = quantized.float_edge or quantized.edge
+    module = {each.index: each.module for each in entry.op_dtypes}[found.op.index]
+    assert module == name.rpartition(".")[0]
+    assert found.sqnr_db < 80
+
+    errors = maker.localize(quantized, list(samples(ResidualNet, 3, seed=2)))
+    assert errors.culprit is not None
+    assert errors.culprit.module == module
+    assert "the file in float does not compute what torch does" in errors.cause
+
+
+class _MakesFloats(SmallModel):
+    """A forward that makes float32 itself, so that it does not run in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        scores: torch.Tensor = self.layer(x) + torch.ones(4, 4, dtype=torch.float32) @ x[:, :4].T
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Four rows."""
+        return (normal(4, 8, seed=seed),)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_model_without_float64_is_compared_all_the_same(maker: Edgeq, factor: float) -> None:
+    """By its graph, whose dtypes can be changed."""
+    model = seeded(_MakesFloats)
+    quantized = maker.quantize(model, _MakesFloats.sample_inputs(), quantizer=None)
+    _scaled(model, "layer.weight", factor)
+    assert (parting(quantized, _MakesFloats) is None) is (factor == 1.0)
+
+
+def test_outputs_that_are_not_finite_on_one_side_alone_differ(maker: Edgeq) -> None:
+    """NaN is within no tolerance."""
+    model = seeded(ResidualNet)
+    quantized = maker.quantize(model, ResidualNet.sample_inputs(), quantizer=None)
+    _scaled(model, next(name for name, _ in model.named_parameters()), float("nan"))
+    found = parting(quantized, ResidualNet)
+    assert found is not None
+    assert found.sqnr_db == -np.inf
+
+
+@pytest.mark.parametrize("kind", [ResidualNet, SelfAttention])
+def test_torchs_constants_are_found_by_what_was_rounded_of_them(
+    build: Build, kind: type[SmallModel]
+) -> None:
+    """Every quantized weight and bias of a PT2E file, in the file's layout."""
+    quantized = build(kind, PT2E)
+    forms = forms_of(quantized)
+    for pair in forms.constants:
+        if pair.stored.scales is None or pair.floats.size < 2:
+            continue
+        (tensor,) = {pair.op.inputs[pair.place]}
+        record = forms.exact.graph.subgraphs[0].tensors[tensor]
+        exact = forms.exact.graph.constant(record).view(np.float32).reshape(pair.floats.shape)
+        steps = np.broadcast_to(pair.stored.scales, pair.floats.shape)
+        assert (np.abs(exact - pair.floats) <= 0.501 * steps).all()
+        assert not np.array_equal(exact, pair.floats), (pair.op, pair.place)
+
+
+def test_a_constant_like_no_other_is_not_found(build: Build) -> None:
+    """Nor one of which a single value is off by a step."""
+    forms = forms_of(build(ResidualNet, PT2E))
+    (pair, *_) = (each for each in forms.constants if each.floats.ndim == 4)
+    for order in axis_orders(pair.floats.shape):
+        turned = pair.floats.transpose(order)
+        assert unrounded_constants([(turned, turned)], [pair])
+    changed = pair.floats.copy()
+    assert pair.stored.scales is not None
+    changed.flat[3] += np.broadcast_to(pair.stored.scales, changed.shape).flat[3]
+    assert not unrounded_constants([(changed, changed)], [pair])
+
+
+Change = Callable[[FlatFile], int]
+
+
+def _sigmoid_for_tanh(file: FlatFile) -> int:
+    op = next(i for i in range(len(file.operators)) if file.name(i) == "TANH")
+    other = next(i for i in range(len(file.operators)) if file.name(i) == "LOGISTIC")
+    file.operators[op].opcodeIndex = file.operators[other].opcodeIndex
+    return op
+
+
+def _operands_exchanged(file: FlatFile) -> int:
+    op = next(i for i in range(len(file.operators)) if file.name(i) == "SUB")
+    file.operators[op].inputs = file.operators[op].inputs[::-1]
+    return op
+
+
+@pytest.mark.parametrize("change", [_sigmoid_for_tanh, _operands_exchanged])
+def test_an_op_in_place_of_another_is_found(maker: Edgeq, build: Build, change: Change) -> None:
+    """By its values, or by its operands."""
+    quantized = build(GruWithState, DYNAMIC)
+    file = FlatFile(quantized.tflite)
+    op = change(file)
+    broken = quantized.with_tflite(file.content())
+    errors = maker.localize(broken, list(samples(GruWithState, 3, seed=2)))
+    assert op in blamed(errors), errors
+
+
+def test_what_float32_alone_cannot_hold_allows_no_other_value(maker: Edgeq) -> None:
+    """Where torch overflows and float64 does not, the file must overflow as well."""
+    model = seeded(ResidualNet)
+    quantized = maker.quantize(model, ResidualNet.sample_inputs(), quantizer=None)
+    against = AgainstTorch(quantized, forms_of(quantized).rounded, ())
+    torchs, precise = np.array([np.inf, 1.0], np.float32), np.array([1e39, 1.0])
+    for ours, expected in ((torchs, None), (np.array([7.0, 1.0], np.float32), -np.inf)):
+        assert against._apart("output_0", ours, torchs, precise) == expected
