@@ -13,8 +13,7 @@ from typing import Any
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
 from pytest_edgeq.localize.cause import WAYS_OUT
-from pytest_edgeq.localize.lost import Lost, lost_behind_unmatched
-from pytest_edgeq.localize.opening import AnyLocalizer, open_localizer
+from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
 from pytest_edgeq.numerics.checks import SampleLedger
@@ -167,8 +166,6 @@ class _Gate:
                 if beside is None and state is not None and state == state_of(quantized):
                     beside = stack.enter_context(contextlib.closing(Beside()))
                 state = None
-            if localizer is not None and not self._is_held(localizer.finish):
-                localizer = None
         if runs:
             self.comparison = comparer.result()
             self._look_at_health(self.comparison)
@@ -333,7 +330,7 @@ class _Gate:
         blamed = [row for row in layers.rows if row.verdict == LOWERING]
         if any(row.findings or not self.of_torch for row in blamed):
             self._add(_LAYERS, self._blaming(layers.cause, layers))
-        # One step is what the last of them rounds by itself.
+        # One step is what any kernel rounds.
         unjudged = [
             row
             for row in layers.rows
@@ -342,25 +339,19 @@ class _Gate:
         ]
         if unjudged:
             self.notes.append(
-                f"{_ops(len(unjudged), 'stands', 'stand')} for one torch call together with "
-                f"others that round between, for which no bound is known: {_names(unjudged)}"
+                f"{_ops(len(unjudged), 'has', 'have')} a kernel of which no bound is known, and "
+                f"{'is' if len(unjudged) == 1 else 'are'} more than a step off: {_names(unjudged)}"
             )
         self._look_at_unmatched(layers)
 
     def _look_at_unmatched(self, layers: LayerErrors) -> None:
-        """Ops that torch has nothing like: a note, or what is wrong where the result is lost."""
-        edge, comparison = self.quantized.edge, self.comparison
+        """Note the ops that were not measured."""
         unmatched = [row for row in layers.rows if not row.matched]
-        if not unmatched:
-            return
-        if comparison is not None and not self._tells(_LAYERS):
-            total = {name: each.sqnr_db for name, each in comparison.total.outputs.items()}
-            for each in lost_behind_unmatched(edge.graph, edge.signature, layers.rows, total)[:1]:
-                self._add(_LAYERS, self._blaming(_lost(each), layers))
-        self.notes.append(
-            f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "
-            f"torch, as no nodes match them: {_names(unmatched)}"
-        )
+        if unmatched:
+            self.notes.append(
+                f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "
+                f"torch one by one, as float32 has nothing like them: {_names(unmatched)}"
+            )
 
     def _blaming(self, sentence: str, layers: LayerErrors) -> str:
         """The sentence, why, and the way out, and then the rows."""
@@ -386,10 +377,10 @@ class _Gate:
             "way out: give the reference that it was made from"
         )
 
-    def _localizer(self, stack: ExitStack) -> AnyLocalizer | None:
+    def _localizer(self, stack: ExitStack) -> Localizer | None:
         """What looks at each op; None where torch or the kernels that it needs cannot run."""
         try:
-            localizer = open_localizer(self.quantized)
+            localizer = Localizer(self.quantized)
             stack.enter_context(localizer)
         except UnrunnableError as error:
             self._not_localized(error)
@@ -468,14 +459,6 @@ def _not_yet(text: str) -> str:
     """Of a change: no command that accepts it, while another finding says what is wrong."""
     kept = without_command(text)
     return text if kept == text else f"{kept}\nAccept it once the other findings are mended."
-
-
-def _lost(lost: Lost) -> str:
-    return (
-        f"{lost.row.name}: no torch call gives what it gives of what it takes: {lost.where} has "
-        f"{lost.after_db:.3g} dB SQNR, and what goes in has {lost.before_db:.3g} dB; compare the "
-        "op, its options and what it reads with torch"
-    )
 
 
 def _names(rows: Sequence[LayerError]) -> str:

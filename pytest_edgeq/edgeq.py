@@ -193,6 +193,7 @@ class Edgeq:
         tflite: TflitePath | bytes,
         *,
         reference: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
+        float_tflite: TflitePath | bytes | None = None,
         name: str | None = None,
         layout: str | Mapping[str, str] | None = None,
     ) -> QuantizedModel:
@@ -205,6 +206,9 @@ class Edgeq:
                 `onnx_reference(session)`, or any other callable. It is given numpy arrays, and
                 tensors in their place if it fails on arrays. Without a reference the file cannot be
                 compared. A file with several signatures takes a dict by signature.
+            float_tflite: Path or content of the float file that was written beside it, or that it
+                was quantized from. `compare` then has the stages `conversion` and `quantization`,
+                and `localize` holds the ops against those of that file.
             name: For texts and files; by default the file's stem, of bytes the class of a torch
                 reference.
             layout: How the file lays out its inputs and outputs where the reference does otherwise.
@@ -216,8 +220,8 @@ class Edgeq:
 
         Raises:
             FileNotFoundError: No such file.
-            ValueError: Not a whole `.tflite` file, a reference in train mode, or a layout that
-                fits nothing in the file.
+            ValueError: Not a whole `.tflite` file, a reference in train mode, a layout that fits
+                nothing in the file, or a float file with other signatures, inputs or outputs.
             TypeError: Neither a path nor bytes, or a reference that cannot be called.
         """
         from pytest_edgeq.flows.prebuilt import load_prebuilt
@@ -225,7 +229,7 @@ class Edgeq:
         if name is None:
             stem = Path(tflite).stem if isinstance(tflite, (str, os.PathLike)) else None
             name = stem or _class_name(reference) or "model"
-        return load_prebuilt(tflite, reference, name, self._session, layout)
+        return load_prebuilt(tflite, reference, name, self._session, layout, float_tflite)
 
     def compare(
         self, quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str | None = None
@@ -263,22 +267,23 @@ class Edgeq:
         """
         Measure every op of the file by itself, and name the one that is to blame.
 
-        Each op is matched to the torch nodes that it stands for. They are run again on what the op
-        really took, dequantized, and their result is held against what the op gave: with the
-        quantized parameters, of which a sound op is off by its rounding alone, and with the float
-        ones, which gives what quantizing the layer costs. What went wrong further up changes
-        neither.
+        Each op has a partner in the float form of the file. It is run again on what the op really
+        took, dequantized, and its result is held against what the op gave: with the quantized
+        parameters, of which a sound op is off by its rounding alone, and with the float ones,
+        which gives what quantizing the layer costs. What went wrong further up changes neither.
+        The float form itself is held against torch, as closely as float32 allows.
 
         Args:
-            quantized: From `quantize` or `load`, with a torch module as its reference.
+            quantized: From `quantize` or `load`, with a reference. One that is no torch module, or
+                that cannot be converted in float, leaves the constants unknown; a warning tells
+                of the latter.
             inputs: Any iterable of samples; read once, in order, one held at a time.
             runtime: `builtin` or `reference`: kernels that keep every tensor between.
 
         Raises:
-            ValueError: No sample, one that does not fit, no torch reference, or another runtime.
+            ValueError: No sample, one that does not fit, no reference, or another runtime.
             TypeError: A sample of another kind or dtype.
-            RuntimeError: The kernels cannot allocate the file, or torch.export refuses the
-                reference.
+            RuntimeError: The kernels cannot allocate the file.
         """
         from pytest_edgeq.localize import localize
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.numerics.health import SampleLedger
-from pytest_edgeq.samples import SampleSpec
+from pytest_edgeq.samples import Sample, SampleSpec
 from pytest_edgeq.tflite.edge import EdgeFile
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from pytest_edgeq.litert.converter import Traced
     from pytest_edgeq.tflite.graph import OpGraph, SignatureTensor
     from pytest_edgeq.tflite.layout import LayoutArgument
     from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
@@ -50,6 +51,32 @@ class Border:
     zero_point: int | None
 
 
+@dataclass(slots=True)
+class FloatFile:
+    """
+    The reference of a file converted in float, once, when it is first asked for.
+
+    Attributes:
+        traced: Return the model and its inputs; of a loaded file the inputs are a sample's.
+        convert: Return the content of the file for them.
+    """
+
+    traced: Callable[[Sample], Traced]
+    convert: Callable[[Traced], bytes]
+    _content: bytes | None = field(default=None, init=False)
+
+    def __call__(self, sample: Sample) -> bytes:
+        """
+        Return the file's content.
+
+        Raises:
+            RuntimeError: torch.export or the converter refuses the model.
+        """
+        if self._content is None:
+            self._content = self.convert(self.traced(sample))
+        return self._content
+
+
 @dataclass(frozen=True, slots=True)
 class Leg:
     """
@@ -60,12 +87,15 @@ class Leg:
         float_model: The reference: the torch module, any callable for a loaded file, or None.
         make_simulated: Return the quantized torch graph, always the same one; None in a flow that
             has none.
+        float_file: The reference converted in float; None where the flow keeps that file itself, or
+            the reference is no torch module.
         ledger: Digests of the calibration samples.
     """
 
     spec: SampleSpec
     float_model: Callable[..., Any] | None = None
     make_simulated: Callable[[], torch.nn.Module] | None = None
+    float_file: FloatFile | None = None
     ledger: SampleLedger = field(default_factory=SampleLedger)
 
 
@@ -188,6 +218,11 @@ class QuantizedModel:
         """The quantized torch graph of a flow that has one, built at the first call; else None."""
         make = self._leg.make_simulated
         return None if make is None else make()
+
+    @property
+    def float_file(self) -> FloatFile | None:
+        """The reference in float; None in a flow that keeps that file, or of a callable."""
+        return self._leg.float_file
 
     @property
     def exported_strictly(self) -> bool:

@@ -8,11 +8,18 @@ from typing import Any
 
 import torch
 
-from pytest_edgeq.flows.request import Session
+from pytest_edgeq import litert
+from pytest_edgeq.flows.request import Session, float_file
 from pytest_edgeq.foreign import is_keras, looks_like_session
 from pytest_edgeq.quantized import Leg, QuantizedModel
-from pytest_edgeq.reference import in_train_mode, module_tree, parameter_names, torch_module
-from pytest_edgeq.samples import SampleSpec
+from pytest_edgeq.reference import (
+    as_tensor,
+    in_train_mode,
+    module_tree,
+    parameter_names,
+    torch_module,
+)
+from pytest_edgeq.samples import Sample, SampleSpec
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph, Signature
@@ -32,9 +39,10 @@ def load_prebuilt(
     name: str,
     session: Session,
     layout: LayoutArgument = None,
+    float_tflite: TflitePath | bytes | None = None,
 ) -> QuantizedModel:
     """
-    Open a file and put it together with its references.
+    Open a file, and the float file beside it, and put them together with the references.
 
     Raises:
         FileNotFoundError, ValueError, TypeError: As `Edgeq.load` says.
@@ -53,18 +61,46 @@ def load_prebuilt(
         one = len(graph.signatures) == 1
         modules = next(iter(trees.values())) if one else SignatureModules(trees)
     edge = EdgeFile(graph, modules=modules, runtimes=session.runtimes, layout=layout)
+    float_edge = None
+    if float_tflite is not None:
+        float_edge = EdgeFile(
+            OpGraph.read(float_tflite), modules=modules, runtimes=session.runtimes, layout=layout
+        )
+        _check_borders(edge, float_edge, name)
     return QuantizedModel(
         edge,
         name=name,
         flow="prebuilt",
+        float_edge=float_edge,
         legs={
-            each.key: _leg(each, edge.layouts, references.get(each.key))
+            each.key: _leg(each, edge.layouts, references.get(each.key), name, session)
             for each in graph.signatures
         },
         runtime=session.runtime,
         directory=session.directory,
         threads=session.threads,
     )
+
+
+def _check_borders(edge: EdgeFile, float_edge: EdgeFile, name: str) -> None:
+    """Refuse a float file with other signatures, or other inputs or outputs."""
+    for signature in edge.signatures:
+        ours = _borders(signature)
+        theirs = [_borders(each) for each in float_edge.signatures if each.key == signature.key]
+        if theirs != [ours]:
+            where = "" if signature.key is None else f" of the signature {signature.key!r}"
+            raise ValueError(
+                f"{name}: float_tflite: expected the inputs and outputs {ours}{where}, got "
+                f"{theirs[0] if theirs else 'no such signature'}: give the float file of the same "
+                "model"
+            )
+
+
+def _borders(signature: Signature) -> tuple[list[str], list[str]]:
+    inputs, outputs = (
+        sorted(border.name for border in each) for each in (signature.inputs, signature.outputs)
+    )
+    return inputs, outputs
 
 
 def _by_signature(reference: Any, keys: Sequence[str | None], name: str) -> dict[str | None, Any]:
@@ -104,11 +140,28 @@ def _check_reference(reference: Any, name: str) -> None:
         raise ValueError(f"{name}: the reference is in train mode; call reference.eval() first")
 
 
-def _leg(signature: Signature, layouts: Layouts, reference: Callable[..., Any] | None) -> Leg:
+def _leg(
+    signature: Signature,
+    layouts: Layouts,
+    reference: Callable[..., Any] | None,
+    name: str,
+    session: Session,
+) -> Leg:
     names: tuple[str, ...] = ()
     positional = 0
     if reference is not None:
         first, by_name = parameter_names(reference)
         names, positional = (*first, *by_name), len(first)
     spec = SampleSpec.of_signature(signature, names, positional, layouts)
-    return Leg(spec, reference)
+    module = None if reference is None else torch_module(reference)
+    if module is None:
+        return Leg(spec, reference)
+
+    def traced(sample: Sample) -> litert.Traced:
+        # Of one tensor that stands for two inputs torch.export makes one.
+        args = tuple(as_tensor(each).clone() for each in sample.args)
+        kwargs = {key: as_tensor(each).clone() for key, each in sample.kwargs.items()}
+        return litert.Traced(module, args, kwargs)
+
+    key = signature.key or "serving_default"
+    return Leg(spec, reference, float_file=float_file(name, key, session, traced))

@@ -68,10 +68,27 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
         list(traced.values()),
     )
     graphs = [each.graph for each in simulations.values()]
-    quantized = request.finish("pt2e", request.edge(tflite), simulated=graphs)
+    floats = [
+        request.float_file(key, _in_float(traced[key], request, each))
+        for key, each in simulations.items()
+    ]
+    quantized = request.finish("pt2e", request.edge(tflite), simulated=graphs, float_files=floats)
     annotated = frozenset().union(*(each.annotated for each in simulations.values()))
     _tell_left_in_float(quantized, annotated)
     return quantized
+
+
+def _in_float(
+    traced: litert.Traced, request: Request, simulation: Simulation
+) -> Callable[[Sample], litert.Traced]:
+    """Give the model without quantization: after training it is in the graph alone."""
+
+    def give(_: Sample) -> litert.Traced:
+        if request.train is None:
+            return traced
+        return traced.of(litert.without_rounding(simulation.graph()))
+
+    return give
 
 
 def _tell_left_in_float(quantized: QuantizedModel, annotated: Container[tuple[str, str]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq import litert
-from pytest_edgeq.flows.refusals import refusal
+from pytest_edgeq.flows.refusals import refusal, refuser
 from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample
@@ -85,8 +85,7 @@ def convert(request: Request, signatures: Mapping[str, litert.Traced], **options
         return request.session.cache.convert(request.name, signatures, **options)
     except Exception as error:
         # Export and lowering in one call: whatever it was, the user gets it whole.
-        exported = type(error).__module__.startswith(("torch._dynamo", "torch.fx", "torch._export"))
-        who = "torch.export" if exported else "the converter"
+        who = refuser(error)
         raise RuntimeError(refusal(request.name, who, error, signatures.values())) from error
 
 

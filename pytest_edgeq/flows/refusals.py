@@ -9,7 +9,14 @@ import torch
 
 from pytest_edgeq import litert
 
-__all__ = ["refusal"]
+__all__ = ["refusal", "refuser"]
+
+
+def refuser(error: Exception) -> str:
+    """Say who refused a model in a call that exports it and lowers it."""
+    exported = type(error).__module__.startswith(("torch._dynamo", "torch.fx", "torch._export"))
+    return "torch.export" if exported else "the converter"
+
 
 # By who refuses, where its words are not known.
 _HINTS = {

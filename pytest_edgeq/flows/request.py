@@ -15,8 +15,9 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache.conversions import ConversionCache
+from pytest_edgeq.flows.refusals import refusal, refuser
 from pytest_edgeq.numerics.health import SampleLedger
-from pytest_edgeq.quantized import Leg, QuantizedModel
+from pytest_edgeq.quantized import FloatFile, Leg, QuantizedModel
 from pytest_edgeq.reference import (
     in_train_mode,
     is_quantized_by_torch_ao,
@@ -166,6 +167,10 @@ class Request:
                 "way out: leave such ops in float by a rule of no_quantize, or quantize by PT2E"
             ) from error
 
+    def float_file(self, key: str, traced: Callable[[Sample], litert.Traced]) -> FloatFile:
+        """Return the float file of a signature, to be converted when it is asked for."""
+        return float_file(self.name, key, self.session, traced)
+
     def finish(
         self,
         flow: str,
@@ -173,6 +178,7 @@ class Request:
         *,
         simulated: Sequence[Callable[[], torch.nn.Module]] = (),
         float_edge: EdgeFile | None = None,
+        float_files: Sequence[FloatFile] = (),
     ) -> QuantizedModel:
         """
         Check the finished file and put it together with its references.
@@ -182,6 +188,7 @@ class Request:
             edge: The file.
             simulated: Return the quantized torch graphs, one an entry, where the flow has them.
             float_edge: The float file, where the flow has one.
+            float_files: The references converted in float, one an entry, where it has none.
 
         Raises:
             RuntimeError: The runtime cannot allocate or run the file.
@@ -199,7 +206,11 @@ class Request:
             names = [spec.name for spec in entry.spec.inputs]
             view.run(names, entry.sample.arrays(), self.session.runtime())
             legs[entry.key] = Leg(
-                entry.spec, entry.model, simulated[index] if simulated else None, entry.ledger
+                entry.spec,
+                entry.model,
+                simulated[index] if simulated else None,
+                float_files[index] if float_files else None,
+                entry.ledger,
             )
         return QuantizedModel(
             edge,
@@ -211,6 +222,30 @@ class Request:
             directory=self.session.directory,
             threads=self.session.threads,
         )
+
+
+def float_file(
+    name: str, key: str, session: Session, traced: Callable[[Sample], litert.Traced]
+) -> FloatFile:
+    """
+    Return the float file of a signature, to be converted when it is asked for.
+
+    Args:
+        name: Of the model, for texts.
+        key: Of the signature.
+        session: Its cache keeps the file.
+        traced: Give the model and its inputs for a sample that it takes.
+    """
+
+    def convert(given: litert.Traced) -> bytes:
+        try:
+            with seeded(session.seed), frozen_heap():
+                return session.cache.convert(name, {key: given})
+        except Exception as error:
+            # Export and lowering in one call: whatever it was, the user gets it whole.
+            raise RuntimeError(refusal(name, refuser(error), error, [given])) from error
+
+    return FloatFile(traced, convert)
 
 
 def _check_outputs_are_kept(edge: EdgeFile, float_edge: EdgeFile, name: str) -> None:

@@ -51,12 +51,13 @@ from pytest_edgeq.litert.qat import (
 from pytest_edgeq.litert.recipes import calibrate_recipe, load_recipe, quantize_recipe
 from pytest_edgeq.litert.rules import Rule, ScopedOp, check_rules, match_rules, told_ops
 from pytest_edgeq.litert.simulated import (
+    activation_scales,
     constants_of,
     copied_graph,
     holds_weights_alone,
     quantized_weights,
     with_computed_weights,
-    without_activation_rounding,
+    without_rounding,
 )
 from pytest_edgeq.litert.weights import QuantizedWeight, write_weights
 
@@ -68,6 +69,7 @@ __all__ = [
     "Rule",
     "ScopedOp",
     "Traced",
+    "activation_scales",
     "ao_weights",
     "calibrate_recipe",
     "check_rules",
@@ -109,6 +111,6 @@ __all__ = [
     "uncalibrated",
     "unseen",
     "with_computed_weights",
-    "without_activation_rounding",
+    "without_rounding",
     "write_weights",
 ]

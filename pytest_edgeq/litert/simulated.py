@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "activation_scales",
     "constants_of",
     "copied_graph",
     "fold_constants",
@@ -23,7 +24,7 @@ __all__ = [
     "keep_floats_apart",
     "quantized_weights",
     "with_computed_weights",
-    "without_activation_rounding",
+    "without_rounding",
 ]
 
 # Names of torch's ops with a weight, and what becomes of them.
@@ -149,29 +150,28 @@ def with_computed_weights(simulated: torch.nn.Module) -> torch.nn.Module:
     return copied
 
 
-def without_activation_rounding(
-    simulated: torch.fx.GraphModule, *, round_constants: bool = True
-) -> torch.fx.GraphModule:
-    """
-    Return a copy of a quantized graph that rounds no activations.
-
-    Args:
-        simulated: The graph.
-        round_constants: Whether constants keep their rounding, and what the graph computes from
-            constants alone, such as a position embedding that is gathered: the converter folds most
-            of these into the file as they are.
-    """
+def without_rounding(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a copy of a quantized graph that rounds nothing."""
     copied = copied_graph(simulated)
     graph = copied.graph
-    live: set[torch.fx.Node] = set()
     for node in list(graph.nodes):
-        if node.op == "placeholder" or live.intersection(node.all_input_nodes):
-            live.add(node)
-        if _is_dequantized(node) and (node.args[0].args[0] in live or not round_constants):
+        if _is_dequantized(node):
             node.replace_all_uses_with(node.args[0].args[0])
     graph.eliminate_dead_code()
     copied.recompile()
     return copied
+
+
+def activation_scales(simulated: torch.fx.GraphModule) -> set[tuple[float, int]]:
+    """Return scale and zero point of each tensor that a quantized graph rounds as a whole."""
+    nodes = [node for node in simulated.graph.nodes if op_name(node) == "quantize_per_tensor"]
+    found = set()
+    for node in nodes:
+        scale, zero_point = (
+            _value(simulated, each) if hasattr(each, "op") else each for each in node.args[1:3]
+        )
+        found.add((float(scale), int(zero_point)))
+    return found
 
 
 def constants_of(simulated: torch.fx.GraphModule) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -206,7 +206,16 @@ def _called(node: Any, values: Mapping[Any, Any]) -> Any:
     import torch
 
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-    return node.target(*args, **kwargs)
+    return node.target(*_plain(args), **_plain(kwargs))
+
+
+def _plain(value: Any) -> Any:
+    """Return arguments with lists of their own, as torch's ops do not take those of its graphs."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (tuple if isinstance(value, tuple) else list)(_plain(each) for each in value)
+    return value
 
 
 def holds_weights_alone(simulated: torch.fx.GraphModule) -> bool:

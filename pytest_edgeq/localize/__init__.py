@@ -23,10 +23,10 @@ def localize(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) 
     Raises:
         ValueError, TypeError, RuntimeError: As `Edgeq.localize` says.
     """
-    from pytest_edgeq.localize.opening import open_localizer
+    from pytest_edgeq.localize.localizer import Localizer
     from pytest_edgeq.samples import read_samples
 
-    with open_localizer(quantized, runtime) as localizer:
+    with Localizer(quantized, runtime) as localizer:
         for sample in read_samples(inputs, quantized.spec, "evaluation"):
             localizer.update(sample)
         return localizer.result()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +20,9 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.localize.file_constants import axis_orders, with_file_constants
+from pytest_edgeq.localize.file_constants import axis_orders
+from pytest_edgeq.localize.float_forms import Forms
 from pytest_edgeq.localize.kernels.site import ULP
-from pytest_edgeq.localize.reference import export
-from pytest_edgeq.localize.structure import ConstantPair
 from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op, Subgraph
@@ -45,6 +46,13 @@ exponentials.
 _ULPS = 16.0
 """The same where torch is exact by chance, in units in the last place of the greatest value."""
 
+_ROUNDINGS = 2.0
+"""
+How much further constants of unknown rounding may move an output than half a step on each does.
+
+Half a step is √3 times what rounding is off in the mean; the rest is for few constants.
+"""
+
 _IN_DOUBLE = 2
 """Samples that are run in float64 as well."""
 
@@ -63,12 +71,14 @@ class Parting:
         op: Of the float form, the first that differs though all that it takes is torch's; None
             where torch's graph cannot be run.
         is_negated: Whether it gives −1 × what torch gives.
+        is_reordered: Whether the output has torch's values in another order.
     """
 
     output: str
     sqnr_db: float
     op: Op | None = None
     is_negated: bool = False
+    is_reordered: bool = False
 
 
 class AgainstTorch:
@@ -77,17 +87,21 @@ class AgainstTorch:
 
     Args:
         quantized: The file and its references.
-        form: The file in float, or a float file of the same model.
-        constants: Of the file that the flow made, with those of the form.
+        forms: The file in float, and what it is held against.
+
+    Attributes:
+        parting: Where the form leaves torch; None while it does not.
+        aligned: The form that computes what torch does, where constants alone make the file's own
+            leave it; else None.
     """
 
-    def __init__(
-        self, quantized: QuantizedModel, form: EdgeFile, constants: Sequence[ConstantPair]
-    ) -> None:
-        self._quantized, self._form = quantized, form
-        self._references = _references_of(quantized, constants)
-        self._reference = next(self._references)
+    def __init__(self, quantized: QuantizedModel, forms: Forms) -> None:
+        self._quantized, self._forms = quantized, forms
+        self._form, self._reference = forms.checked, forms.reference
+        self._shaken: EdgeFile | None = None
+        self.aligned: EdgeFile | None = None
         self._in_double: torch.nn.Module | None = None
+        form = self._form
         self._runner = form.runner("builtin", keep=True)
         self._wanted = [border.name for border in quantized.edge.signature.outputs]
         self._n_ops = len(form.graph.subgraphs[form.signature.subgraph].ops)
@@ -112,23 +126,42 @@ class AgainstTorch:
             inputs = list(self._quantized.input_names)
             self._runner.run(self._form.encode(inputs, sample.arrays()))
         parting = self._compare(sample)
-        while parting is not None:
-            # Which roundings of constants the converter keeps is told by the values alone.
-            another = next(self._references, None)
-            if another is None:
-                self.parting = self._located(sample, parting)
+        if parting is not None and self._forms.shaken is not None:
+            parting = self._compare(sample, self._rounding(sample))
+        if parting is None:
+            return
+        if self.aligned is None and self._forms.aligned is not None:
+            own, self.aligned = self._runner, self._forms.aligned()
+            self._runner = self.aligned.runner("builtin", keep=True)
+            inputs = list(self._quantized.input_names)
+            self._runner.run(self.aligned.encode(inputs, sample.arrays()))
+            if self._compare(sample) is None:
                 return
-            first, self._reference = self._reference, another
-            self._noise.clear()
-            self._count = 0
-            again = self._compare(sample)
-            if again is not None:
-                self._reference = first
-            else:
-                parting = None
+            self._runner, self.aligned = own, None
+        self.parting = self._located(sample, parting)
 
-    def _compare(self, sample: Sample) -> Parting | None:
-        """Return the first output that is further from torch than float32 explains."""
+    def _rounding(self, sample: Sample) -> Mapping[str, float]:
+        """Return by output how far the rounding of constants may move it, rms."""
+        assert self._forms.shaken is not None, "callers have looked"
+        if self._shaken is None:
+            self._shaken = self._forms.shaken()
+        inputs = list(self._quantized.input_names)
+        moved = self._shaken.run(inputs, sample.arrays(), "builtin")
+        borders = self._form.signature.outputs
+        named = [
+            (border.name, each - self._runner.tensor(border.tensor.index))
+            for border, each in zip(borders, moved, strict=True)
+        ]
+        apart = in_file_order(named, self._wanted, self._quantized.name)
+        return {
+            output: _ROUNDINGS * _rms(each.astype(np.float64))
+            for output, each in zip(self._wanted, apart, strict=True)
+        }
+
+    def _compare(
+        self, sample: Sample, rounding: Mapping[str, float] = MappingProxyType({})
+    ) -> Parting | None:
+        """Return the first output that is further from torch than float32 and rounding explain."""
         name, tensor = self._quantized.name, self._runner.tensor
         outputs = [
             (border.name, tensor(border.tensor.index)) for border in self._form.signature.outputs
@@ -147,9 +180,11 @@ class AgainstTorch:
             self._wanted, made, torchs, exact or [None] * len(made), strict=True
         ):
             if theirs.dtype.kind == "f":
-                apart = self._apart(output, ours, theirs, precise)
+                apart = self._apart(output, ours, theirs, precise, rounding.get(output, 0.0))
                 if apart is not None:
-                    return Parting(output, apart)
+                    one, two = (np.sort(each, axis=None) for each in (ours, theirs))
+                    same = self._apart(output, one, two, None, rounding.get(output, 0.0)) is None
+                    return Parting(output, apart, is_reordered=same)
         return None
 
     def _run_in_double(self, sample: Sample) -> Sequence[Array] | None:
@@ -171,7 +206,12 @@ class AgainstTorch:
         return in_file_order(outputs, self._wanted, self._quantized.name)
 
     def _apart(
-        self, output: str, ours: Array, theirs: Array, precise: Array | None
+        self,
+        output: str,
+        ours: Array,
+        theirs: Array,
+        precise: Array | None,
+        rounding: float = 0.0,
     ) -> float | None:
         """Return the SQNR in dB where an output is further from torch than float32 explains."""
         if ours.size != theirs.size:
@@ -189,7 +229,7 @@ class AgainstTorch:
         peak = float(np.abs(three).max())
         # Where nothing is known of float32, each op may be as far off.
         ulps = _ULPS if output in self._noise else _ULPS * self._n_ops
-        allowed = _TIMES * self._noise.get(output, 0.0) * _rms(three) + ulps * ULP * peak
+        allowed = _TIMES * self._noise.get(output, 0.0) * _rms(three) + ulps * ULP * peak + rounding
         noise = _rms(one - three)
         if noise <= allowed:
             return None
@@ -209,36 +249,22 @@ class AgainstTorch:
         place = self._wanted.index(parting.output)
         last = places.get(parting.output, self._form.signature.outputs[place].tensor.index)
         region = _behind(subgraph, last, equal)
-        for op in subgraph.ops:
+        # What a wrong op gives may be what torch has elsewhere.
+        unlike: list[Op] = []
+        for chosen in (region, _behind(subgraph, last, set())):
+            unlike = unlike or [
+                subgraph.ops[number]
+                for number in sorted(chosen)
+                if self._forms.unlike.intersection(subgraph.ops[number].outputs)
+            ]
+        for op in unlike or subgraph.ops:
             live = [i for i in op.inputs if i >= 0 and not subgraph.tensors[i].is_constant]
-            if op.index in region and all(i in equal or i not in subgraph.producer for i in live):
+            is_first = all(i in equal or i not in subgraph.producer for i in live)
+            if unlike or (op.index in region and is_first):
                 made = self._runner.tensor(op.outputs[0])
                 negated = made.dtype.kind == "f" and known.holds(-made)
                 return dataclasses.replace(parting, op=op, is_negated=negated)
         return parting
-
-
-def _references_of(
-    quantized: QuantizedModel, constants: Sequence[ConstantPair]
-) -> Iterator[Callable[..., Any]]:
-    """
-    Give what the float form may compute: torch, with constants as the form has them.
-
-    Of a quantized graph the converter drops the rounding of some constants, and folds others with
-    it into values that are no constant of the graph.
-    """
-    simulated = quantized.simulated
-    if isinstance(simulated, torch.fx.GraphModule):
-        for rounds in (True, False):
-            graph = litert.without_activation_rounding(simulated, round_constants=rounds)
-            computed = litert.with_computed_weights(graph)
-            assert isinstance(computed, torch.fx.GraphModule), "given one"
-            yield with_file_constants(computed, constants)
-    elif simulated is not None:
-        yield litert.dequantized(simulated)
-    else:
-        assert quantized.float_model is not None, "a localizer has looked"
-        yield quantized.float_model
 
 
 def _in_double(reference: Callable[..., Any]) -> torch.nn.Module | None:
@@ -300,9 +326,24 @@ def _graph_of(reference: Callable[..., Any], sample: Sample) -> torch.fx.GraphMo
         return module
     try:
         with litert.quiet():
-            return export(module, *_inputs_of(sample))
+            return _export(module, *_inputs_of(sample))
     except Exception:  # torch.export raises whatever the forward met: nothing more is known then
         return None
+
+
+def _export(
+    model: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor]
+) -> torch.fx.GraphModule:
+    # Of one tensor that stands for two inputs torch makes one.
+    args = tuple(each.clone() for each in args)
+    kwargs = {name: each.clone() for name, each in kwargs.items()}
+    with warnings.catch_warnings():
+        # Recurrent layers look their weights up anew; what is exported are the parameters.
+        warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
+        program = torch.export.export(model, args, kwargs, strict=False)
+    module = program.module()
+    assert isinstance(module, torch.fx.GraphModule), "torch.export gives graph modules"
+    return module
 
 
 @dataclass(slots=True, eq=False)

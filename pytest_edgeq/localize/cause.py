@@ -18,7 +18,7 @@ import numpy as np
 from pytest_edgeq.localize.biases import is_of_parameters
 from pytest_edgeq.localize.mistakes import (
     BIT_DB,
-    broken,
+    at_bias_limit,
     calibrated_on_nothing,
     clipped,
     is_cut_off,
@@ -84,9 +84,8 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
         for i, (row, given) in enumerate(zip(rows, evidence, strict=True))
     )
     everywhere = _everywhere(judged, evidence)
-    strangers = [i for i, given in enumerate(evidence) if given.stranger and not everywhere]
     alone = None if everywhere else _alone(judged, evidence)
-    culprit = _culprit(judged, evidence, losses or mistaken, strangers)
+    culprit = _culprit(judged, evidence, losses or mistaken)
     apart = other_samples(judged, evidence)
     if apart.half_empty and culprit is not None and culprit in (losses or mistaken):
         # Where most ranges are half empty, one that is still emptier is none to blame.
@@ -98,10 +97,7 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
             return _blamed((*judged[:place], row, *judged[place + 1 :]), place, cause)
     if culprit is not None:
         cause = cause_of(judged[culprit], evidence[culprit], losses.get(culprit))
-        first = _first_of_group(judged[culprit], evidence[culprit])
-        if first is None:
-            return _blamed(judged, culprit, cause)
-        return _blamed(judged, first, f"with what follows it up to {judged[culprit].name}, {cause}")
+        return _blamed(judged, culprit, cause)
     floats = _left_in_float(judged, evidence)
     if floats is not None and not everywhere:
         return _blamed(judged, *floats)
@@ -110,120 +106,52 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
     return LayerErrors(rows=judged, culprit=None, cause=cause)
 
 
-def _first_of_group(row: LayerError, evidence: Evidence) -> int | None:
-    """
-    Where what is off starts, of ops that are only off together; None where the row has it itself.
-
-    Ops that can be right alone were told apart, so that the first one is where torch was left.
-    """
-    if row.findings or evidence.nonfinite or not evidence.group or broken(row, evidence):
-        return None
-    if not _beyond_rounding(row, evidence) or row.op in _WITH_OPTIONS:
-        return None
-    return evidence.group[0]
-
-
-_WITH_OPTIONS = {
-    *("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "MAX_POOL_2D", "AVERAGE_POOL_2D"),
-}
-"""Ops whose own options (strides, dilations) are as likely to be wrong as what stands before."""
-
-
 def _blamed(rows: tuple[LayerError, ...], culprit: int, cause: str) -> LayerErrors:
     row = rows[culprit]
     return LayerErrors(rows=rows, culprit=row, cause=f"{row.name}: {cause}")
 
 
 def _verdict(row: LayerError, evidence: Evidence, loses: bool) -> str:
-    if row.findings or evidence.nonfinite or _beyond_rounding(row, evidence):
+    if row.findings or evidence.nonfinite or _beyond_rounding(row):
         return LOWERING
     if not row.matched:
         return UNMATCHED
     return QUANTIZATION if loses else SOUND
 
 
-def _beyond_rounding(row: LayerError, evidence: Evidence) -> bool:
+def _beyond_rounding(row: LayerError) -> bool:
     # Not `> 0`, which NaN would pass.
-    if row.excess_lsb is not None:
-        return not row.excess_lsb <= 0
-    if _adds_up_to_more(row, evidence):
-        return True
-    most = _most(evidence)
-    return most is not None and row.local_lsb_error is not None and not row.local_lsb_error <= most
-
-
-def _adds_up_to_more(row: LayerError, evidence: Evidence) -> bool:
-    """
-    Whether ops that round one after the other are further off than their roundings add up to.
-
-    What a range within cuts off is in few values, and may be far off, and what the last one cuts
-    off is no error of codes: they must be so at most and on average.
-    """
-    most, rms, together = row.local_lsb_error, row.local_rmse_lsb, evidence.together
-    if together is None or most is None or rms is None:
-        return False
-    # The code of the rounded reference is half a step further.
-    return not most <= together + 0.5 and not rms <= together
-
-
-_GROUP_SHARE = 1 / 8
-"""
-Of the codes, how far ops may be off whose roundings no bound is known of together.
-
-Sound groups were off by a code or none. An eighth is three bits, which no rounding adds up to.
-"""
-
-
-def _most(evidence: Evidence) -> float | None:
-    """How many LSB ops may be off together; None without codes."""
-    if evidence.code_range is None:
-        return None
-    return (evidence.code_range[1] - evidence.code_range[0] + 1) * _GROUP_SHARE
+    return row.excess_lsb is not None and not row.excess_lsb <= 0
 
 
 def _culprit(
     rows: Sequence[LayerError],
     evidence: Sequence[Evidence],
     losses: Mapping[int, str],
-    strangers: Sequence[int],
 ) -> int | None:
     for chosen in (
         [i for i, row in enumerate(rows) if not all(map(is_of_parameters, row.findings))],
         [i for i, row in enumerate(rows) if row.findings],
         [i for i, given in enumerate(evidence) if given.nonfinite],
-        _far_beyond(rows, evidence),
+        _far_beyond(rows),
     ):
         if chosen:
             return chosen[0]
-    # What loses too much is not recognised any more: it comes first where it stands in front.
-    if strangers and not any(i < strangers[0] for i in losses):
-        return strangers[0]
     return min(losses, key=lambda i: (_sqnr(rows[i]), i)) if losses else None
 
 
-def _far_beyond(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> list[int]:
+def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
     """
     Rows beyond rounding, but for those that are by less than a hundredth of another.
 
     Of another that is measured alike: codes in LSB, floats in what float32 rounds.
     """
-    beyond = {
-        i: _excess(row, given)
-        for i, (row, given) in enumerate(zip(rows, evidence, strict=True))
-        if _beyond_rounding(row, given)
-    }
+    beyond = {i: row.excess_lsb or 0.0 for i, row in enumerate(rows) if _beyond_rounding(row)}
     # NaN is beyond every bound.
     size = {i: math.inf if math.isnan(x) else x for i, x in beyond.items()}
     coded = {i: rows[i].local_lsb_error is not None for i in size}
     most = {kind: max(size[i] for i in size if coded[i] is kind) for kind in set(coded.values())}
     return [i for i in size if size[i] >= most[coded[i]] / 100]
-
-
-def _excess(row: LayerError, evidence: Evidence) -> float:
-    if row.excess_lsb is not None:
-        return row.excess_lsb
-    most = evidence.together if _adds_up_to_more(row, evidence) else _most(evidence)
-    return (row.local_lsb_error or 0.0) - (most or 0.0)
 
 
 def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
@@ -306,7 +234,7 @@ def _only_rounds(row: LayerError, evidence: Evidence) -> bool:
     """Whether an op has nothing to lose: one to float that is as far off as float32 rounds."""
     to_float = evidence.scheme == "float" or row.op == "DEQUANTIZE"
     in_float = to_float and row.excess_lsb is not None
-    return in_float and not _beyond_rounding(row, evidence)
+    return in_float and not _beyond_rounding(row)
 
 
 def _comparable(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> list[int]:
@@ -353,16 +281,14 @@ def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> st
         return f"{_nonfinite(evidence)}{row.findings[0]}{also}"
     if evidence.nonfinite:
         return f"{_nonfinite(evidence)}the first op that gives any"
-    if _beyond_rounding(row, evidence):
-        known, far = broken(row, evidence), f"{_far(row, evidence)} on its own inputs"
-        if known:
-            return f"{known}; {far}"
+    if _beyond_rounding(row):
+        far = f"{_far(row)} on its own inputs"
+        limited = at_bias_limit(evidence)
+        if limited:
+            return f"{limited}; {far}"
         channel = one_channel(evidence)
         where = f", and {channel}" if channel else ""
-        way = WAYS_OUT.get(row.op, f"{_WAY_OUT}that torch call")
-        return f"does not compute {_twins(row)}: {far}{where}; {way}"
-    if evidence.stranger:
-        return f"no torch call gives what it gives of what it takes; {_WAY_OUT}torch"
+        return f"does not compute {row.op}: {far}{where}; {WAYS_OUT.get(row.op, _WAY_OUT)}"
     known = lossy(row, evidence)
     if known is None and loss and overshoot(evidence) >= FAR:
         known = too_narrow(row, evidence)
@@ -371,9 +297,8 @@ def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> st
     return f"{known}; {loss}" if loss else known
 
 
-def _far(row: LayerError, evidence: Evidence) -> str:
-    if row.excess_lsb is None:
-        return f"{row.local_lsb_error:g} LSB off, more than roundings add up to,"
+def _far(row: LayerError) -> str:
+    assert row.excess_lsb is not None, "callers have looked"
     if row.local_lsb_error is None:
         return f"{row.excess_lsb + 1:.3g} times as far off as float32 rounds"
     return f"{row.excess_lsb:.3g} LSB beyond rounding"
@@ -388,20 +313,12 @@ WAYS_OUT = {
 }
 """Of ops that a converter is known to write otherwise (litert-torch 0.10.0)."""
 
-_WAY_OUT = (
-    "compare the op, its options (stride, padding, axis, fused activation) and what it reads with "
-)
+_WAY_OUT = "run the file on another runtime to tell whether the kernel or the file is wrong"
 
 
 def _nonfinite(evidence: Evidence) -> str:
     count = evidence.nonfinite
     return f"{count} output values are NaN or infinite; " if count else ""
-
-
-def _twins(row: LayerError) -> str:
-    if len(row.nodes) > 3:
-        return f"{row.nodes[0]}, …, {row.nodes[-1]} ({len(row.nodes)} torch nodes)"
-    return " and ".join(row.nodes) or "torch"
 
 
 def _left_in_float(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pytest_edgeq.localize.biases import qparams
@@ -9,11 +11,12 @@ from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import shape_along
 from pytest_edgeq.tflite.graph import Tensor
 
-__all__ = ["by_channel", "channel_ends", "clipped", "code_limits", "is_near"]
-
-# Float kernels sum in another order; hybrid ones round their input to 8 bits of its range.
-_TIGHT = 1e-5
-_LOOSE = 0.05
+__all__ = [
+    "by_channel",
+    "channel_steps",
+    "clipped",
+    "code_limits",
+]
 
 
 def code_limits(tensor: Tensor) -> tuple[int, int, float, int] | None:
@@ -32,10 +35,10 @@ def by_channel(tensor: Tensor, codes: torch.Tensor) -> torch.Tensor:
     return (codes.to(torch.float32) - points) * scales
 
 
-def channel_ends(tensor: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least and the greatest value that such a tensor can hold, at each of its places."""
-    low, high = (torch.full(tensor.shape, end) for end in code_range(tensor.dtype))
-    return by_channel(tensor, low), by_channel(tensor, high)
+def channel_steps(tensor: Tensor) -> npt.NDArray[np.float32]:
+    """Return the scale of each channel, shaped to broadcast to the tensor."""
+    shape = shape_along(len(tensor.scales), len(tensor.shape), tensor.quantized_dimension)
+    return tensor.scales.astype(np.float32).reshape(shape)
 
 
 def clipped(tensor: Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -46,27 +49,3 @@ def clipped(tensor: Tensor, value: torch.Tensor) -> torch.Tensor:
         return value
     low, high, scale, zero_point = limits
     return value.clamp((low - zero_point) * scale, (high - zero_point) * scale)
-
-
-def is_near(
-    rms: float, tensor: Tensor, value: torch.Tensor, *, hybrid: bool = False, noise: float = 0.0
-) -> bool:
-    """
-    Within what rounding explains: an LSB's rounding is 0.29 of it, two of them 0.41.
-
-    Args:
-        rms: Root mean square of the differences.
-        tensor: The file's.
-        value: What it is held against.
-        hybrid: Whether the kernel that made it rounds its own float input.
-        noise: What float32 may leave of a sum that is 0.
-    """
-    if rms <= noise:
-        return True
-    limits, scales = code_limits(tensor), tensor.scales
-    if limits is not None or len(scales) > 1:
-        return rms <= 0.6 * float(scales.max())
-    if not value.numel():
-        return True
-    spread = float(value.double().square().mean().sqrt())
-    return rms <= (_LOOSE if hybrid else _TIGHT) * spread + 1e-12

@@ -12,12 +12,14 @@ import torch
 
 from pytest_edgeq.localize.codes import by_channel, code_limits
 from pytest_edgeq.localize.kernels import Halves, HybridInput, hybrid_position
-from pytest_edgeq.localize.pairs import HOLDING, Pairs
+from pytest_edgeq.localize.pairs import Pairs
 from pytest_edgeq.localize.structure import ConstantPair
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.cut import cut_ops
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.op_facts import HOLDING
 from pytest_edgeq.tflite.runtimes import Runner
 
 __all__ = ["Execution", "Made"]
@@ -81,11 +83,11 @@ class Execution:
         self._runner = runner
         self._whole = form.runner("builtin", keep=True)
         self._partners = {partner.index: self._ours.ops[n] for n, partner in pairs.ops.items()}
-        self._constants = {
-            (pair.partner.index, pair.place): _as_in_form(pair, form.graph)
+        self._constants = [
+            pair
             for pair in constants
             if form.graph.tensor(pair.partner, pair.partner.inputs[pair.place]).dtype == "float32"
-        }
+        ]
         self.hybrids = {
             number: HybridInput(file.graph, self._ours.ops[number])
             for number in pairs.ops
@@ -115,10 +117,10 @@ class Execution:
         self._runner.run(self._file.encode(names, arrays))
         self._whole.run(self._form.encode(names, arrays))
         shapes = tuple(array.shape for array in arrays)
-        if shapes not in self._cuts:
-            self._cuts[shapes] = self._cut()
-        rounded, exact = self._cuts[shapes]
         values = _Values(self._file.graph, self._ours.index, self._runner)
+        if shapes not in self._cuts:
+            self._cuts[shapes] = self._cut(values)
+        rounded, exact = self._cuts[shapes]
         inputs = {each.name: each.fitted(values) for each in rounded.operands}
         seen, halves = dict(inputs), dict[int, tuple[Array, Halves]]()
         for each in rounded.operands:
@@ -172,14 +174,31 @@ class Execution:
                 codes = self._runner.tensor(here)
                 yield Made(op, place, codes, value, rounded, exact, whole, taken, halves)
 
-    def _cut(self) -> tuple[_OpsApart, _OpsApart | None]:
+    def _cut(self, values: _Values) -> tuple[_OpsApart, _OpsApart | None]:
+        constants = {
+            (pair.partner.index, pair.place): self._in_form(pair, values)
+            for pair in self._constants
+        }
+
         def apart(wanted: Container[int], constants: Mapping[tuple[int, int], Array]) -> _OpsApart:
             return _OpsApart(
                 self._form, self._theirs.index, self._whole, self._partners, wanted, constants
             )
 
-        rounded = apart(self._partners, self._constants)
+        rounded = apart(self._partners, constants)
         return rounded, apart(self.differing, {}) if self.differing else None
+
+    def _in_form(self, pair: ConstantPair, values: _Values) -> Array:
+        """Return the values that the file's kernel reads, in the shape of the form."""
+        index = pair.op.inputs[pair.place]
+        tensor = self._ours.tensors[index]
+        if tensor.is_constant:
+            scales = bias_scales(self._file.graph, self._ours, tensor)
+            floats = pair.stored.floats if scales is None else pair.stored.values * scales
+        else:
+            floats = values[index]  # a constant that is quantized when the file runs
+        shape = self._form.graph.tensor(pair.partner, pair.partner.inputs[pair.place]).shape
+        return np.ascontiguousarray(floats.astype(np.float32).reshape(shape))
 
 
 class _Values(dict[int, Array]):
@@ -269,11 +288,6 @@ class _OpsApart:
         """Return the outputs by number of the op and of the tensor."""
         given = {name: value for name, value in inputs.items() if name in self._names}
         return dict(zip(self._outputs, self._runner.run(given), strict=True))
-
-
-def _as_in_form(pair: ConstantPair, form: OpGraph) -> Array:
-    shape = form.tensor(pair.partner, pair.partner.inputs[pair.place]).shape
-    return pair.stored.floats.astype(np.float32).reshape(shape)
 
 
 def _peak(value: Array) -> float:

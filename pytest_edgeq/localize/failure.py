@@ -26,12 +26,12 @@ def explain(quantized: QuantizedModel, samples: Iterable[Sample], seconds: float
         The sentence, the coverage and the worst five rows. Where localizing fails, why: the failure
         that it was to explain counts more.
     """
-    from pytest_edgeq.localize.opening import open_localizer
+    from pytest_edgeq.localize.localizer import Localizer
 
     start = time.monotonic()
     count, left = 0, False
     try:
-        with open_localizer(quantized) as localizer:
+        with Localizer(quantized) as localizer:
             for sample in samples:
                 left = count > 0 and time.monotonic() - start > seconds
                 if left:

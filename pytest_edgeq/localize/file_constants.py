@@ -1,23 +1,20 @@
-"""Match constants of a torch graph with constants of its file, by their values."""
+"""Tell by its values what a constant of a file was before it was rounded."""
 
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from pytest_edgeq import litert
 from pytest_edgeq.localize.structure import ConstantPair
+from pytest_edgeq.tflite.boundary import code_range
 
-__all__ = ["axis_orders", "unrounded_constants", "with_file_constants"]
+__all__ = ["axis_orders", "half_a_step_off", "is_rounded_to", "nearest_constants"]
 
 Array = npt.NDArray[Any]
-Node = torch.fx.Node
 
 _SLACK = 2.0**-9
 """Tolerance for float32 arithmetic, relative to one step."""
@@ -25,63 +22,44 @@ _SLACK = 2.0**-9
 _ROUNDED = 2.0**-20
 """Tolerance of a constant that both sides compute in float32, relative to its greatest value."""
 
-_LEAST = 2
-"""Elements by which a constant is told from others; one number may be anybody's."""
 
-
-def with_file_constants(
-    module: torch.fx.GraphModule, constants: Iterable[ConstantPair]
-) -> torch.fx.GraphModule:
+def is_rounded_to(pair: ConstantPair, floats: Array, *, cut: bool = False) -> bool:
     """
-    Return a graph in which each constant has the values that the file has for it.
-
-    A constant of the graph is looked up by its values: it is the one in the file that lies within
-    half of the file's own step of it, in any order of its axes. So the converter's rounding of what
-    the graph leaves in float (biases, the operand of a product) is no difference any more.
+    Whether a constant of the file is the rounding of floats.
 
     Args:
-        module: The graph; left as it is.
-        constants: Operands of the file's ops.
+        pair: The constant; `pair.floats` is what it stands for.
+        floats: Of the same shape.
+        cut: Whether a number that is all of the constant may lie beyond the last code, too.
     """
-    by_size: dict[int, list[tuple[Array, Array]]] = {}
-    for pair in constants:
-        if _is_told(pair):
-            by_size.setdefault(pair.floats.size, []).append((pair.floats, _steps(pair)))
-    changed = litert.copied_graph(module)
-    graph = changed.graph
-    by_target: dict[str, list[tuple[Node, Node]]] = {}
-    for node in graph.nodes:
-        for operand in node.all_input_nodes:
-            if operand.op == "get_attr":
-                by_target.setdefault(str(operand.target), []).append((operand, node))
-    number = 0
-    for target, uses in by_target.items():
-        value = operator.attrgetter(target)(module)
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            continue
-        found = _fitting(value.detach().numpy(), by_size.get(value.numel(), ()))
-        if not found:
-            continue
-        if len(found) != len(uses):
-            # Of a constant that several ops share, whose is whose is told by their order alone.
-            found = [min(found, key=lambda fit: fit.furthest)] * len(uses)
-        for (operand, user), fit in zip(uses, found, strict=True):
-            name = f"_of_the_file_{number}"
-            number += 1
-            made = torch.from_numpy(fit.values.copy())
-            changed.register_buffer(name, made.to(value.dtype))
-            with graph.inserting_before(user):
-                user.replace_input_with(operand, graph.get_attr(name))
-    graph.eliminate_dead_code()
-    changed.recompile()
-    return changed
+    given, steps = pair.floats, _steps(pair)
+    near = _apart(given, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
+    if pair.stored.values.dtype.kind == "i" and not near.all():
+        # A bias may have been written for another scale than that of the input.
+        stored = pair.stored.floats.reshape(given.shape)
+        near = _apart(stored, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
+    codes = pair.stored.values.reshape(given.shape)
+    if cut and pair.stored.scales is not None and codes.size and not np.ptp(codes):
+        low, high = code_range(codes.dtype.name)
+        near |= ((codes == low) & (floats < given)) | ((codes == high) & (floats > given))
+    return bool(near.all())
 
 
-def unrounded_constants(
+def half_a_step_off(pair: ConstantPair) -> Array:
+    """Return what a constant stands for, each element half a step off, up or down by chance."""
+    signs = np.random.default_rng(0).choice((-0.5, 0.5), pair.floats.shape)
+    values: Array = pair.floats + signs * _steps(pair)
+    return values
+
+
+def nearest_constants(
     candidates: Iterable[tuple[Array, Array]], constants: Iterable[ConstantPair]
 ) -> dict[tuple[int, int], Array]:
     """
     Return the floats that the constants of a file were before they were rounded.
+
+    A constant is looked up by its values: it is the candidate within half of the file's own step of
+    it, in any order of its axes.
 
     Args:
         candidates: Constants of torch, as the file was made from them and before.
@@ -97,19 +75,39 @@ def unrounded_constants(
     found: dict[tuple[int, int], Array] = {}
     for pair in constants:
         best: tuple[float, Array] | None = None
-        steps = _steps(pair)
         for rounded, exact in by_size.get(pair.floats.size, ()) if _is_told(pair) else ():
-            near = _fitting(rounded, [(pair.floats, steps)])
-            if near and (best is None or near[0].furthest < best[0]):
-                turned = exact.transpose(near[0].order).reshape(pair.floats.shape)
-                best = near[0].furthest, turned
+            order = _order(rounded, pair)
+            if order is None:
+                continue
+            turned = rounded.transpose(order).reshape(pair.floats.shape)
+            furthest = float(np.abs(turned - pair.floats).max(initial=0.0))
+            if best is None or furthest < best[0]:
+                best = furthest, exact.transpose(order).reshape(pair.floats.shape)
         if best is not None:
             found[pair.op.index, pair.place] = best[1]
     return found
 
 
+def _order(value: Array, pair: ConstantPair) -> tuple[int, ...] | None:
+    """Return the order of the axes in which the file has a value; None if in no order."""
+    for order in axis_orders(value.shape):
+        if is_rounded_to(pair, value.transpose(order).reshape(pair.floats.shape)):
+            return order
+    return None
+
+
+def _apart(one: Array, other: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        apart: Array = np.where(one == other, 0.0, np.abs(one - other))
+    return apart
+
+
+def _slack(floats: Array) -> float:
+    return _ROUNDED * float(np.abs(floats[np.isfinite(floats)]).max(initial=0.0))
+
+
 def _is_told(pair: ConstantPair) -> bool:
-    return pair.floats.dtype.kind == "f" and pair.floats.size >= _LEAST
+    return pair.floats.dtype.kind == "f" and pair.floats.size > 0
 
 
 def _steps(pair: ConstantPair) -> Array:
@@ -123,45 +121,3 @@ def axis_orders(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     short = [axis for axis, length in enumerate(shape) if length <= 1]
     for order in itertools.permutations(long):
         yield (*short, *order)
-
-
-class _Fit(NamedTuple):
-    """
-    A constant of the file that one of the graph may have become.
-
-    Attributes:
-        furthest: How far a value is off at most.
-        order: Of the axes of the graph's constant, as they lie in the file.
-        values: The file's, in the graph's layout.
-    """
-
-    furthest: float
-    order: tuple[int, ...]
-    values: Array
-
-
-def _fitting(value: Array, known: Iterable[tuple[Array, Array]]) -> list[_Fit]:
-    """
-    Find the constants of the file that a constant of the graph may have become.
-
-    Args:
-        value: Of the graph.
-        known: Constants of the file, with the steps to which they are rounded.
-
-    Returns:
-        Those within half a step, in the file's order.
-    """
-    found = []
-    slack = _ROUNDED * float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
-    for floats, steps in known:
-        for order in axis_orders(value.shape):
-            turned = value.transpose(order)
-            given = floats.reshape(turned.shape)
-            with np.errstate(invalid="ignore"):
-                apart = np.where(given == turned, 0.0, np.abs(given - turned))
-            if (apart <= steps.reshape(turned.shape) * (0.5 + _SLACK) + slack).all():
-                back = tuple(np.argsort(order))
-                furthest = float(apart.max(initial=0.0))
-                found.append(_Fit(furthest, order, given.transpose(back)))
-                break
-    return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,16 +12,20 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.localize.file_constants import unrounded_constants
+from pytest_edgeq.localize.file_constants import half_a_step_off, is_rounded_to, nearest_constants
+from pytest_edgeq.localize.masks import MASKING
 from pytest_edgeq.localize.pairs import Pairs, pair_ops
 from pytest_edgeq.localize.structure import ConstantPair, Structure
+from pytest_edgeq.reference import module_tree, torch_module
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
-from pytest_edgeq.tflite.graph import OpGraph, Signature
+from pytest_edgeq.tflite.graph import Signature
 from pytest_edgeq.tflite.roles import stored_constant
+from pytest_edgeq.warn import warn_user
 
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.samples import Sample
 
 __all__ = ["Forms", "by_name", "forms_of", "paired"]
 
@@ -34,45 +39,125 @@ class Forms:
 
     Attributes:
         exact: With torch's constants, as far as these are known.
-        rounded: With constants as the quantized file rounds them: what torch is held against where
-            its weights are rounded, too. It may be the same one.
-        constants: Of the file that the flow made, with those of `rounded`.
+        checked: The one that is held against torch; it may be the same.
+        reference: What it is held against: the torch module, or torch's graph with the weights that
+            the flow rounded.
+        modules: Paths of torch modules by the index of an op of the file, where the reference's own
+            float file knows them.
+        unlike: Tensors of `checked` that ops give which the reference's float file has another op
+            for, or with constants that the reference has nothing like.
+        shaken: Return `checked` with half a step on each of these constants that is rounded; None
+            where there is none.
+        aligned: Return `checked` with the constants that ops at the same place of the reference's
+            float file have in their place; None where there is none.
     """
 
     exact: EdgeFile
-    rounded: EdgeFile
-    constants: Sequence[ConstantPair] = ()
+    checked: EdgeFile
+    reference: Callable[..., Any]
+    modules: Mapping[int, str] = field(default_factory=dict)
+    unlike: frozenset[int] = frozenset()
+    shaken: Callable[[], EdgeFile] | None = None
+    aligned: Callable[[], EdgeFile] | None = None
 
 
-def forms_of(quantized: QuantizedModel) -> Forms:
+def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     """
-    Return the float files of a model that a flow has made.
+    Return the float files of a model.
 
-    A recipe quantizes a float file, which is kept. Of other flows the file that they made is
-    written in float: with its own constants, and with those of torch that these were rounded from.
+    A recipe quantizes a float file, which is kept. Other files are written in float, with the
+    constants of torch that theirs were rounded from: these are looked up in the file that the
+    reference converts to in float, and in the reference. A loaded file whose ops and constants all
+    have a partner there is held against that file itself. Of a reference that nothing converts the
+    constants are not known.
+
+    Args:
+        quantized: The file and its references.
+        sample: One that the model takes.
 
     Raises:
         ValueError: A constant of the file cannot be read.
     """
-    if quantized.float_edge is not None:
-        form = quantized.float_edge.apart()
-        return Forms(form, form)
-    made = quantized.origin or quantized.edge
-    rounded = EdgeFile(write_in_float(made.graph).content)
-    if made.key is not None:
-        rounded = rounded.at(made.key)
-    candidates = _candidates(quantized)
-    if not candidates:
-        return Forms(rounded, rounded)
-    pairs = paired(made, rounded)
-    subgraphs = (made.signature.subgraph, rounded.signature.subgraph)
-    structure = Structure(made.graph, rounded.graph, subgraphs, pairs)
-    found = unrounded_constants(candidates, structure.constants)
-    constants = _by_tensor(made.graph, made.signature, found)
-    exact = EdgeFile(write_in_float(made.graph, constants).content)
-    if made.key is not None:
-        exact = exact.at(made.key)
-    return Forms(exact, rounded, structure.constants)
+    reference = quantized.float_model
+    assert reference is not None, "a localizer has looked"
+    if quantized.flow == "torchao":
+        return _of_rounded_module(quantized)
+    base = _float_file(quantized, sample)
+    is_whole = base is not None and _is_whole(quantized.edge, base)
+    is_kept = quantized.float_edge is not None or quantized.flow == "float"
+    if base is not None and is_whole and is_kept:
+        return Forms(base, base, reference)
+    made, simulated = _made(quantized), quantized.simulated
+    is_alike = base is not None and quantized.flow == "prebuilt" and _is_alike(quantized.edge, base)
+    constants = _constants(made, _in_float(made, {}))
+    aligned = {
+        (pair.op.index, pair.place): pair.floats
+        for pair in (() if base is None else _constants(made, base))
+    }
+    found = {
+        key: aligned[key]
+        for pair in constants
+        if (key := (pair.op.index, pair.place)) in aligned
+        # A mask may be cut by its range: what becomes of it is told by what it masks.
+        and is_rounded_to(pair, aligned[key], cut=float(aligned[key].min(initial=0)) <= MASKING)
+    }
+    modules = {} if base is None else _modules(quantized.edge, base)
+    floating = [key for key, values in aligned.items() if values.dtype.kind == "f"]
+    if base is not None and is_alike and all(key in found for key in floating):
+        return Forms(base, base, reference, modules)
+    floats = list(() if base is None else _floats_of(base))
+    module = torch_module(reference)
+    if module is not None:
+        floats += [_array(each) for _, each in _tensors(module)]
+    candidates = [(each, each) for each in floats]
+    if isinstance(simulated, torch.fx.GraphModule):
+        candidates += [(_array(one), _array(two)) for one, two in litert.constants_of(simulated)]
+    left = [pair for pair in constants if (pair.op.index, pair.place) not in found]
+    found |= nearest_constants(candidates, left)
+    if base is not None and _is_whole(made, base):
+        found = aligned | found
+    exact = _in_float(made, found)
+    unknown = {
+        (pair.op.index, pair.place): pair
+        for pair in left
+        if (pair.op.index, pair.place) not in found and pair.floats.dtype.kind == "f"
+    }
+    off = {
+        key: half_a_step_off(pair)
+        for key, pair in unknown.items()
+        if pair.stored.scales is not None
+    }
+    others = {key: aligned[key] for key in unknown if key in aligned}
+    return Forms(
+        exact,
+        exact,
+        _reference(quantized, sample),
+        modules,
+        _substituted(made, base) | {pair.op.outputs[0] for pair in unknown.values()},
+        functools.partial(_in_float, made, found | off) if off else None,
+        functools.partial(_in_float, made, found | others) if others else None,
+    )
+
+
+def _of_rounded_module(quantized: QuantizedModel) -> Forms:
+    """
+    Return the forms of a file whose weights torchao rounded, to the nearest code or otherwise.
+
+    So torch with these weights is what the file in float is held against.
+    """
+    made, simulated, reference = _made(quantized), quantized.simulated, quantized.float_model
+    assert simulated is not None, "this flow has one"
+    assert reference is not None, "this flow has one"
+    plain = _in_float(made, {})
+    found = nearest_constants(_named_constants(simulated, reference), _constants(made, plain))
+    return Forms(_in_float(made, found), plain, litert.dequantized(simulated))
+
+
+def _made(quantized: QuantizedModel) -> EdgeFile:
+    """Return the file that the flow made, if the one put in its place has the same ops."""
+    origin = quantized.origin
+    is_same = origin is not None and _is_whole(quantized.edge, origin)
+    return origin if origin is not None and is_same else quantized.edge
 
 
 def paired(file: EdgeFile, form: EdgeFile) -> Pairs:
@@ -100,13 +185,106 @@ def by_name(ours: Signature, theirs: Signature, side: str) -> dict[int, int]:
     }
 
 
-def _candidates(quantized: QuantizedModel) -> list[tuple[Array, Array]]:
+def _in_float(made: EdgeFile, operands: Mapping[tuple[int, int], Array]) -> EdgeFile:
+    """Write a file in float, with other values of some operands."""
+    subgraph = made.graph.subgraphs[made.signature.subgraph]
+    constants: dict[tuple[int, int], Array] = {}
+    for (number, place), values in operands.items():
+        # One that a RESHAPE or TRANSPOSE changes before the op keeps its own values.
+        stored = stored_constant(subgraph, subgraph.ops[number].inputs[place])
+        is_same = stored is not None and values.shape == stored.tensor.shape
+        if stored is not None and is_same and values.dtype.kind == "f":
+            constants[subgraph.index, stored.tensor.index] = values
+    written = EdgeFile(write_in_float(made.graph, constants))
+    return written if made.key is None else written.at(made.key)
+
+
+def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
+    """Return the float file that a flow kept, or that the reference converts to, if it does."""
+    if quantized.float_edge is not None:
+        return quantized.float_edge.apart()
+    if quantized.flow == "float":
+        return (quantized.origin or quantized.edge).apart()
+    make = quantized.float_file
+    if make is None:
+        return None
+    try:
+        return EdgeFile(make(sample), modules=module_tree(make.traced(sample).model))
+    except RuntimeError as error:
+        warn_user(
+            f"{quantized.name}: constants are held against torch by what they do alone, not one by "
+            f"one, as the reference cannot be converted in float: {error}"
+        )
+        return None
+
+
+def _is_alike(file: EdgeFile, form: EdgeFile) -> bool:
+    """Whether every op of two files has a partner of its own name in the other one."""
+    ops = file.graph.subgraphs[file.signature.subgraph].ops
+    partners = paired(file, form).ops.items()
+    return _is_whole(file, form) and all(ops[n].name == each.name for n, each in partners)
+
+
+def _substituted(file: EdgeFile, form: EdgeFile | None) -> frozenset[int]:
+    """Return what ops of a file give that stand in place of others, where all else is alike."""
+    if form is None or not _is_whole(file, form):
+        return frozenset()
+    ops = file.graph.subgraphs[file.signature.subgraph].ops
+    partners = paired(file, form).ops.items()
+    return frozenset(ops[n].outputs[0] for n, each in partners if ops[n].name != each.name)
+
+
+def _modules(file: EdgeFile, base: EdgeFile) -> dict[int, str]:
+    """Return the modules of the partners of a file's ops."""
+    subgraph = base.signature.subgraph
+    known = {entry.index: entry.module for entry in base.op_dtypes if entry.subgraph == subgraph}
+    partners = paired(file, base).ops.items()
+    return {
+        number: module
+        for number, partner in partners
+        if (module := known.get(partner.index)) is not None
+    }
+
+
+def _is_whole(file: EdgeFile, form: EdgeFile) -> bool:
+    """Whether every op of two files has a partner in the other one."""
+    pairs = paired(file, form)
+    return not pairs.unpaired and not pairs.unused
+
+
+def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any]:
+    """Return the module itself, or the graph that a training has changed."""
+    reference, make = quantized.float_model, quantized.float_file
+    assert reference is not None, "a localizer has looked"
+    if make is None:
+        return reference
+    model = make.traced(sample).model
+    return reference if model is torch_module(reference) else model
+
+
+def _constants(made: EdgeFile, form: EdgeFile) -> tuple[ConstantPair, ...]:
+    subgraphs = _subgraphs(made, form)
+    return Structure(made.graph, form.graph, subgraphs, paired(made, form)).constants
+
+
+def _subgraphs(made: EdgeFile, form: EdgeFile) -> tuple[int, int]:
+    return made.signature.subgraph, form.signature.subgraph
+
+
+def _floats_of(edge: EdgeFile) -> Iterator[Array]:
+    """Give the constants of a float file."""
+    subgraph = edge.graph.subgraphs[edge.signature.subgraph]
+    for tensor in subgraph.tensors:
+        if tensor.is_constant and tensor.dtype == "float32":
+            values = edge.graph.constant(tensor).view(np.float32)
+            yield values.astype(np.float64).reshape(tensor.shape)
+
+
+def _named_constants(
+    simulated: torch.nn.Module, reference: Callable[..., Any]
+) -> list[tuple[Array, Array]]:
     """Return torch's constants, as the flow rounded them and as they were."""
-    simulated = quantized.simulated
-    if isinstance(simulated, torch.fx.GraphModule):
-        return [(_array(one), _array(two)) for one, two in litert.constants_of(simulated)]
-    reference = quantized.float_model
-    if simulated is None or not isinstance(reference, torch.nn.Module):
+    if not isinstance(reference, torch.nn.Module):
         return []
     plain, known = litert.dequantized(simulated), dict(_tensors(reference))
     return [
@@ -124,17 +302,3 @@ def _tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
 def _array(value: torch.Tensor) -> Array:
     array: Array = value.detach().to(torch.float64).numpy()
     return array
-
-
-def _by_tensor(
-    graph: OpGraph, signature: Signature, found: dict[tuple[int, int], Array]
-) -> dict[tuple[int, int], Array]:
-    """Map constants by tensor; skip those that a RESHAPE or TRANSPOSE changes before the op."""
-    subgraph = graph.subgraphs[signature.subgraph]
-    constants: dict[tuple[int, int], Array] = {}
-    for (number, place), values in found.items():
-        stored = stored_constant(subgraph, subgraph.ops[number].inputs[place])
-        assert stored is not None, "found as a constant"
-        if stored.tensor.is_quantized and values.shape == stored.tensor.shape:
-            constants[subgraph.index, stored.tensor.index] = values.astype(np.float32)
-    return constants

@@ -1,89 +1,132 @@
-"""One pass over the samples: every op of the file beside the torch nodes that it stands for."""
+"""One pass over the samples: every op of the file beside its partner in the float form."""
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pytest_edgeq.localize.addends import is_subtracted, join_biases, move_biases
-from pytest_edgeq.localize.clamps import move_clamps
-from pytest_edgeq.localize.decompose import decompose, sliced_joins
-from pytest_edgeq.localize.fold import fold_batch_norms, part_biases, turn_products
-from pytest_edgeq.localize.in_front import fold_in_front, fold_signs
-from pytest_edgeq.localize.local import Step
-from pytest_edgeq.localize.masks import mask_findings
-from pytest_edgeq.localize.match import Matcher
-from pytest_edgeq.localize.measured import Measured
-from pytest_edgeq.localize.movers import mover_findings
-from pytest_edgeq.localize.numbers import fold_numbers
-from pytest_edgeq.localize.outputs import output_findings
-from pytest_edgeq.localize.precomputed import (
-    computed_behind,
-    computed_from_constants,
-    constant_starts,
-    precomputed_constants,
-)
-from pytest_edgeq.localize.reference import ReferenceGraph, export
-from pytest_edgeq.localize.results import Plan, layer_errors
-from pytest_edgeq.localize.rows import LayerErrors
-from pytest_edgeq.localize.steps import make_steps
-from pytest_edgeq.localize.sums import Beside, summed
-from pytest_edgeq.localize.tensors import Limits, Tensors
-from pytest_edgeq.localize.weights import rounded_constants
-from pytest_edgeq.reference import as_tensor, torch_module, undisturbed
+from pytest_edgeq import litert
+from pytest_edgeq.localize.against_torch import AgainstTorch
+from pytest_edgeq.localize.biases import is_of_parameters
+from pytest_edgeq.localize.cause import WAYS_OUT, blame
+from pytest_edgeq.localize.codes import channel_steps, code_limits
+from pytest_edgeq.localize.execution import Execution, Made
+from pytest_edgeq.localize.float_forms import Forms, by_name, forms_of, paired
+from pytest_edgeq.localize.kernels import float_bound, float_reach, rounding_bound
+from pytest_edgeq.localize.masks import MASKING, masking_ops, what_is_lost
+from pytest_edgeq.localize.measured import Measured, channel_maxima, is_at_limit
+from pytest_edgeq.localize.origins import origin_findings
+from pytest_edgeq.localize.readers import Readers
+from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
+from pytest_edgeq.localize.scales import moved_findings
+from pytest_edgeq.localize.structure import Structure
+from pytest_edgeq.localize.sums import Beside, Codes, Sums, ends_of, summed
+from pytest_edgeq.reference import undisturbed
+from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op
+from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.op_facts import COMPARISONS, HOLDING
+from pytest_edgeq.tflite.roles import roles_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-Node = torch.fx.Node
+__all__ = ["Localizer"]
 
-# Elements that are held at once to be summed up together, of several small tensors.
-_TOGETHER = 1 << 16
+_UNKNOWN = 0.5
+"""Rounding bound in LSB beyond ½ LSB of an op whose kernel has no rule: one more rounding."""
+
+
+_TOGETHER = 1 << 20
+"""Elements of the tensors that are summed together."""
+
+_AVERAGING = ("recipe", "prebuilt")
+"""Flows whose ranges are averages over the samples, or may be: those of a file that was given."""
+
+
+@dataclass(slots=True, eq=False)
+class _Output:
+    """
+    One output of an op.
+
+    Attributes:
+        limits: What its codes stand for; None of what has not one scale.
+        channels: Of codes with a scale for each channel, the steps, as broadcast to the output.
+        bound: What the kernel may be off beyond ½ LSB; of floats relative; None where not known.
+        slack: What the float kernel beside it may be off, relative to the greatest value.
+        reach: What `bound` of a float output is relative to at the least.
+        peak_weight: Of a kernel that quantizes its own input, the greatest weight.
+        measured: Its errors so far.
+    """
+
+    op: Op
+    place: int
+    limits: Codes | None
+    channels: npt.NDArray[np.float32] | None
+    bound: float | None
+    slack: float
+    reach: float
+    peak_weight: float
+    measured: Measured
 
 
 class Localizer:
     """
-    Measures op by op: one sample after the other, or of a small model some at a time.
+    Measures op by op.
 
     Args:
         quantized: The file and its references.
         runtime: Kernels that keep intermediate tensors: `builtin` or `reference`.
 
     Raises:
-        ValueError: No torch reference, or a runtime that keeps no intermediate tensors.
+        ValueError: A runtime that keeps no intermediate tensors.
         RuntimeError: The kernels cannot allocate the file.
     """
 
     def __init__(self, quantized: QuantizedModel, runtime: str = "builtin") -> None:
         reference = quantized.float_model
-        if reference is None or torch_module(reference) is None:
-            kind = "none" if reference is None else f"a {type(reference).__name__}"
+        if reference is None:
             raise ValueError(
-                f"{quantized.name}: localize matches ops to the nodes of a torch module, and the "
-                f"reference is {kind}: give one, edgeq.load(tflite, reference=module)"
+                f"{quantized.name}: localize holds the file against a reference, and there is "
+                "none: give one, edgeq.load(tflite, reference=module)"
             )
         self._quantized = quantized
-        self._reference = reference
         quantized.edge.restart()
         self._runner = quantized.edge.runner(runtime, keep=True)
-        subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
-        self._limits = Limits(subgraph.tensors)
-        self._plans: dict[tuple[tuple[int, ...], ...], Plan] = {}
-        self._measured: dict[int, Measured] = {}
-        self._stack = _Stack()
+        self._subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
+        self._masking = list(masking_ops(self._subgraph))
+        self._masks: dict[int, str] = {}
+        self._outputs: dict[tuple[int, int], _Output] = {}
+        self._count = 0
         self._open = contextlib.ExitStack()
 
+    def _start(self, forms: Forms) -> None:
+        """Prepare what needs the float form, which a first sample may be needed for."""
+        edge, form = self._quantized.edge, forms.exact
+        self._form = form
+        self._is_one_form = forms.checked is form
+        self._modules = forms.modules
+        subgraphs = (edge.signature.subgraph, form.signature.subgraph)
+        self._pairs = paired(edge, form)
+        self._structure = Structure(edge.graph, form.graph, subgraphs, self._pairs)
+        self._execution = Execution(
+            edge, form, self._pairs, self._structure.constants, self._runner
+        )
+        self._torch = AgainstTorch(self._quantized, forms)
+
     def __enter__(self) -> Localizer:  # noqa: PYI034 # Self came with Python 3.11
-        self._open.enter_context(undisturbed(self._reference, self._quantized.name))
+        reference = self._quantized.float_model
+        assert reference is not None, "unreachable because every flow has one"
+        self._open.enter_context(undisturbed(reference, self._quantized.name))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -91,73 +134,53 @@ class Localizer:
 
     def update(self, sample: Sample) -> None:
         """
-        Take one sample in; of a small model it is measured with those behind it.
+        Measure one sample.
 
         Raises:
-            RuntimeError: torch.export refuses the reference, or the kernels fail.
+            RuntimeError: The kernels fail.
             ValueError, TypeError: The sample does not fit the file.
         """
-        arrays = sample.arrays()
-        quantized = self._quantized
-        shapes = tuple(array.shape for array in arrays)
-        inputs = [as_tensor(value).detach() for value in sample.tensors]
-        self._runner.run(quantized.edge.encode(quantized.input_names, arrays))
-        plan = self._plans.get(shapes)
-        if plan is None:
-            with torch.no_grad():
-                plan = self._plans[shapes] = self._plan(sample, inputs)
-        fed = self._fed(plan.reference.placeholders, inputs)
-        if plan.together == 1:
-            run = plan.program.start(fed)
-            self._measure(plan, Tensors(self._stored, self._limits, 1), run.take)
-            return
-        if self._stack.plan is not plan:
-            self.finish()
-            self._stack.plan = plan
-        # Who gives samples may write the next one over this one.
-        self._stack.inputs.append([each.clone() for each in fed])
-        self._stack.stored.append({i: self._runner.tensor(i) for i in plan.tensors})
-        if len(self._stack.inputs) == plan.together:
-            self.finish()
-
-    def _stored(self, index: int) -> npt.NDArray[Any]:
-        """A tensor of the last run, as a stack of one."""
-        return np.asarray(self._runner.tensor(index))[None]
-
-    def _measure(self, plan: Plan, tensors: Tensors, whole: Callable[[Node], torch.Tensor]) -> None:
-        """Hold all that was run against torch; `whole` gives what the float model gives."""
+        if not self._count:
+            self._start(forms_of(self._quantized, sample))
+        names = list(self._quantized.input_names)
+        waiting: list[tuple[_Output, Made, Beside]] = []
+        elements = 0
         with torch.inference_mode():
-            open_steps: list[tuple[Step, Beside | None]] = []
-            elements = 0
-            for step in plan.steps:
-                beside = step.measure(plan.reference, tensors, whole(step.reading.node))
-                open_steps.append((step, beside))
-                count = step.elements * tensors.count
-                if beside is not None or count > _TOGETHER:
-                    elements += count
+            for made in self._execution.run(names, sample.arrays()):
+                output = self._output(made)
+                self._look_at_mask(made)
+                waiting.append((output, made, _beside(output, made)))
+                elements += made.value.size
                 if elements > _TOGETHER:
-                    _judge(open_steps, plan.reference, tensors)
-                    open_steps, elements = [], 0
-            _judge(open_steps, plan.reference, tensors)
+                    self._judge(waiting)
+                    waiting, elements = [], 0
+            self._judge(waiting)
+        self._torch.update(sample, is_run=self._is_one_form)
+        self._count += 1
 
-    def finish(self) -> None:
-        """
-        Measure the samples that were taken in and not measured yet; `result` does it as well.
-
-        Raises:
-            RuntimeError: torch fails on one of them.
-        """
-        plan, inputs, stored = self._stack.plan, self._stack.inputs, self._stack.stored
-        self._stack = _Stack()
-        if plan is None:
+    def _look_at_mask(self, made: Made) -> None:
+        """Note a mask that an op puts to scores, and that its range cuts, or that takes it all."""
+        lowest = self._lowest(made.op)
+        if lowest > MASKING or not made.value.size or made.op.index in self._masks:
             return
-        with torch.inference_mode():
-            given = (torch.stack(each) for each in zip(*inputs, strict=True))
-            whole = plan.program.run_together(list(given))
-        tensors = Tensors(
-            lambda index: np.stack([each[index] for each in stored]), self._limits, len(stored)
+        wanted, file = (
+            torch.from_numpy(each.astype(np.float64)) for each in (made.exact, made.value)
         )
-        self._measure(plan, tensors, whole.__getitem__)
+        tensor = self._subgraph.tensors[made.op.outputs[made.place]]
+        text = what_is_lost(wanted, file, tensor, lowest)
+        if text is not None:
+            self._masks[made.op.index] = text
+
+    def _lowest(self, op: Op) -> float:
+        """The least constant that is put to scores up to an op; inf where none is."""
+        chains = [ops[: ops.index(op) + 1] for ops in self._masking if op in ops]
+        numbers = {each.index for ops in chains for each in ops}
+        values = [
+            float(pair.floats.min())
+            for pair in self._structure.constants
+            if pair.op.index in numbers and pair.floats.dtype.kind == "f" and pair.floats.size
+        ]
+        return min(values, default=math.inf)
 
     def result(self) -> LayerErrors:
         """
@@ -166,164 +189,303 @@ class Localizer:
         Raises:
             ValueError: No sample was taken in.
         """
-        if not self._plans:
+        if not self._count:
             raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
-        self.finish()
-        # Sorted by input shapes: the order of the samples must not show.
-        return layer_errors(
-            self._quantized, [self._plans[shapes] for shapes in sorted(self._plans)]
-        )
+        quantized, subgraph = self._quantized, self._subgraph
+        entries = {
+            entry.index: entry for entry in quantized.op_dtypes if entry.subgraph == subgraph.index
+        }
+        found = self._findings(entries)
+        readers = Readers(quantized.graph, subgraph.index)
+        measured: dict[int, list[tuple[int, Measured]]] = {}
+        for (number, place), output in self._outputs.items():
+            tensor = subgraph.ops[number].outputs[place]
+            measured.setdefault(number, []).append((tensor, output.measured))
+        untaken = readers.untaken(measured)
+        rows, evidence = [], []
+        for op in subgraph.ops:
+            own = [
+                self._outputs[op.index, place]
+                for place in range(len(op.outputs))
+                if (op.index, place) in self._outputs
+            ]
+            told = tuple(sorted(found.get(op.index, ()), key=is_of_parameters))
+            entry, matched = self._named(entries[op.index]), bool(own) or op.name in HOLDING
+            rows.append(_row(op, entry, own, told, matched=matched))
+            given = self._evidence(op, entries[op.index], own)
+            evidence.append(
+                replace(
+                    given,
+                    widened=readers.widens(op) if own else None,
+                    untaken=op.index in untaken or self._is_mask_cut(op),
+                )
+            )
+        return blame(rows, evidence)
 
-    def _fed(
-        self, placeholders: Sequence[Node], inputs: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """A value for each placeholder: positional ones first, then those known by name."""
-        names = list(self._quantized.input_names)
-        by_name = dict(zip(names, inputs, strict=True))
-        rest = placeholders[len(self._spec_args) :]
-        if all(node.name in by_name for node in rest):
-            first = inputs[: len(self._spec_args)]
-            return [*first, *(by_name[node.name] for node in rest)]
-        return list(inputs)
+    def _named(self, entry: OpDtypes) -> OpDtypes:
+        """Name an op's module by its partner's where the file has lost its names."""
+        return replace(entry, module=entry.module or self._modules.get(entry.index))
 
-    @property
-    def _spec_args(self) -> tuple[Any, ...]:
-        return self._quantized.spec.args
+    def _is_mask_cut(self, op: Op) -> bool:
+        """Whether an op masks scores with less than torch does: what that cuts is no loss."""
+        limits = code_limits(self._subgraph.tensors[op.outputs[0]])
+        if limits is None:
+            return False
+        low, _, scale, zero_point = limits
+        return self._lowest(op) < min((low - zero_point) * scale, MASKING)
 
-    def _plan(self, sample: Sample, inputs: Sequence[torch.Tensor]) -> Plan:
+    def _findings(self, entries: Mapping[int, OpDtypes]) -> dict[int, tuple[str, ...]]:
         quantized = self._quantized
-        tensors = Tensors(self._stored, self._limits, 1)
+        edge, form = quantized.edge, self._form
+        partners = by_name(edge.signature, form.signature, "outputs")
+        borders = [(border.name, border.tensor.index) for border in edge.signature.outputs]
+        outputs = [(name, index, partners[index]) for name, index in borders if index in partners]
+        parts = [self._structure.findings(outputs)]
+        names = {index: _called(self._named(entry)) for index, entry in entries.items()}
+        simulated = quantized.simulated
+        graph = simulated if isinstance(simulated, torch.fx.GraphModule) else None
+        given = litert.activation_scales(graph) if graph is not None else ()
+        structure = self._structure
+        if self._torch.aligned is not None:
+            other = self._torch.aligned
+            subgraphs = (edge.signature.subgraph, other.signature.subgraph)
+            structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
+        parts.append(structure.constant_findings(names, given, holds_all=quantized.flow == "pt2e"))
+        parts.append(moved_findings(edge.graph, self._subgraph.index))
+        parts.append(self._parting())
+        first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
+        parts.append({op.index: (self._masks[op.index],) for op in first if op is not None})
+        found: dict[int, tuple[str, ...]] = {}
+        for part in parts:
+            for index, texts in part.items():
+                found[index] = (*found.get(index, ()), *texts)
+        if quantized.origin is not None:
+            for index, texts in origin_findings(edge, quantized.origin).items():
+                if index not in found:
+                    found[index] = texts
+        return found
 
-        def read(index: int) -> torch.Tensor:
-            return tensors.read(index)[0]
-
-        graph, signature = quantized.graph, quantized.edge.signature
-        given = self._module(sample)
-        placeholders = [node for node in given.graph.nodes if node.op == "placeholder"]
-        fed = self._fed(placeholders, inputs)
-        module = decompose(
-            given,
-            fed,
-            is_subtracted(graph, signature.subgraph),
-            sliced=sliced_joins(graph, signature.subgraph),
+    def _parting(self) -> dict[int, tuple[str, ...]]:
+        """Return a finding for the first op of the float form that differs from torch."""
+        parting = self._torch.parting
+        if parting is None:
+            return {}
+        partners = {partner.index: number for number, partner in self._pairs.ops.items()}
+        number = None if parting.op is None else partners.get(parting.op.index)
+        text = (
+            f"the file in float does not compute what torch does: its output {parting.output!r} "
+            f"has {parting.sqnr_db:.3g} dB SQNR to torch's, which float32 does not explain"
         )
-        move_clamps(module, graph, signature.subgraph)
-        part_biases(module, graph, signature.subgraph)
-        fold_in_front(module, graph, signature.subgraph)
-        fold_numbers(module, graph, signature.subgraph)
-        fold_signs(module, graph, signature.subgraph)
-        reference = ReferenceGraph(module)
-        names = list(quantized.input_names)
-        borders = {}
-        known = {border.name for border in signature.inputs} == set(names)
-        for position, border in enumerate(signature.inputs):
-            place = names.index(border.name) if known else position
-            borders[border.tensor.index] = (reference.placeholders[place], fed[place])
+        if parting.op is not None:
+            text += ", and all that this op takes is as in torch"
+            if parting.is_reordered:
+                text += "; the output has torch's values in another order"
+            way = WAYS_OUT.get(parting.op.name)
+            text += f"; {way}" if way else ""
+        if parting.is_negated:
+            text = (
+                "it gives −1 × what torch gives: its operands are exchanged, as litert-torch does "
+                "with those of c − x where something moves x in front (a transpose, a view): let "
+                "torch subtract first, and move then"
+            )
+        return {self._subgraph.ops[-1].index if number is None else number: (text,)}
 
-        ops = graph.subgraphs[signature.subgraph].ops
-        computed = computed_from_constants(graph, ops)
-        starts = constant_starts(graph, ops, reference, read, computed)
-        reference.compute_anew(list(computed_behind(reference, starts)))
+    def _output(self, made: Made) -> _Output:
+        key = (made.op.index, made.place)
+        if key not in self._outputs:
+            graph, op = self._quantized.graph, made.op
+            tensor = graph.tensor(op, op.outputs[made.place])
+            limits = code_limits(tensor)
+            channels = None
+            if limits is None and tensor.is_quantized:
+                bound: float | None = _UNKNOWN
+                channels = channel_steps(tensor)
+            elif limits is None:
+                bound = float_bound(graph, op)
+                if op.name in COMPARISONS and graph.tensor(op, op.inputs[0]).is_quantized:
+                    bound = None
+            else:
+                bound = rounding_bound(graph, op, output=made.place)
+                bound = _UNKNOWN if bound is None else bound
+            hybrid = self._execution.hybrids.get(op.index)
+            self._outputs[key] = _Output(
+                op,
+                made.place,
+                None if limits is None else Codes(*limits),
+                channels,
+                bound,
+                float_bound(graph, op) if op.inputs and op.inputs[0] >= 0 else 0.0,
+                float_reach(graph, op) if op.inputs else 0.0,
+                0.0 if hybrid is None else self._peak_weight(op),
+                Measured(),
+            )
+        return self._outputs[key]
 
-        def weights(op: Op, given: Iterable[Node]) -> dict[Node, torch.Tensor]:
-            given = set(given)
-            return {
-                **precomputed_constants(graph, op, reference, given, read, computed),
-                **rounded_constants(graph, op, reference, given),
-            }
+    def _peak_weight(self, op: Op) -> float:
+        graph = self._quantized.graph
+        stored = [each for each in roles_of(graph, op).weights if each.tensor.is_constant]
+        peaks = [float(np.abs(read_constant(graph, op, each).floats).max()) for each in stored]
+        return max(peaks, default=math.inf)
 
-        matcher = Matcher(
-            graph,
-            signature.subgraph,
-            reference,
-            read,
-            borders,
-            self._module_of,
-            weights,
-            starts,
-            computed,
+    def _judge(self, waiting: Sequence[tuple[_Output, Made, Beside]]) -> None:
+        for (output, made, beside), sums in zip(
+            waiting, summed([beside for _, _, beside in waiting]), strict=True
+        ):
+            _add(output, made, beside, sums)
+            if output.bound is not None and made.value.size:
+                if output.channels is not None:
+                    _judge_channels(output, made)
+                elif output.limits is None:
+                    self._judge_floats(output, made, sums)
+                else:
+                    _judge_codes(output, made, sums)
+
+    def _judge_floats(self, output: _Output, made: Made, sums: Sums) -> None:
+        assert output.bound is not None, "others are not judged"
+        measured = output.measured
+        if made.value.dtype.kind != "f":
+            off = float(np.max(made.value.astype(np.float64) != made.rounded, initial=0.0))
+            measured.excess_lsb = max(measured.excess_lsb, math.inf if off else -1.0)
+            return
+        size = max(sums.peak, output.reach, made.taken)
+        allowed, worst = 2 * output.bound * size, sums.off
+        if worst > allowed and made.halves is not None:
+            given, halves = made.halves
+            tied = self._execution.hybrids[made.op.index].ties(given, halves)
+            allowed += tied * output.peak_weight
+        beyond = worst / allowed - 1 if allowed else (math.inf if worst else -1.0)
+        measured.excess_lsb = max(measured.excess_lsb, beyond)
+
+    def _evidence(self, op: Op, entry: OpDtypes, own: Sequence[_Output]) -> Evidence:
+        graph = self._quantized.graph
+        roles = roles_of(graph, op)
+        limited = tuple(
+            int(channel)
+            for stored in roles.biases
+            if stored.tensor.is_constant and stored.tensor.dtype == "int32"
+            for channel in np.flatnonzero(is_at_limit(read_constant(graph, op, stored).values))
         )
-        matches = matcher.run()
-        steps = make_steps(graph, matches, reference, weights, self._measured)
-        program = reference.program(Counter(step.reading.node for step in steps))
-        misplaced = output_findings(
-            given,
-            reference,
-            fed,
-            matches,
-            signature.outputs,
-            graph.subgraphs[signature.subgraph],
-            read,
-            turned={each.name for each in signature.outputs if quantized.edge.layouts.of(each)},
+        maxima: tuple[float, ...] = ()
+        weights = [each for each in roles.weights if each.tensor.is_constant]
+        if entry.granularity == "per_tensor" and [w.tensor.is_sparse for w in weights] == [False]:
+            maxima = channel_maxima(op, read_constant(graph, op, weights[0]).floats)
+        if not own:
+            return Evidence(scheme=entry.scheme, bias_limited=limited, weight_maxima=maxima)
+        worst = max(own, key=lambda each: each.measured.loss)
+        measured, limits = worst.measured, worst.limits
+        count = max(measured.elements, 1)
+        has_codes = limits is not None and measured.least <= measured.greatest
+        averaged = self._count if self._quantized.flow in _AVERAGING else 0
+        noise = measured.channel_noise
+        return Evidence(
+            scale=None if limits is None else limits.scale,
+            zero_point=None if limits is None else limits.zero_point,
+            code_range=None if limits is None else (limits.low, limits.high),
+            elements=measured.elements,
+            averaged=averaged,
+            codes=(int(measured.least), int(measured.greatest)) if has_codes else None,
+            beyond=(measured.beyond_low / count, measured.beyond_high / count),
+            reference=(measured.smallest, measured.largest) if has_codes else None,
+            channel_noise=() if noise is None else tuple(noise.tolist()),
+            weight_maxima=maxima,
+            weight_granularity=entry.granularity,
+            bias_limited=limited,
+            nonfinite=measured.nonfinite,
+            scheme=entry.scheme,
         )
-        masks = mask_findings(graph, signature.subgraph, matches, reference, read)
-        moved = mover_findings(graph, signature.subgraph, matches, reference, read)
-        broken = {**moved, **masks, **misplaced, **matcher.broken}
-        return Plan(reference, matches, steps, program, broken, computed)
-
-    def _module_of(self, op: Op) -> str | None:
-        modules = self._quantized.edge.modules
-        return None if modules is None else modules.path_of(self._quantized.graph, op)
-
-    def _module(self, sample: Sample) -> torch.fx.GraphModule:
-        simulated = self._quantized.simulated
-        if isinstance(simulated, torch.fx.GraphModule):
-            return simulated
-        args = tuple(as_tensor(value) for value in sample.args)
-        kwargs = {name: as_tensor(value) for name, value in sample.kwargs.items()}
-        module = self._reference
-        if not isinstance(module, torch.nn.Module):
-            module = _Called(module)
-        try:
-            exported = export(module, args, kwargs)
-        except Exception as error:
-            raise RuntimeError(
-                f"{self._quantized.name}: localize needs the reference's graph, and torch.export "
-                f"refuses it\n{type(error).__name__}: {error}"
-            ) from error
-        graph, subgraph = self._quantized.graph, self._quantized.edge.signature.subgraph
-        turn_products(exported)
-        fold_batch_norms(exported, graph, subgraph)
-        move_biases(exported, graph, subgraph)
-        join_biases(exported, graph, subgraph)
-        return exported
 
 
-def _judge(
-    steps: Sequence[tuple[Step, Beside | None]], reference: ReferenceGraph, tensors: Tensors
-) -> None:
-    """Sum up what several steps are held against, and let go of what is done with."""
-    found = iter(summed([beside for _, beside in steps if beside is not None]))
-    for step, beside in steps:
-        step.judge(beside, None if beside is None else next(found), reference, tensors)
-    for step, _ in steps:
-        for index in step.done:
-            tensors.drop(index)
+def _called(entry: OpDtypes) -> str:
+    return entry.module or f"{entry.op} #{entry.index}"
 
 
-@dataclass(slots=True, eq=False)
-class _Stack:
-    """
-    Samples that were run and are not measured yet.
-
-    Attributes:
-        plan: How they will be.
-        inputs: By sample, a value for each of torch's placeholders.
-        stored: By sample, tensors of the file.
-    """
-
-    plan: Plan | None = None
-    inputs: list[list[torch.Tensor]] = field(default_factory=list)
-    stored: list[dict[int, npt.NDArray[Any]]] = field(default_factory=list)
+def _beside(output: _Output, made: Made) -> Beside:
+    value, rounded, exact, whole = (
+        _channels_second(np.asarray(each, np.float32))
+        for each in (made.value, made.rounded, made.exact, made.whole)
+    )
+    if made.rounded is made.exact:
+        exact = rounded
+    return Beside(value, exact, rounded, whole, output.limits, output.measured.local_lsb)
 
 
-class _Called(torch.nn.Module):
-    """A method of a module, or a partial of one, as a module that can be exported."""
+def _channels_second(value: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(value))
+    if tensor.ndim == 0:
+        return tensor.reshape(1)
+    return tensor.movedim(-1, 1) if tensor.ndim > 2 else tensor
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.owner = torch_module(function)
-        self._function = function
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
+def _add(output: _Output, made: Made, beside: Beside, sums: Sums) -> None:
+    measured, limits = output.measured, output.limits
+    if not math.isfinite(sums.noise):
+        told = np.isfinite(made.value) | (made.value == made.rounded)
+        measured.nonfinite += int(made.value.size - told.sum())
+    ends = ends_of(made.codes, limits) if limits is not None and made.value.size else None
+    measured.add(made.value.size, sums, ends, limits)
+
+
+def _judge_channels(output: _Output, made: Made) -> None:
+    assert output.bound is not None, "others are not judged"
+    assert output.channels is not None, "codes with one scale are judged otherwise"
+    low, high = code_range(made.codes.dtype.name)
+    inside = (made.codes > low) & (made.codes < high)  # what is cut is told by its loss
+    off = (
+        np.abs(made.value - made.rounded)[inside]
+        / np.broadcast_to(output.channels, made.value.shape)[inside]
+    )
+    excess = float(off.max(initial=0.0)) - 0.5 - output.bound
+    output.measured.excess_lsb = max(output.measured.excess_lsb, excess)
+
+
+def _judge_codes(output: _Output, made: Made, sums: Sums) -> None:
+    assert output.bound is not None, "others are not judged"
+    assert output.limits is not None, "floats are judged otherwise"
+    measured, scale = output.measured, output.limits.scale
+    excess = sums.off - 0.5 - output.bound
+    if excess > 0:
+        # The float kernel that it is held against rounds, too.
+        size = max(made.taken, float(np.abs(made.rounded).max(initial=0.0)))
+        excess -= output.slack * size / scale
+    measured.excess_lsb = max(measured.excess_lsb, excess)
+    measured.local_lsb = max(measured.local_lsb, sums.steps)
+
+
+def _row(
+    op: Op, entry: OpDtypes, own: Sequence[_Output], findings: tuple[str, ...], *, matched: bool
+) -> LayerError:
+    # An op with several outputs shows the worst of them.
+    worst = max(own, key=lambda o: (o.measured.excess_lsb, o.measured.loss), default=None)
+    measured = None if worst is None else worst.measured
+    scale = None if worst is None or worst.limits is None else worst.limits.scale
+    dtypes = {
+        "input": ",".join(entry.inputs),
+        "weight": entry.weight,
+        "bias": entry.bias,
+        "output": ",".join(entry.outputs),
+    }
+    coded = measured is not None and scale is not None
+    return LayerError(
+        index=op.index,
+        op=op.name,
+        module=entry.module,
+        dtypes={role: dtype for role, dtype in dtypes.items() if dtype},
+        local_lsb_error=measured.local_lsb if coded and measured else None,
+        local_sqnr_db=None if measured is None else -measured.loss,
+        local_rmse_lsb=None if measured is None else measured.rmse(scale),
+        cumulative_lsb_error=measured.cumulative_lsb if coded and measured else None,
+        cumulative_sqnr_db=None if measured is None else -measured.cumulative_loss,
+        cumulative_rmse_lsb=None if measured is None else measured.rmse(scale, cumulative=True),
+        clipped=(
+            (measured.low + measured.high) / measured.elements
+            if coded and measured and measured.elements
+            else None
+        ),
+        matched=matched,
+        excess_lsb=(
+            measured.excess_lsb
+            if measured is not None and worst is not None and worst.bound is not None
+            else None
+        ),
+        findings=findings,
+    )

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pytest_edgeq.localize.kinds import CLAMPS
 from pytest_edgeq.localize.rows import Evidence, LayerError
 from pytest_edgeq.numerics.health import AVERAGES, more_than_chance
 
 __all__ = [
     "BIT_DB",
-    "broken",
+    "at_bias_limit",
     "calibrated_on_nothing",
     "clipped",
     "is_cut_off",
@@ -61,26 +60,14 @@ Others take their input's (pools, reshapes, joins), or one that TFLite fixes (SO
 TANH), whatever the values are.
 """
 
-_NEGATED = 0.1
-"""How many dB the error of what is negated may be off from twice its value: rounding is added."""
 
 _ONE_CHANNEL = 0.5
 """Share of the error from which one channel among four or more has it."""
 
 
-def broken(row: LayerError, evidence: Evidence) -> str | None:
-    """What makes an op compute something else."""
-    return (
-        _dtype_changed(evidence)
-        or _at_bias_limit(evidence)
-        or _exchanged(row)
-        or _lost_activation(row, evidence)
-    )
-
-
 def lossy(row: LayerError, evidence: Evidence) -> str | None:
     """What makes an op lose by its parameters."""
-    known = _dtype_changed(evidence) or mistake(row, evidence)
+    known = mistake(row, evidence)
     channel = one_channel(evidence)
     if known or channel is None:
         return known
@@ -102,18 +89,12 @@ def mistake(row: LayerError, evidence: Evidence) -> str | None:
         or clipped(row, evidence)
         or too_wide(row, evidence)
         or _uneven_weights(evidence)
-        or _at_bias_limit(evidence)
+        or at_bias_limit(evidence)
     )
 
 
-def _dtype_changed(evidence: Evidence) -> str | None:
-    if not evidence.dtype_changes:
-        return None
-    role, actual, wanted = evidence.dtype_changes[0]
-    return f"its {role} is {actual} and was to be {wanted}: what makes it changed its dtype"
-
-
-def _at_bias_limit(evidence: Evidence) -> str | None:
+def at_bias_limit(evidence: Evidence) -> str | None:
+    """Of a bias that its scale cuts."""
     channels = evidence.bias_limited
     if not channels:
         return None
@@ -127,40 +108,6 @@ def _channels(channels: Sequence[int]) -> str:
     if len(channels) == 1:
         return f"channel {channels[0]}"
     return f"channels {', '.join(map(str, channels[:4]))}{', …' if len(channels) > 4 else ''}"
-
-
-def _exchanged(row: LayerError) -> str | None:
-    """A difference that is negated is off by twice itself."""
-    sqnr = row.local_sqnr_db
-    if row.op != "SUB" or sqnr is None or not abs(sqnr + BIT_DB) < _NEGATED:
-        return None
-    return (
-        "it gives −1 × what torch gives: its operands are exchanged, as litert-torch does with "
-        "those of c − x where something moves x in front (a transpose, a view): let torch subtract "
-        "first, and move then"
-    )
-
-
-def _lost_activation(row: LayerError, evidence: Evidence) -> str | None:
-    """A fused activation shows in the sides on which values end."""
-    if evidence.reference is None or evidence.met is None or evidence.scale is None:
-        return None
-    (least, greatest), (low, high) = evidence.reference, evidence.met
-    assert evidence.reach is not None
-    step = evidence.scale
-    clamps = any(node.startswith(tuple(CLAMPS)) for node in row.nodes)
-    # A step is left for rounding at either end; what only the codes' range ends is no clamp.
-    if clamps and least >= 0 and low < -1.5 * step:
-        return f"it gives {low:.3g}, where torch gives nothing below 0: a RELU was dropped"
-    if abs(low) < step / 2 and least < -1.5 * step and evidence.reach[0] < -1.5 * step:
-        return f"it gives nothing below 0, where torch gives {least:.3g}: a RELU too many"
-    if clamps and high > greatest + 1.5 * step and greatest in (1.0, 6.0):
-        return f"it gives {high:.3g}, where torch stops at {greatest:g}: a clamp was dropped"
-    for stop in (1.0, 6.0):
-        inside = evidence.reach[1] > stop + 1.5 * step
-        if abs(high - stop) < step / 2 and greatest > stop + 1.5 * step and inside:
-            return f"it stops at {stop:g}, where torch gives {greatest:.3g}: a clamp too many"
-    return None
 
 
 def is_cut_off(row: LayerError, evidence: Evidence) -> bool:

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_edgeq.tflite.float_form import CASTS
 from pytest_edgeq.tflite.graph import Op, Subgraph
+from pytest_edgeq.tflite.op_facts import HOLDING
 
-__all__ = ["HOLDING", "Pairs", "pair_ops"]
-
-HOLDING = CASTS | {"RESHAPE", "EXPAND_DIMS", "SQUEEZE"}
-"""Ops that hold the elements of their input, in their order."""
+__all__ = ["Pairs", "pair_ops"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,18 +53,22 @@ class Pairs:
 
 def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs:
     """
-    Pair as many ops as keep their order.
+    Pair the ops of two files.
 
-    Ops are paired by name and output shape; between two pairs, where shapes differ, by name alone,
-    and where as many are left on both sides, by shape alone: one may stand in place of another.
+    Ops are paired in order, by name and output shape; between two pairs, where shapes differ, by
+    name alone, and where as many are left on both sides, by shape alone: one may stand in place of
+    another. Those left over, and TRANSPOSE, which converters put elsewhere, are paired by what they
+    take, and else in order again.
 
     Args:
         file: Of the quantized file.
         form: Of the float file.
         inputs: By input of the quantized file, that of the float file.
     """
-    ours = [op for op in file.ops if op.name not in HOLDING]
-    theirs = [op for op in form.ops if op.name not in HOLDING]
+    ours, theirs = (
+        [op for op in each.ops if op.name not in HOLDING and op.name != "TRANSPOSE"]
+        for each in (file, form)
+    )
     places = _aligned(
         [(op.name, _lengths(file, op)) for op in ours],
         [(op.name, _lengths(form, op)) for op in theirs],
@@ -81,21 +82,63 @@ def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs
         filled += sorted([*named, *_left_over(file, form, ours, theirs, one, two, named)])
         filled += [place] if place != (len(ours), len(theirs)) else []
         last = place
-    pairs = {ours[i].index: theirs[j] for i, j in filled}
-    tensors = dict(inputs)
+    pairs = _Pairing(file, form, dict(inputs))
     for i, j in filled:
+        pairs.add(ours[i], theirs[j])
+    pairs.add_by_wiring()
+    for by_shape in (True, False):
+        left, others = pairs.left()
+        keys = [
+            [(op.name, by_shape and _lengths(each, op)) for op in ops]
+            for each, ops in ((file, left), (form, others))
+        ]
+        for i, j in _aligned(*keys):
+            pairs.add(left[i], others[j])
+    left, others = pairs.left()
+    tensors = {here: there for here, there in pairs.tensors.items() if here >= 0}
+    return Pairs(pairs.ops, tuple(left), tuple(others), tensors, pairs.held, pairs.float_held)
+
+
+class _Pairing:
+    """Pairs that are being found; attributes as of `Pairs`."""
+
+    def __init__(self, file: Subgraph, form: Subgraph, tensors: dict[int, int]) -> None:
+        self._file, self._form = file, form
+        self.tensors = tensors
+        self.ops: dict[int, Op] = {}
+        self._used: set[int] = set()
+        self.held, self.float_held = _held(file), _held(form)
+
+    def add(self, op: Op, partner: Op) -> None:
+        """Pair two ops."""
+        self.ops[op.index] = partner
+        self._used.add(partner.index)
         # A damaged file may give an op fewer outputs: `same` tells of that.
-        tensors.update(zip(ours[i].outputs, theirs[j].outputs, strict=False))
-    tensors.pop(-1, None)
-    used = {op.index for op in pairs.values()}
-    return Pairs(
-        pairs,
-        tuple(op for op in ours if op.index not in pairs),
-        tuple(op for op in theirs if op.index not in used),
-        tensors,
-        _held(file),
-        _held(form),
-    )
+        self.tensors.update(zip(op.outputs, partner.outputs, strict=False))
+
+    def left(self) -> tuple[list[Op], list[Op]]:
+        """Return the ops of both files without a partner, but for those that hold their input."""
+        return (
+            [o for o in self._file.ops if o.name not in HOLDING and o.index not in self.ops],
+            [o for o in self._form.ops if o.name not in HOLDING and o.index not in self._used],
+        )
+
+    def add_by_wiring(self) -> None:
+        """Pair ops of one name and shape whose inputs, constants aside, stand for each other."""
+        by_wiring: dict[Hashable, list[Op]] = {}
+        left, others = self.left()
+        for op in others:
+            given = [self.float_held.get(index, index) for index in op.inputs]
+            live = tuple(i for i in given if i in self._form.producer or i in self._form.inputs)
+            by_wiring.setdefault((op.name, _lengths(self._form, op), live), []).append(op)
+        for op in left:
+            given = [self.held.get(index, index) for index in op.inputs]
+            known = [i for i in given if i in self._file.producer or i in self._file.inputs]
+            stands = [self.tensors.get(index) for index in known]
+            live = tuple(self.float_held.get(each, each) for each in stands if each is not None)
+            found = by_wiring.get((op.name, _lengths(self._file, op), live))
+            if found and live and len(live) == len(known):
+                self.add(op, found.pop(0))
 
 
 def _left_over(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_edgeq.localize.biases import qparams
-from pytest_edgeq.localize.kinds import ACTIVATIONS, IDENTITIES
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.op_facts import ACTIVATIONS, MOVING
 from pytest_edgeq.tflite.roles import stored_constant
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Readers:
     def _of(self, tensor: int) -> list[Op]:
         """The ops that take a tensor, or its values as one op holds them in another way."""
         behind = self._subgraph.consumers[tensor]
-        while len(behind) == 1 and behind[0].name in IDENTITIES:
+        while len(behind) == 1 and behind[0].name in MOVING:
             behind = self._subgraph.consumers[behind[0].outputs[0]]
         return behind
 

@@ -29,7 +29,7 @@ QUANTIZATION = "quantization"
 """The op computes rightly, and loses far more by its parameters than others of its kind."""
 
 UNMATCHED = "unmatched"
-"""No torch nodes are known that the op could stand for: nothing was measured."""
+"""The float form has no op for it: nothing was measured."""
 
 SPREAD = "no single layer: the loss is spread"
 """Of errors that nothing is known of."""
@@ -48,8 +48,8 @@ class LayerError:
         module: The torch module's path; None where it cannot be told.
         dtypes: By role: `input`, `weight`, `bias`, `output`; several of a role stand behind commas.
         local_lsb_error: Greatest |code of the reference, re-run on the op's own inputs − code of
-            the file|; None for an output without a scale or an op without a match. Of recipes and
-            float files the reference has the file's own constants, which are compared apart.
+            the file|; None for an output without a scale or an op without a match. The
+            reference has the file's own constants, which are compared apart.
         local_sqnr_db: Of the op's output to the float reference on the op's own inputs, in dB.
         local_rmse_lsb: √(mean squared difference of the same two), in LSB; 1/√12 = 0.289 is one
             ideal rounding.
@@ -57,13 +57,11 @@ class LayerError:
         cumulative_sqnr_db: Of the same two, in dB.
         cumulative_rmse_lsb: √(mean squared difference of the same two), in LSB.
         clipped: Share of the output's codes at qmin or qmax, 0 to 1; None without a scale.
-        matched: Whether a counterpart was found: for recipes and float files an op of the float
-            file, else torch nodes.
-        nodes: Names of these nodes; empty of recipes and float files.
+        matched: Whether the float form has an op for it.
         excess_lsb: How far the reference's value, before rounding, lies from the code beyond what
             the kernel's own arithmetic explains, in LSB; above 0 it is not rounding. Of a float
             output: the difference over what float32's rounding explains, less 1. None where it was
-            not measured, or where several ops that round stand for one node.
+            not measured, or where no bound is known.
         findings: What is wrong with the op's constants and parameters.
         verdict: `sound`, `lowering`, `quantization` or `unmatched`.
     """
@@ -80,7 +78,6 @@ class LayerError:
     cumulative_rmse_lsb: float | None
     clipped: float | None
     matched: bool
-    nodes: tuple[str, ...] = ()
     excess_lsb: float | None = None
     findings: tuple[str, ...] = ()
     verdict: str = SOUND
@@ -125,13 +122,7 @@ class Evidence:
         weight_maxima: The largest |w| of each output channel of the reference.
         weight_granularity: `per_tensor`, `per_channel`, … as the file stores it.
         bias_limited: Channels whose bias is at the INT32 limit.
-        dtype_changes: What an operand's dtype is and what it was to be, as (role, is, was).
         nonfinite: How many output values are NaN or infinite, and not so in torch.
-        group: Indices of the ops that stand for its nodes together, it the last, without those that
-            only hold values in another way; empty for one alone.
-        together: Of several ops that round one after the other, how far their roundings add up at
-            most, in LSB; None where that is not known.
-        stranger: It has no match, though all that it takes has one.
         widened: Whose range its output has, if not that of its values, and the way out.
         untaken: What it loses is lost where a SELECT behind takes the other branch.
         scheme: As `OpDtypes.scheme`: ops are compared with those of the same op and scheme.
@@ -149,11 +140,7 @@ class Evidence:
     weight_maxima: Sequence[float] = ()
     weight_granularity: str | None = None
     bias_limited: tuple[int, ...] = ()
-    dtype_changes: tuple[tuple[str, str, str], ...] = ()
     nonfinite: int = 0
-    group: tuple[int, ...] = ()
-    together: float | None = None
-    stranger: bool = False
     widened: str | None = None
     untaken: bool = False
     scheme: str | None = None

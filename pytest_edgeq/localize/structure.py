@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from pytest_edgeq.localize.pairs import Pairs
 from pytest_edgeq.localize.scales import changed_input, is_shared
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.op_facts import COMMUTATIVE
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of, stored_constant
 from pytest_edgeq.tflite.same import option_differences, source_of
 
@@ -30,8 +31,6 @@ _OF_QUANTIZATION = frozenset(
     }
 )
 """Options that quantized kernels alone read, or that repeat a shape that the tensors have."""
-
-_COMMUTATIVE = frozenset({"ADD", "MUL", "MAXIMUM", "MINIMUM", "LOGICAL_AND", "LOGICAL_OR"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,12 +78,12 @@ class Structure:
         """Operands that are constants of as many elements in both files."""
         return tuple(self._constants())
 
-    def findings(self, outputs: Mapping[int, int]) -> dict[int, tuple[str, ...]]:
+    def findings(self, outputs: Iterable[tuple[str, int, int]]) -> dict[int, tuple[str, ...]]:
         """
         Hold options, operands, wiring and outputs against each other.
 
         Args:
-            outputs: By output of the quantized file, that of the float file.
+            outputs: Of each the name, the tensor of the quantized file and that of the float file.
 
         Returns:
             Findings by the index of the op in the quantized file.
@@ -97,29 +96,45 @@ class Structure:
             told = [*self._options(op, partner), *self._operands(op, partner)]
             if told:
                 found[number] = told
-        for index, wanted in outputs.items():
+        for name, index, wanted in outputs:
             source = self._pairs.source(index)
             partner_index = self._pairs.float_source(wanted)
             if self._pairs.tensors.get(source) is None:
                 continue  # of an op without a partner nothing is known
             if self._pairs.partner(index) != partner_index:
                 maker = self._ours.producer.get(source)
-                text = f"the file gives it as an output in place of {self._called(partner_index)}"
+                text = (
+                    f"the file's output {name!r} is its result: expected "
+                    f"{self._called(partner_index)}; wire that output to the op that computes it"
+                )
                 place = maker.index if maker is not None else self._ours.ops[-1].index
                 found.setdefault(place, []).append(text)
         return {number: tuple(told) for number, told in found.items()}
 
-    def constant_findings(self, names: Mapping[int, str]) -> dict[int, tuple[str, ...]]:
+    def constant_findings(
+        self,
+        names: Mapping[int, str],
+        given: Collection[tuple[float, int]] = (),
+        *,
+        holds_all: bool = False,
+    ) -> dict[int, tuple[str, ...]]:
         """
         Hold the constants of the quantized file against those of the float file.
 
         Args:
             names: What to call an op of the quantized file.
+            given: Scale and zero point of each activation, as the quantizer gave them.
+            holds_all: Whether scales of weights are known to hold all of their values; else the
+                weights themselves tell.
         """
         found: dict[int, list[str]] = {}
         weights = [pair for pair in self.constants if self._role(pair) == "weight"]
-        kept = functools.cache(lambda: hold_all((each.stored, each.floats) for each in weights))
+        kept = functools.cache(
+            lambda: holds_all or hold_all((each.stored, each.floats) for each in weights)
+        )
         for pair in self.constants:
+            if np.array_equal(pair.stored.floats, pair.floats, equal_nan=True):
+                continue
             if pair.stored.values.dtype.kind not in "fi" or pair.floats.dtype.kind != "f":
                 if not np.array_equal(pair.stored.values, pair.floats):
                     text = f"constant operand {pair.place}: expected {_listed(pair.floats)}, "
@@ -130,7 +145,7 @@ class Structure:
             role = self._role(pair)
             place = pair.op.index
             if role == "bias":
-                place, told = self._bias(pair)
+                place, told = self._bias(pair, given)
             else:
                 others = {
                     names[each.op.index]: each.floats
@@ -160,7 +175,7 @@ class Structure:
         ours, theirs = (
             [*each.inputs, *[-1] * (places - len(each.inputs))] for each in (op, partner)
         )
-        if op.name in _COMMUTATIVE and self._fit(ours, theirs[::-1]):
+        if op.name in COMMUTATIVE and self._fit(ours, theirs[::-1]):
             return
         for place, (here, there) in enumerate(zip(ours, theirs, strict=True)):
             told = self._operand(place, here, there)
@@ -230,6 +245,9 @@ class Structure:
                 floats = given.floats if given.scales is not None else given.values
                 if floats.size == stored.values.size:
                     floats = floats.reshape(stored.values.shape)
+                    if floats.dtype.kind == "f" and np.isnan(floats).any():
+                        # No code stands for NaN, which only a branch that is never taken can have.
+                        floats = np.where(np.isnan(floats), stored.floats, floats)
                     yield ConstantPair(op, partner, place, stored, floats)
 
     def _role(self, pair: ConstantPair) -> str:
@@ -240,11 +258,13 @@ class Structure:
                 return name
         return "operand"
 
-    def _bias(self, pair: ConstantPair) -> tuple[int, tuple[str, ...]]:
+    def _bias(
+        self, pair: ConstantPair, given: Collection[tuple[float, int]]
+    ) -> tuple[int, tuple[str, ...]]:
         """Return the op that a finding on a bias is about, and the finding."""
         scales = written_scale(self._file, pair.op)
         if scales is not None and abs(scales[0] / scales[1] - 1) > SAME_SCALE:
-            if is_shared(self._file, pair.op):
+            if is_shared(self._file, pair.op, given):
                 return pair.op.index, self._bias_values(pair, scales[1])
             maker, text = changed_input(self._file, pair.op, *scales)
             return maker, (text,)

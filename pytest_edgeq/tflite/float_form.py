@@ -7,7 +7,6 @@ rounds its weights as the file does, and its activations not at all.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,52 +17,28 @@ import numpy.typing as npt
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
+from pytest_edgeq.tflite.op_facts import CASTS
 from pytest_edgeq.tflite.roles import roles_of
 
-__all__ = ["CASTS", "FloatForm", "write_in_float"]
+__all__ = ["bias_scales", "write_in_float"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 
-CASTS = frozenset({"QUANTIZE", "DEQUANTIZE"})
-"""Ops that change how a value is held, and not what it is."""
 
 _BIAS_DTYPES = ("int32", "int64")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FloatForm:
-    """
-    A file in float.
-
-    A tensor that both hold has one index in both.
-
-    Attributes:
-        content: The file.
-        ops: By subgraph, for each op the index that it has in the quantized file; None of one that
-            was added.
-        held: By subgraph, for each tensor of the quantized file that a QUANTIZE or DEQUANTIZE
-            gives, the tensor whose value it holds.
-    """
-
-    content: bytes
-    ops: tuple[tuple[int | None, ...], ...]
-    held: tuple[Mapping[int, int], ...]
-
-
 def write_in_float(
     graph: OpGraph, constants: Mapping[tuple[int, int], npt.NDArray[Any]] | None = None
-) -> FloatForm:
+) -> bytes:
     """
-    Write a file in float.
-
-    A QUANTIZE of what depends on no input stays, with a DEQUANTIZE behind it: the converter folds
-    most of these, so that their rounding is part of the constant.
+    Write a file in float; each tensor keeps its index.
 
     Args:
         graph: The file.
         constants: By index of the subgraph and of the tensor, floats to write in place of what a
-            quantized constant stands for, of its shape.
+            constant stands for, of its shape.
 
     Raises:
         ValueError: A constant whose values cannot be read: a sparse one, one in a file of its own.
@@ -76,9 +51,8 @@ class _Writer:
     graph: OpGraph
     constants: Mapping[tuple[int, int], npt.NDArray[Any]]
     model: Any = field(init=False)
-    _opcode: int | None = field(init=False, default=None)
 
-    def write(self) -> FloatForm:
+    def write(self) -> bytes:
         import flatbuffers  # type: ignore[import-untyped] # ships no types
         from ai_edge_litert import schema_py_generated as schema
 
@@ -88,44 +62,32 @@ class _Writer:
         self.model.buffers = [schema.BufferT()]
         written = [self._write(subgraph) for subgraph in self.graph.subgraphs]
         for signature in self.model.signatureDefs or ():
-            held = written[signature.subgraphIndex][1]
+            held = written[signature.subgraphIndex]
             for entry in signature.outputs or ():
                 entry.tensorIndex = held.get(entry.tensorIndex, entry.tensorIndex)
         builder = flatbuffers.Builder(1024)
         builder.Finish(self.model.Pack(builder), b"TFL3")
-        ops, held_by_subgraph = zip(*written, strict=True)
-        return FloatForm(bytes(builder.Output()), ops, held_by_subgraph)
+        return bytes(builder.Output())
 
-    def _write(self, subgraph: Subgraph) -> tuple[tuple[int | None, ...], dict[int, int]]:
+    def _write(self, subgraph: Subgraph) -> dict[int, int]:
+        """Write a subgraph; return the tensor that each one behind a cast holds."""
         raw = self.model.subgraphs[subgraph.index]
-        live = _live(subgraph)
         held: dict[int, int] = {}
         operators: list[Any] = []
-        ops: list[int | None] = []
-        # A QUANTIZE that stays gives a tensor of its own, which keeps its dtype.
         for op in subgraph.ops:
             operator = raw.operators[op.index]
             operator.inputs = [held.get(index, index) for index in op.inputs]
             operator.debugMetadataIndex = -1
             if not _is_cast(subgraph, op):
                 operators.append(operator)
-                ops.append(op.index)
-            elif op.name == "QUANTIZE" and op.inputs[0] not in live:
-                made = op.outputs[0]
-                raw.tensors.append(copy.copy(raw.tensors[made]))
-                operator.outputs = [len(raw.tensors) - 1]
-                operators += [operator, self._dequantize(operator.outputs[0], made)]
-                ops += [op.index, None]
             else:
                 source = op.inputs[0]
                 held[op.outputs[0]] = held.get(source, source)
         for tensor in subgraph.tensors:
             self._write_tensor(subgraph, tensor, raw.tensors[tensor.index])
-        for record in raw.tensors[len(subgraph.tensors) :]:
-            record.buffer = 0
         raw.operators = operators
         raw.outputs = [held.get(index, index) for index in subgraph.outputs]
-        return tuple(ops), held
+        return held
 
     def _write_tensor(self, subgraph: Subgraph, tensor: Tensor, record: Any) -> None:
         from ai_edge_litert import schema_py_generated as schema
@@ -146,32 +108,13 @@ class _Writer:
         given = self.constants.get((subgraph.index, tensor.index))
         if given is not None:
             return np.ascontiguousarray(given, np.float32)
-        scales = _bias_scales(self.graph, subgraph, tensor)
+        scales = bias_scales(self.graph, subgraph, tensor)
         if scales is not None:
             codes = self.graph.constant(tensor).view(np.dtype(tensor.dtype))
             return (codes * scales).astype(np.float32)
         if not tensor.is_quantized:
             return None
         return dequantized(self.graph, subgraph.index, tensor).astype(np.float32)
-
-    def _dequantize(self, source: int, result: int) -> Any:
-        from ai_edge_litert import schema_py_generated as schema
-
-        operator = schema.OperatorT()
-        operator.opcodeIndex = self._dequantize_code()
-        operator.inputs, operator.outputs = [source], [result]
-        return operator
-
-    def _dequantize_code(self) -> int:
-        if self._opcode is None:
-            from ai_edge_litert import schema_py_generated as schema
-
-            code = schema.OperatorCodeT()
-            code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.DEQUANTIZE
-            code.version = 2
-            self.model.operatorCodes.append(code)
-            self._opcode = len(self.model.operatorCodes) - 1
-        return self._opcode
 
 
 def _is_cast(subgraph: Subgraph, op: Op) -> bool:
@@ -181,17 +124,7 @@ def _is_cast(subgraph: Subgraph, op: Op) -> bool:
     return any(subgraph.tensors[index].is_quantized for index in (op.inputs[0], op.outputs[0]))
 
 
-def _live(subgraph: Subgraph) -> set[int]:
-    """Return the tensors that depend on an input or on a state."""
-    live = {index for index in subgraph.inputs if not subgraph.tensors[index].is_constant}
-    live |= {tensor.index for tensor in subgraph.tensors if tensor.is_variable}
-    for op in subgraph.ops:
-        if not op.inputs or any(index in live for index in op.inputs):
-            live.update(op.outputs)
-    return live
-
-
-def _bias_scales(
+def bias_scales(
     graph: OpGraph, subgraph: Subgraph, tensor: Tensor
 ) -> npt.NDArray[np.float64] | None:
     """

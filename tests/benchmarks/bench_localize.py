@@ -2,8 +2,8 @@
 What `edgeq.localize` costs a sample, as ratios of one run. Run it: it is not a test.
 
 `python -m tests.benchmarks.bench_localize` converts each model under each flow (some minutes; names
-of models as arguments choose among them), then takes some samples (64 of a small model, which are
-measured together, 4 of a large one), one after the other, again and again by
+of models as arguments choose among them), then takes 4 samples, one after the other, again and
+again by
 
 - one forward of the float torch model and one run of the file on the builtin kernels with every
   tensor kept: the yardstick, of which localize may cost three (goal);
@@ -12,8 +12,9 @@ measured together, 4 of a large one), one after the other, again and again by
   the same kernels (goal: localize is faster).
 
 Ratios are of the medians of processor time, all on one thread, so that a busy machine changes them
-little. Matching, once for each shape of input, stands apart. Last, how much the process's memory
-grows from the first 100 samples to 500 (goal: by nothing that grows with them). Linux only.
+little. The first sample, for which the float form is made, stands apart. Last, how much the
+process's memory grows from the first 100 samples to 500 (goal: by nothing that grows with them).
+Linux only.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tests.test_architectures import MODELS, Wrapped
 
 PRESETS = ("pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32")
 ROUNDS = 7
-FEWEST = 4
+COUNT = 4
 
 Make = Callable[[], nn.Module]
 Give = Callable[[int], torch.Tensor]
@@ -130,13 +131,11 @@ def measure(model: nn.Module, quantized: QuantizedModel, sample: Give) -> dict[s
         def localize(given: Sequence[Sample]) -> None:
             for each in given:
                 localizer.update(each)
-            localizer.finish()
 
         (first,) = read_samples([sample(1000)], quantized.spec, "evaluation")
         matching = _timed(lambda: localize([first]))
-        (plan,) = localizer._plans.values()
-        count = max(plan.together, FEWEST)
-        given = list(read_samples(map(sample, range(1001, 1001 + count)), quantized.spec, "given"))
+        seeds = range(1001, 1001 + COUNT)
+        given = list(read_samples(map(sample, seeds), quantized.spec, "given"))
         arrays = [each.arrays() for each in given]
         encoded = [quantized.edge.encode(names, each) for each in arrays]
         # A file's own input is int8 where the float one's is float32; it takes those as well.
@@ -146,12 +145,12 @@ def measure(model: nn.Module, quantized: QuantizedModel, sample: Give) -> dict[s
                 name: each.astype(np.int32) if each.dtype == np.int64 else each
                 for name, each in zip(names, held, strict=True)
             }
-            for held in arrays[:FEWEST]
+            for held in arrays
         ]
         ways: dict[str, tuple[int, Callable[[], Any]]] = {
-            "torch": (count, lambda: [forward(*each.args) for each in given]),
-            "invoke": (count, lambda: [kept.run(each) for each in encoded]),
-            "localize": (count, lambda: localize(given)),
+            "torch": (COUNT, lambda: [forward(*each.args) for each in given]),
+            "invoke": (COUNT, lambda: [kept.run(each) for each in encoded]),
+            "localize": (COUNT, lambda: localize(given)),
             "validate": (
                 len(data),
                 lambda: model_validator.compare_model(
@@ -197,7 +196,6 @@ def growth(quantized: QuantizedModel, sample: Give) -> float:
             if place == 100:
                 before = _resident()
             localizer.update(each)
-        localizer.finish()
         return _resident() - before
 
 

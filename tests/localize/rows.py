@@ -22,7 +22,6 @@ def row(index: int, **changes: Any) -> LayerError:
         "cumulative_rmse_lsb": 0.8,
         "clipped": 0.01,
         "matched": True,
-        "nodes": ("conv2d", "relu"),
         "excess_lsb": -0.1,
     }
     return LayerError(**(values | changes))

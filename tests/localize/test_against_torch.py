@@ -26,9 +26,12 @@ from fixtures.models import (
 )
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.against_torch import AgainstTorch, Parting
-from pytest_edgeq.localize.file_constants import axis_orders, unrounded_constants
-from pytest_edgeq.localize.float_forms import forms_of
-from pytest_edgeq.samples import read_samples
+from pytest_edgeq.localize.file_constants import axis_orders, nearest_constants
+from pytest_edgeq.localize.float_forms import Forms, forms_of, paired
+from pytest_edgeq.localize.structure import ConstantPair, Structure
+from pytest_edgeq.samples import Sample, read_samples
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.float_form import write_in_float
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed
 
@@ -44,8 +47,8 @@ BUILDS += [(GruWithState, flow) for flow in (None, DYNAMIC, PT2E)]
 
 def parting(quantized: QuantizedModel, kind: type[SmallModel]) -> Parting | None:
     """Compare on three samples."""
-    forms = forms_of(quantized)
-    against = AgainstTorch(quantized, forms.rounded, forms.constants)
+    forms = forms_of(quantized, _sample(quantized, kind))
+    against = AgainstTorch(quantized, forms)
     for sample in read_samples(samples(kind, 3, seed=2), quantized.spec, "evaluation"):
         against.update(sample)
     return against.parting
@@ -133,8 +136,8 @@ def test_torchs_constants_are_found_by_what_was_rounded_of_them(
 ) -> None:
     """Every quantized weight and bias of a PT2E file, in the file's layout."""
     quantized = build(kind, PT2E)
-    forms = forms_of(quantized)
-    for pair in forms.constants:
+    forms = forms_of(quantized, _sample(quantized, kind))
+    for pair in _constants(quantized.edge):
         if pair.stored.scales is None or pair.floats.size < 2:
             continue
         (tensor,) = {pair.op.inputs[pair.place]}
@@ -145,17 +148,26 @@ def test_torchs_constants_are_found_by_what_was_rounded_of_them(
         assert not np.array_equal(exact, pair.floats), (pair.op, pair.place)
 
 
+def _sample(quantized: QuantizedModel, kind: type[SmallModel]) -> Sample:
+    return next(iter(read_samples(samples(kind, 1), quantized.spec, "evaluation")))
+
+
+def _constants(edge: EdgeFile) -> tuple[ConstantPair, ...]:
+    plain = EdgeFile(write_in_float(edge.graph))
+    return Structure(edge.graph, plain.graph, (0, 0), paired(edge, plain)).constants
+
+
 def test_a_constant_like_no_other_is_not_found(build: Build) -> None:
     """Nor one of which a single value is off by a step."""
-    forms = forms_of(build(ResidualNet, PT2E))
-    (pair, *_) = (each for each in forms.constants if each.floats.ndim == 4)
+    constants = _constants(build(ResidualNet, PT2E).edge)
+    (pair, *_) = (each for each in constants if each.floats.ndim == 4)
     for order in axis_orders(pair.floats.shape):
         turned = pair.floats.transpose(order)
-        assert unrounded_constants([(turned, turned)], [pair])
+        assert nearest_constants([(turned, turned)], [pair])
     changed = pair.floats.copy()
     assert pair.stored.scales is not None
     changed.flat[3] += np.broadcast_to(pair.stored.scales, changed.shape).flat[3]
-    assert not unrounded_constants([(changed, changed)], [pair])
+    assert not nearest_constants([(changed, changed)], [pair])
 
 
 Change = Callable[[FlatFile], int]
@@ -189,7 +201,7 @@ def test_what_float32_alone_cannot_hold_allows_no_other_value(maker: Edgeq) -> N
     """Where torch overflows and float64 does not, the file must overflow as well."""
     model = seeded(ResidualNet)
     quantized = maker.quantize(model, ResidualNet.sample_inputs(), quantizer=None)
-    against = AgainstTorch(quantized, forms_of(quantized).rounded, ())
+    against = AgainstTorch(quantized, Forms(quantized.edge, quantized.edge, model))
     torchs, precise = np.array([np.inf, 1.0], np.float32), np.array([1e39, 1.0])
     for ours, expected in ((torchs, None), (np.array([7.0, 1.0], np.float32), -np.inf)):
         assert against._apart("output_0", ours, torchs, precise) == expected

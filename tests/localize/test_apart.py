@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,6 @@ from torch.nn import functional
 
 from fixtures.models import SmallModel, normal, samples, seeded
 from pytest_edgeq import Edgeq
-from pytest_edgeq.localize.decompose import decompose
-from pytest_edgeq.localize.reference import export
 from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
@@ -261,7 +258,7 @@ class Placed(SmallModel):
 def test_what_the_converter_takes_apart_is_matched_and_not_blamed(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
-    """Every op has its torch nodes, and none computes anything else."""
+    """Every op is measured, and none computes anything else."""
     errors = localized(maker, build(kind, flow), kind)
 
     assert [row.name for row in errors.rows if not row.matched] == [], errors
@@ -421,8 +418,6 @@ def test_layers_are_told_apart_where_all_is_less_than_a_step(maker: Edgeq) -> No
     assert [row.name for row in errors.rows if not row.matched] == []
     layers = [row for row in errors.rows if row.op == "FULLY_CONNECTED"]
     assert sorted(row.module or "" for row in layers) == ["first", "second", "third"]
-    names = {"first": "linear_1", "second": "linear", "third": "linear_2"}
-    assert {row.module: row.nodes[0] for row in layers} == names
     assert blamed(errors) == {}
 
 
@@ -446,17 +441,3 @@ def test_what_is_multiplied_by_zeros_is_no_op_of_the_file(maker: Edgeq, build: B
     errors = localized(maker, maker.load(quantized.tflite, reference=other), Cells)
 
     assert blamed(errors)
-
-
-@pytest.mark.parametrize("counted", [True, False])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_a_pool_taken_apart_gives_the_same(stride: int, counted: bool) -> None:
-    """Whatever ends where."""
-    kernels: tuple[Any, ...] = (2, 3, (3, 2))
-    for size, kernel, padding in itertools.product((7, 8, 9), kernels, (0, 1)):
-        pool, x = (
-            nn.AvgPool2d(kernel, stride, padding, True, counted),
-            normal(1, 2, size, 11, seed=1),
-        )
-        (given,) = decompose(export(pool, (x,), {}), [x])(x)
-        assert torch.allclose(given, pool(x), rtol=0, atol=1e-6), (size, kernel, padding)

@@ -91,8 +91,8 @@ def test_what_is_beyond_rounding_is_to_blame(excess: float) -> None:
         *("sound", "quantization", "sound", "lowering"),
         *("sound", "sound", "lowering", "sound"),
     ]
-    assert errors.cause.startswith("CONV_2D #3 (layer3): does not compute conv2d and relu: ")
-    assert " LSB beyond rounding on its own inputs; compare the op, its options " in errors.cause
+    assert errors.cause.startswith("CONV_2D #3 (layer3): does not compute CONV_2D: ")
+    assert " LSB beyond rounding on its own inputs; run the file on another " in errors.cause
 
 
 def test_a_finding_stands_before_an_excess() -> None:
@@ -115,44 +115,6 @@ def test_a_weight_stands_before_the_scale_that_follows_from_it() -> None:
     both = judged({1: {"findings": (scale,)}, 5: {"findings": (scale,)}})
     assert both.culprit is not None
     assert both.culprit.index == 1
-
-
-@pytest.mark.parametrize(
-    ("off", "far"),
-    [
-        ({"excess_lsb": 40.0}, "40 LSB beyond rounding"),
-        (
-            {"excess_lsb": None, "local_lsb_error": 33.0},
-            "33 LSB off, more than roundings add up to,",
-        ),
-    ],
-)
-def test_ops_that_are_off_together_are_blamed_by_the_first(off: dict[str, Any], far: str) -> None:
-    """What can be right alone was told apart; a convolution has options of its own, though."""
-    together = {5: {"group": (3, 4, 5)}}
-    errors = judged({5: off | {"op": "ADD"}}, together)
-    assert errors.culprit is not None
-    assert (errors.culprit.index, errors.rows[5].verdict) == (3, "lowering")
-    assert errors.cause.startswith(
-        f"CONV_2D #3 (layer3): with what follows it up to ADD #5 (layer5), does not compute conv2d "
-        f"and relu: {far} on its own inputs; compare "
-    )
-    own = judged({5: off}, together)
-    assert own.culprit is not None
-    assert own.culprit.index == 5
-    near = judged({5: {"excess_lsb": None, "local_lsb_error": 32.0, "op": "ADD"}}, together)
-    assert near.culprit is None
-
-
-def test_ops_that_are_off_together_by_more_than_their_roundings_are_to_blame() -> None:
-    """At most and on average: a range within cuts few values off; the last one's is no error."""
-    together = {5: {"group": (3, 4, 5), "together": 3.0}}
-    far = {"op": "ADD", "excess_lsb": None, "local_lsb_error": 24.0, "local_rmse_lsb": 7.5}
-    errors = judged({5: far}, together)
-    assert errors.culprit is not None
-    assert (errors.culprit.index, errors.rows[5].verdict) == (3, "lowering")
-    for near in ({"local_lsb_error": 3.0}, {"local_rmse_lsb": 2.9}):
-        assert judged({5: far | near}, together).rows[5].verdict == "sound"
 
 
 def test_a_layer_that_loses_more_than_its_kind_is_to_blame() -> None:
@@ -413,54 +375,6 @@ def test_an_op_that_shares_its_input_range_need_not_use_it() -> None:
     assert "too wide" in cause_of(row(0), evidence)
 
 
-@pytest.mark.parametrize(
-    ("evidence", "sentence"),
-    [
-        (
-            {"codes": (-90, 125), "reference": (0.0, 12.6)},
-            "it gives -9, where torch gives nothing below 0: a RELU was dropped",
-        ),
-        (
-            {"codes": (0, 125)},
-            "it gives nothing below 0, where torch gives -12.1: a RELU too many",
-        ),
-        (
-            {"codes": (0, 125), "reference": (0.0, 6.0)},
-            "it gives 12.5, where torch stops at 6: a clamp was dropped",
-        ),
-        (
-            {"codes": (-120, 60)},
-            "it stops at 6, where torch gives 12.6: a clamp too many",
-        ),
-        (
-            {"dtype_changes": (("input", "float32", "int8"),)},
-            "its input is float32 and was to be int8: what makes it changed its dtype",
-        ),
-    ],
-)
-def test_known_causes_of_what_is_broken(evidence: dict[str, Any], sentence: str) -> None:
-    """What makes an op compute something else."""
-    errors = judged({2: {"excess_lsb": 7.0, "nodes": ("conv2d", "relu6")}}, {2: evidence})
-    assert errors.cause == (
-        f"CONV_2D #2 (layer2): {sentence}; 7 LSB beyond rounding on its own inputs"
-    )
-
-
-def test_no_clamp_is_missed_that_torch_does_not_have() -> None:
-    """Values of a layer alone may happen to end at 0."""
-    evidence = {"codes": (-90, 125), "reference": (0.0, 12.6)}
-    errors = judged({2: {"excess_lsb": 7.0, "nodes": ("eq", "linear")}}, {2: evidence})
-    assert "RELU" not in errors.cause
-    assert errors.cause.startswith("CONV_2D #2 (layer2): does not compute eq and linear")
-
-
-@pytest.mark.parametrize(("sqnr", "told"), [(-6.02, True), (-5.8, False)])
-def test_a_difference_that_is_negated_is_told(sqnr: float, told: bool) -> None:
-    """What is off by twice itself, 6.02 dB, is turned over."""
-    changes = {"op": "SUB", "excess_lsb": 7.0, "local_sqnr_db": sqnr}
-    assert ("its operands are exchanged" in judged({2: changes}, {}).cause) == told
-
-
 def test_a_channel_with_most_of_the_error_is_named() -> None:
     """That it overflows only where torch's values say so; what computes wrongly has a hint."""
     noise: dict[str, Any] = {"channel_noise": (*[1.0] * 19, 60.0)}
@@ -473,9 +387,9 @@ def test_a_channel_with_most_of_the_error_is_named() -> None:
     ) in over.cause
     wrong = judged({2: {"excess_lsb": 253.0}}, {2: noise})
     assert wrong.cause == (
-        "CONV_2D #2 (layer2): does not compute conv2d and relu: 253 LSB beyond rounding on its own "
-        "inputs, and channel 19 of 20 has 75.9 % of the error; compare the op, its options "
-        "(stride, padding, axis, fused activation) and what it reads with that torch call"
+        "CONV_2D #2 (layer2): does not compute CONV_2D: 253 LSB beyond rounding on its own "
+        "inputs, and channel 19 of 20 has 75.9 % of the error; run the file on another runtime to "
+        "tell whether the kernel or the file is wrong"
     )
 
 
@@ -512,22 +426,6 @@ def test_a_float_op_that_rounds_loses_nothing() -> None:
     assert judged(low, {i: rounds for i in range(8)}).culprit is None
     unbound = {i: changes | {"excess_lsb": None} for i, changes in low.items()}
     assert judged(unbound, {i: rounds for i in range(8)}).culprit is not None
-
-
-def test_an_op_that_no_torch_call_stands_for_is_named() -> None:
-    """Where what it takes is known; a loss in front explains it, one behind does not."""
-    unmatched = {"matched": False, "nodes": (), "excess_lsb": None, "local_sqnr_db": None}
-    changes: dict[int, dict[str, Any]] = {3: unmatched, 4: unmatched}
-    changes[6] = {"local_sqnr_db": 9.0}
-    errors = judged(changes, {3: {"stranger": True}})
-    assert errors.culprit is not None
-    assert (errors.culprit.index, errors.culprit.verdict) == (3, "unmatched")
-    assert errors.cause.startswith(
-        "CONV_2D #3 (layer3): no torch call gives what it gives of what it takes; compare "
-    )
-    before = judged({**changes, 1: {"local_sqnr_db": 8.0}}, {3: {"stranger": True}}, n=16)
-    assert before.culprit is not None
-    assert before.culprit.index == 1
 
 
 def test_the_first_op_that_gives_nan() -> None:

@@ -144,7 +144,7 @@ class Asked(SmallModel):
 def test_what_is_computed_or_folded_is_matched_and_not_blamed(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
-    """Every op has its torch nodes, and none computes anything else."""
+    """Every op is measured, and none computes anything else."""
     errors = localized(maker, build(kind, flow), kind)
 
     assert [row.name for row in errors.rows if not row.matched] == [], errors

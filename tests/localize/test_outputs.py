@@ -87,10 +87,10 @@ def test_swapped_outputs_are_told(model: Heads, built: QuantizedModel) -> None:
     assert errors.culprit is found[0]
     texts = {text for row in found for text in row.findings}
     assert texts == {
-        "the file's output 'scores' is its result: expected sigmoid, got torch's output 'offsets'; "
-        "wire that output to the op that computes it",
-        "the file's output 'offsets' is its result: expected linear_2, got torch's output "
-        "'scores'; wire that output to the op that computes it",
+        "the file's output 'scores' is its result: expected what LOGISTIC #2 gives; wire that "
+        "output to the op that computes it",
+        "the file's output 'offsets' is its result: expected what FULLY_CONNECTED #3 gives; wire "
+        "that output to the op that computes it",
     }
 
 
@@ -105,9 +105,9 @@ def test_an_output_before_its_activation_is_told(model: Heads, built: QuantizedM
     assert errors.culprit is not None
     assert errors.culprit.op == "FULLY_CONNECTED"
     assert errors.culprit.module == "scores"
-    (text,) = errors.culprit.findings
+    text = errors.culprit.findings[0]
     assert text.startswith(
-        "the file's output 'scores' is its result: expected sigmoid, got linear_1"
+        "the file's output 'scores' is its result: expected what LOGISTIC #2 gives"
     )
 
 
@@ -149,4 +149,4 @@ def test_an_output_whose_elements_lie_otherwise_is_told(flow: str | None) -> Non
     wrong = maker.localize(maker.load(content, reference=turned), images)
     assert wrong.culprit is not None
     assert wrong.culprit.op == "RESHAPE"
-    assert "'output_0' has torch's values in another order than reshape lays" in wrong.cause
+    assert "the output has torch's values in another order" in wrong.cause

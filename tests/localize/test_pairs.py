@@ -16,9 +16,10 @@ from fixtures.models import (
     SmallModel,
     SqueezeExcite,
 )
-from pytest_edgeq.localize.pairs import HOLDING, Pairs, _aligned, pair_ops
+from pytest_edgeq.localize.pairs import Pairs, _aligned, pair_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
+from pytest_edgeq.tflite.op_facts import HOLDING
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import Build
 
@@ -84,11 +85,13 @@ def test_a_file_and_what_was_written_of_it_in_float(build: Build, kind: type[Sma
     """All but the ops that hold their input, each with itself."""
     quantized = build(kind, "pt2e_static_int8")
     form = write_in_float(quantized.graph)
-    pairs = paired(quantized.edge, EdgeFile(form.content))
+    pairs = paired(quantized.edge, EdgeFile(form))
     wanted = {op.index for op in quantized.graph.subgraphs[0].ops if op.name not in HOLDING}
-    assert {number: form.ops[0][op.index] for number, op in pairs.ops.items()} == {
-        number: number for number in wanted
-    }
+    assert set(pairs.ops) == wanted
+    assert all(
+        (op.name, op.outputs) == (partner.name, partner.outputs)
+        for op, partner in ((quantized.graph.subgraphs[0].ops[n], p) for n, p in pairs.ops.items())
+    )
 
 
 def test_ops_keep_their_partners_where_all_shapes_differ(build: Build) -> None:

@@ -155,7 +155,7 @@ class Projected(SmallModel):
 def test_every_step_is_matched_and_not_blamed(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
-    """Every op has its torch nodes, and none computes anything else."""
+    """Every op is measured, and none computes anything else."""
     errors = localized(maker, build(kind, flow), kind)
 
     assert [row.name for row in errors.rows if not row.matched] == []

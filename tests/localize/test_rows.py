@@ -23,7 +23,6 @@ UNMATCHED = row(
     cumulative_rmse_lsb=None,
     clipped=None,
     matched=False,
-    nodes=(),
     excess_lsb=None,
     verdict="unmatched",
 )
@@ -75,7 +74,7 @@ def test_to_dict_is_plain_and_sorted(errors: LayerErrors) -> None:
     assert set(data["rows"][0]) == {
         *("clipped", "cumulative_lsb_error", "cumulative_rmse_lsb", "cumulative_sqnr_db"),
         *("dtypes", "excess_lsb", "findings", "index", "local_lsb_error", "local_rmse_lsb"),
-        *("local_sqnr_db", "matched", "module", "nodes", "op", "verdict"),
+        *("local_sqnr_db", "matched", "module", "op", "verdict"),
     }
     assert data["rows"][3]["local_sqnr_db"] is None
 

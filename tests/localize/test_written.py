@@ -219,7 +219,9 @@ def test_what_torch_has_otherwise_is_found_there(
 
     assert errors.culprit is not None, str(errors)
     assert errors.culprit.op in op, str(errors)
-    assert errors.culprit.verdict == "lowering", str(errors)
+    # A number beyond the scale of a constant is told by what its op loses.
+    beyond = kind is Apart and flow == STATIC
+    assert errors.culprit.verdict == ("quantization" if beyond else "lowering"), str(errors)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.98, 1.1])
@@ -260,18 +262,13 @@ def test_a_range_that_a_clamp_ends_is_told_from_a_wrong_one(
     assert bool(row.findings) == (factor != 1)
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_places_of_equal_values_are_told_from_others(
-    maker: Edgeq, build: Build, monkeypatch: pytest.MonkeyPatch, wrong: bool
+def test_places_that_are_exchanged_are_found(
+    maker: Edgeq, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch leaves open which of them comes first, and which is greater it does not."""
+    """An output of whole numbers is held to them."""
     quantized = build(Ranked, STATIC)
     (op,) = (op for op in quantized.graph.subgraphs[0].ops if op.name == "TOPK_V2")
-    first, *rest = read_samples(samples(Ranked, 12, seed=3), quantized.spec, "evaluation")
     with Localizer(quantized) as localizer:
-        localizer.update(first)
-        (plan,) = localizer._plans.values()
-        assert op.outputs[1] in plan.matches, "no two of the first sample's are equal"
         read, turned = localizer._runner.tensor, list[int]()
 
         def exchanged(index: int) -> Any:
@@ -279,16 +276,16 @@ def test_places_of_equal_values_are_told_from_others(
             if index == op.outputs[1]:
                 values = read(op.inputs[0])[0, places[0]]
                 for at in range(11):
-                    if (values[at] != values[at + 1]) == wrong:
+                    if values[at] != values[at + 1]:
                         places[0, [at, at + 1]] = places[0, [at + 1, at]]
                         turned.append(at)
                         break
             return places
 
         monkeypatch.setattr(localizer._runner, "tensor", exchanged)
-        for sample in rest:
+        for sample in read_samples(samples(Ranked, 3, seed=3), quantized.spec, "evaluation"):
             localizer.update(sample)
         errors = localizer.result()
 
-    assert turned, "two are equal"
-    assert (op.index in blamed(errors)) == wrong, str(errors)
+    assert turned, "all values are equal"
+    assert op.index in blamed(errors), str(errors)

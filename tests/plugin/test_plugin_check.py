@@ -170,8 +170,8 @@ def test_a_budget_that_fails_names_the_layer(run_test: Run) -> None:
     wrong.stderr.fnmatch_lines(["*--edgeq-localize: 'on' is none of the valid values: auto, off"])
 
 
-def test_what_cannot_be_localized_does_not_hide_the_failure(run_test: Run) -> None:
-    """A reference that is no torch module has no layers."""
+def test_a_reference_that_is_no_module_has_layers_too(run_test: Run) -> None:
+    """The file is held against what it gives, end to end."""
     call = _BUDGET.replace(
         "edgeq.compare(model",
         'edgeq.compare(edgeq.load("model.tflite", reference=lambda x, y: x - y)',
@@ -183,6 +183,25 @@ def test_what_cannot_be_localized_does_not_hide_the_failure(run_test: Run) -> No
     result.stdout.fnmatch_lines(
         [
             "E *AssertionError: total, output*",
-            "E *which layer: not known, as localizing failed: ValueError: *torch module*",
+            "E *which layer (localized on the worst 3 samples): ADD #0: the file in float*",
+        ]
+    )
+
+
+def test_what_cannot_be_localized_does_not_hide_the_failure(run_test: Run) -> None:
+    """Where localizing fails itself, the failure that it was to explain comes first."""
+    failing = (
+        "from unittest import mock\n"
+        "    where = 'pytest_edgeq.localize.localizer.Localizer.update'\n"
+        "    with mock.patch(where, side_effect=RuntimeError('no kernels')):\n        "
+    )
+
+    result = run_test(failing + _BUDGET.replace("\n    ", "\n        "))
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E *AssertionError: total, output*",
+            "E *which layer: not known, as localizing failed: RuntimeError: no kernels",
         ]
     )
