@@ -120,6 +120,33 @@ def test_a_model_without_float64_is_compared_all_the_same(maker: Edgeq, factor: 
     assert (parting(quantized, _MakesFloats) is None) is (factor == 1.0)
 
 
+class _OtherInDouble(SmallModel):
+    """A forward that computes something else in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        scores: torch.Tensor = self.layer(x)
+        return scores if x.dtype == torch.float32 else 3 * scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Four rows."""
+        return (normal(4, 8, seed=seed),)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2])
+def test_a_model_that_is_another_in_float64_hides_nothing(maker: Edgeq, factor: float) -> None:
+    """What it gives there tells nothing of what float32 rounds."""
+    model = seeded(_OtherInDouble)
+    quantized = maker.quantize(model, _OtherInDouble.sample_inputs(), quantizer=None)
+    _scaled(model, "layer.weight", factor)
+    assert (parting(quantized, _OtherInDouble) is None) is (factor == 1.0)
+
+
 def test_outputs_that_are_not_finite_on_one_side_alone_differ(maker: Edgeq) -> None:
     """NaN is within no tolerance."""
     model = seeded(ResidualNet)
