@@ -35,6 +35,9 @@ __all__ = ["AgainstTorch", "Parting"]
 
 Array = npt.NDArray[Any]
 
+_Torchs = list[tuple[Array, Array | None]]
+"""Outputs of torch, and those of its float64 where it was run in it."""
+
 _TIMES = 16.0
 """
 How much further from float64 the float form may be than torch's own float32, in the mean.
@@ -130,23 +133,36 @@ class AgainstTorch:
         """
         if self.parting is not None:
             return
-        if not is_run:
-            inputs = list(self._quantized.input_names)
-            self._runner.run(self._form.encode(inputs, sample.arrays()))
-        parting = self._compare(sample)
-        if parting is not None and self._forms.shaken is not None:
-            parting = self._compare(sample, self._rounding(sample))
-        if parting is None:
-            return
-        if self.aligned is None and self._forms.aligned is not None:
-            own, self.aligned = self._runner, self._forms.aligned()
-            self._runner = self.aligned.runner("builtin", keep=True)
-            inputs = list(self._quantized.input_names)
-            self._runner.run(self.aligned.encode(inputs, sample.arrays()))
-            if self._compare(sample) is None:
-                return
-            self._runner, self.aligned = own, None
-        self.parting = self._located(sample, parting)
+        if self.aligned is not None:
+            self._run(self.aligned, sample)
+        elif not is_run:
+            self._run(self._form, sample)
+        torchs = self._torchs(sample)
+        parting = self._compare(torchs)
+        if parting is not None and self.aligned is None:
+            parting = self._unexplained(sample, torchs, parting)
+        if parting is not None:
+            self.parting = self._located(sample, parting)
+
+    def _run(self, form: EdgeFile, sample: Sample) -> None:
+        self._runner.run(form.encode(list(self._quantized.input_names), sample.arrays()))
+
+    def _unexplained(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting | None:
+        """Return what is left to explain, if constants that torch has nothing like do not."""
+        if self._forms.shaken is not None:
+            found = self._compare(torchs, self._rounding(sample))
+            if found is None:
+                return None
+            parting = found
+        if self._forms.aligned is not None:
+            own, aligned = self._runner, self._forms.aligned()
+            self._runner = aligned.runner("builtin", keep=True)
+            self._run(aligned, sample)
+            if self._compare(torchs) is None:
+                self.aligned = aligned
+                return None
+            self._runner = own
+        return parting
 
     def _rounding(self, sample: Sample) -> Mapping[str, float]:
         """Return by output how far the rounding of constants may move it, rms."""
@@ -166,17 +182,11 @@ class AgainstTorch:
             for output, each in zip(self._wanted, apart, strict=True)
         }
 
-    def _compare(
-        self, sample: Sample, rounding: Mapping[str, float] = MappingProxyType({})
-    ) -> Parting | None:
-        """Return the first output that is further from torch than float32 and rounding explain."""
-        name, tensor = self._quantized.name, self._runner.tensor
-        outputs = [
-            (border.name, tensor(border.tensor.index)) for border in self._form.signature.outputs
-        ]
-        made = in_file_order(outputs, self._wanted, name)
-        torchs = in_file_order(call_reference(self._reference, sample), self._wanted, name)
-        exact: Sequence[Array | None] | None = None
+    def _torchs(self, sample: Sample) -> _Torchs:
+        """Run torch, and in float64 as well on the first samples."""
+        outputs = call_reference(self._reference, sample)
+        values = in_file_order(outputs, self._wanted, self._quantized.name)
+        exact: Sequence[Array] | None = None
         if not self._count:
             self._in_double = _in_double(self._reference)
         if self._in_double is not None:
@@ -184,15 +194,27 @@ class AgainstTorch:
         self._count += 1
         if self._count == _IN_DOUBLE:
             self._in_double = None  # with its weights
-        for output, ours, theirs, precise in zip(
-            self._wanted, made, torchs, exact or [None] * len(made), strict=True
-        ):
-            if theirs.dtype.kind == "f":
-                apart = self._apart(output, ours, theirs, precise, rounding.get(output, 0.0))
-                if apart is not None:
-                    one, two = (np.sort(each, axis=None) for each in (ours, theirs))
-                    same = self._apart(output, one, two, None, rounding.get(output, 0.0)) is None
-                    return Parting(output, apart, is_reordered=same)
+        none: Sequence[Array | None] = [None] * len(values)
+        return list(zip(values, none if exact is None else exact, strict=True))
+
+    def _compare(
+        self, torchs: _Torchs, rounding: Mapping[str, float] = MappingProxyType({})
+    ) -> Parting | None:
+        """Return the first output that is further from torch than float32 and rounding explain."""
+        tensor = self._runner.tensor
+        outputs = [
+            (border.name, tensor(border.tensor.index)) for border in self._form.signature.outputs
+        ]
+        made = in_file_order(outputs, self._wanted, self._quantized.name)
+        for output, ours, (theirs, precise) in zip(self._wanted, made, torchs, strict=True):
+            if theirs.dtype.kind != "f":
+                continue
+            off = rounding.get(output, 0.0)
+            apart = self._apart(output, ours, theirs, precise, off)
+            if apart is not None:
+                one, two = (np.sort(each, axis=None) for each in (ours, theirs))
+                same = self._apart(output, one, two, None, off) is None
+                return Parting(output, apart, is_reordered=same)
         return None
 
     def _run_in_double(self, sample: Sample) -> Sequence[Array] | None:

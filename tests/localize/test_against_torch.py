@@ -184,6 +184,25 @@ def _constants(edge: EdgeFile) -> tuple[ConstantPair, ...]:
     return Structure(edge.graph, plain.graph, (0, 0), paired(edge, plain)).constants
 
 
+def test_constants_that_explain_a_difference_do_so_on_every_sample(maker: Edgeq) -> None:
+    """With torch's in their place the file computes what torch does, also on later samples."""
+    model = seeded(ResidualNet)
+    quantized = maker.quantize(model, ResidualNet.sample_inputs(), quantizer=None)
+    file = FlatFile(quantized.tflite)
+    weight = int(quantized.graph.subgraphs[0].ops[1].inputs[1])
+    values = file.constant(weight)
+    assert values is not None
+    file.store(weight, 2 * values)
+    broken, sound = EdgeFile(file.content()), quantized.edge.apart()
+    against = AgainstTorch(quantized, Forms(broken, broken, model, aligned=lambda: sound))
+    runner, names = broken.runner("builtin", keep=True), list(quantized.input_names)
+    for sample in read_samples(samples(ResidualNet, 3, seed=2), quantized.spec, "evaluation"):
+        runner.run(broken.encode(names, sample.arrays()))
+        against.update(sample, is_run=True)
+        assert against.parting is None
+        assert against.aligned is sound
+
+
 def test_a_constant_like_no_other_is_not_found(build: Build) -> None:
     """Nor one of which a single value is off by a step."""
     constants = _constants(build(ResidualNet, PT2E).edge)
