@@ -83,17 +83,23 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     if quantized.flow == "torchao":
         return _of_rounded_module(quantized)
     base = _float_file(quantized, sample)
-    is_whole = base is not None and _is_whole(quantized.edge, base)
+    pairs = None if base is None else paired(quantized.edge, base)
     is_kept = quantized.float_edge is not None or quantized.flow == "float"
-    if base is not None and is_whole and is_kept:
+    if base is not None and pairs is not None and pairs.is_whole and is_kept:
         return Forms(base, base, reference)
     made, simulated = _made(quantized), quantized.simulated
-    is_alike = base is not None and quantized.flow == "prebuilt" and _is_alike(quantized.edge, base)
-    constants = _constants(made, _in_float(made, {}))
-    aligned = {
-        (pair.op.index, pair.place): pair.floats
-        for pair in (() if base is None else _constants(made, base))
-    }
+    plain = _in_float(made, {})
+    constants = _constants(made, plain, paired(made, plain))
+    aligned: dict[tuple[int, int], Array] = {}
+    modules: dict[int, str] = {}
+    substituted: frozenset[int] = frozenset()
+    is_whole = False
+    if base is not None and pairs is not None:
+        own = pairs if made is quantized.edge else paired(made, base)
+        is_whole = own.is_whole
+        aligned = {(p.op.index, p.place): p.floats for p in _constants(made, base, own)}
+        modules = _modules(pairs, base)
+        substituted = _substituted(made, own) if is_whole else substituted
     found = {
         key: aligned[key]
         for pair in constants
@@ -101,10 +107,11 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         # A mask may be cut by its range: what becomes of it is told by what it masks.
         and is_rounded_to(pair, aligned[key], cut=float(aligned[key].min(initial=0)) <= MASKING)
     }
-    modules = {} if base is None else _modules(quantized.edge, base)
-    floating = [key for key, values in aligned.items() if values.dtype.kind == "f"]
-    if base is not None and is_alike and all(key in found for key in floating):
-        return Forms(base, base, reference, modules)
+    if base is not None and pairs is not None and quantized.flow == "prebuilt":
+        is_alike = pairs.is_whole and not _substituted(quantized.edge, pairs)
+        floating = [key for key, values in aligned.items() if values.dtype.kind == "f"]
+        if is_alike and all(key in found for key in floating):
+            return Forms(base, base, reference, modules)
     floats = list(() if base is None else _floats_of(base))
     module = torch_module(reference)
     if module is not None:
@@ -114,7 +121,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         candidates += [(_array(one), _array(two)) for one, two in litert.constants_of(simulated)]
     left = [pair for pair in constants if (pair.op.index, pair.place) not in found]
     found |= nearest_constants(candidates, left)
-    if base is not None and _is_whole(made, base):
+    if is_whole:
         found = aligned | found
     exact = _in_float(made, found)
     unknown = {
@@ -133,7 +140,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         exact,
         _reference(quantized, sample),
         modules,
-        _substituted(made, base) | {pair.op.outputs[0] for pair in unknown.values()},
+        substituted | {pair.op.outputs[0] for pair in unknown.values()},
         functools.partial(_in_float, made, found | off) if off else None,
         functools.partial(_in_float, made, found | others) if others else None,
     )
@@ -149,14 +156,15 @@ def _of_rounded_module(quantized: QuantizedModel) -> Forms:
     assert simulated is not None, "this flow has one"
     assert reference is not None, "this flow has one"
     plain = _in_float(made, {})
-    found = nearest_constants(_named_constants(simulated, reference), _constants(made, plain))
+    constants = _constants(made, plain, paired(made, plain))
+    found = nearest_constants(_named_constants(simulated, reference), constants)
     return Forms(_in_float(made, found), plain, litert.dequantized(simulated))
 
 
 def _made(quantized: QuantizedModel) -> EdgeFile:
     """Return the file that the flow made, if the one put in its place has the same ops."""
     origin = quantized.origin
-    is_same = origin is not None and _is_whole(quantized.edge, origin)
+    is_same = origin is not None and paired(quantized.edge, origin).is_whole
     return origin if origin is not None and is_same else quantized.edge
 
 
@@ -218,38 +226,22 @@ def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
         return None
 
 
-def _is_alike(file: EdgeFile, form: EdgeFile) -> bool:
-    """Whether every op of two files has a partner of its own name in the other one."""
+def _substituted(file: EdgeFile, pairs: Pairs) -> frozenset[int]:
+    """Return what ops of a file give whose partners have another name."""
     ops = file.graph.subgraphs[file.signature.subgraph].ops
-    partners = paired(file, form).ops.items()
-    return _is_whole(file, form) and all(ops[n].name == each.name for n, each in partners)
-
-
-def _substituted(file: EdgeFile, form: EdgeFile | None) -> frozenset[int]:
-    """Return what ops of a file give that stand in place of others, where all else is alike."""
-    if form is None or not _is_whole(file, form):
-        return frozenset()
-    ops = file.graph.subgraphs[file.signature.subgraph].ops
-    partners = paired(file, form).ops.items()
+    partners = pairs.ops.items()
     return frozenset(ops[n].outputs[0] for n, each in partners if ops[n].name != each.name)
 
 
-def _modules(file: EdgeFile, base: EdgeFile) -> dict[int, str]:
+def _modules(pairs: Pairs, base: EdgeFile) -> dict[int, str]:
     """Return the modules of the partners of a file's ops."""
     subgraph = base.signature.subgraph
     known = {entry.index: entry.module for entry in base.op_dtypes if entry.subgraph == subgraph}
-    partners = paired(file, base).ops.items()
     return {
         number: module
-        for number, partner in partners
+        for number, partner in pairs.ops.items()
         if (module := known.get(partner.index)) is not None
     }
-
-
-def _is_whole(file: EdgeFile, form: EdgeFile) -> bool:
-    """Whether every op of two files has a partner in the other one."""
-    pairs = paired(file, form)
-    return not pairs.unpaired and not pairs.unused
 
 
 def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any]:
@@ -262,13 +254,9 @@ def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any]:
     return reference if model is torch_module(reference) else model
 
 
-def _constants(made: EdgeFile, form: EdgeFile) -> tuple[ConstantPair, ...]:
-    subgraphs = _subgraphs(made, form)
-    return Structure(made.graph, form.graph, subgraphs, paired(made, form)).constants
-
-
-def _subgraphs(made: EdgeFile, form: EdgeFile) -> tuple[int, int]:
-    return made.signature.subgraph, form.signature.subgraph
+def _constants(made: EdgeFile, form: EdgeFile, pairs: Pairs) -> tuple[ConstantPair, ...]:
+    subgraphs = (made.signature.subgraph, form.signature.subgraph)
+    return Structure(made.graph, form.graph, subgraphs, pairs).constants
 
 
 def _floats_of(edge: EdgeFile) -> Iterator[Array]:

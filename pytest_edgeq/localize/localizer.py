@@ -121,6 +121,7 @@ class Localizer:
         self._execution = Execution(
             edge, form, self._pairs, self._structure.constants, self._runner
         )
+        self._lows = self._lowest()
         self._torch = AgainstTorch(self._quantized, forms)
 
     def __enter__(self) -> Localizer:  # noqa: PYI034 # Self came with Python 3.11
@@ -160,7 +161,7 @@ class Localizer:
 
     def _look_at_mask(self, made: Made) -> None:
         """Note a mask that an op puts to scores, and that its range cuts, or that takes it all."""
-        lowest = self._lowest(made.op)
+        lowest = self._lows.get(made.op.index, math.inf)
         if lowest > MASKING or not made.value.size or made.op.index in self._masks:
             return
         wanted, file = (
@@ -171,16 +172,20 @@ class Localizer:
         if text is not None:
             self._masks[made.op.index] = text
 
-    def _lowest(self, op: Op) -> float:
-        """The least constant that is put to scores up to an op; inf where none is."""
-        chains = [ops[: ops.index(op) + 1] for ops in self._masking if op in ops]
-        numbers = {each.index for ops in chains for each in ops}
-        values = [
-            float(pair.floats.min())
-            for pair in self._structure.constants
-            if pair.op.index in numbers and pair.floats.dtype.kind == "f" and pair.floats.size
-        ]
-        return min(values, default=math.inf)
+    def _lowest(self) -> dict[int, float]:
+        """Return by op the least constant that is put to scores up to it, where any is."""
+        own: dict[int, float] = {}
+        for pair in self._structure.constants:
+            if pair.floats.dtype.kind == "f" and pair.floats.size:
+                known = own.get(pair.op.index, math.inf)
+                own[pair.op.index] = min(known, float(pair.floats.min()))
+        lows: dict[int, float] = {}
+        for ops in self._masking:
+            least = math.inf
+            for op in ops:
+                least = min(least, own.get(op.index, math.inf))
+                lows[op.index] = min(lows.get(op.index, math.inf), least)
+        return lows
 
     def result(self) -> LayerErrors:
         """
@@ -232,7 +237,7 @@ class Localizer:
         if limits is None:
             return False
         low, _, scale, zero_point = limits
-        return self._lowest(op) < min((low - zero_point) * scale, MASKING)
+        return self._lows.get(op.index, math.inf) < min((low - zero_point) * scale, MASKING)
 
     def _findings(self, entries: Mapping[int, OpDtypes]) -> dict[int, tuple[str, ...]]:
         quantized = self._quantized

@@ -37,6 +37,11 @@ class Pairs:
     held: Mapping[int, int]
     float_held: Mapping[int, int]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every op of both files has a partner."""
+        return not self.unpaired and not self.unused
+
     def source(self, tensor: int) -> int:
         """Return the tensor of the quantized file whose elements one holds."""
         return self.held.get(tensor, tensor)
