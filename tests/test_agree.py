@@ -19,8 +19,8 @@ from ai_edge_litert.interpreter import Interpreter
 from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.agree import SAMPLES, Agreement, AgreementResult, installed_runtimes
-from pytest_edgeq.agree.lane import Distance
+from pytest_edgeq.agree import SAMPLES, Agreement, AgreementResult, compared_runtimes
+from pytest_edgeq.agree.results import Distance
 from pytest_edgeq.reference import call_reference
 from pytest_edgeq.samples import read_samples
 
@@ -157,7 +157,7 @@ def test_sound_runtimes_agree(made: Any, cls: type[SmallModel], quantizer: str) 
     """Every built-in one that is installed, and one of one's own that runs the same kernels."""
     quantized, _ = _on_bridge(made(cls, quantizer), _sound)
 
-    assert {"xnnpack", "builtin", "reference", "bridge"} <= set(installed_runtimes(quantized))
+    assert {"xnnpack", "builtin", "reference", "bridge"} <= set(compared_runtimes(quantized))
     assert _agreement(quantized, samples(cls, 6, seed=3)) == AgreementResult((), (), ())
 
 
@@ -315,7 +315,7 @@ def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
 
     assert _agreement(quantized, inputs) == AgreementResult((), (), ())
 
-    monkeypatch.setattr("pytest_edgeq.agree.lane._KNOWN_WRONG", frozenset())
+    monkeypatch.setattr("pytest_edgeq.agree.results._KNOWN_WRONG", frozenset())
     found = _agreement(quantized, inputs)
     assert (found.unable, found.apart) == ((), ())
     [note] = found.notes

@@ -6,7 +6,7 @@ tens of LSB apart. So where outputs differ, each op is run alone on the inputs t
 kernels gave it, and there a code may be one off, and only where the real value is near to a tie.
 
 - `agreement`: all runtimes on the first samples, and again.
-- `lane`: one runtime beside the one that it is held against.
+- `results`: what one runtime gives beside another.
 - `alone`: the ops standing alone. `pair`: one output of one of them on two runtimes.
 """
 
@@ -16,7 +16,7 @@ from pytest_edgeq.agree.agreement import (
     SAMPLES,
     Agreement,
     AgreementResult,
-    installed_runtimes,
+    compared_runtimes,
 )
 
-__all__ = ["SAMPLES", "Agreement", "AgreementResult", "installed_runtimes"]
+__all__ = ["SAMPLES", "Agreement", "AgreementResult", "compared_runtimes"]

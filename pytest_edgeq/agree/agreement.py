@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.agree.alone import Alone
-from pytest_edgeq.agree.lane import FLOAT_UNIT, Lane, equal
+from pytest_edgeq.agree.results import FLOAT_UNIT, RuntimeResults, equal
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -20,7 +20,7 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.runtimes import KEEPING
 from pytest_edgeq.unrunnable import UnrunnableError, grouped
 
-__all__ = ["SAMPLES", "Agreement", "AgreementResult", "installed_runtimes"]
+__all__ = ["SAMPLES", "Agreement", "AgreementResult", "compared_runtimes"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -28,13 +28,13 @@ __tracebackhide__ = True
 Array = npt.NDArray[Any]
 
 SAMPLES = 4
-"""How many samples the runtimes are held against each other on, to bound what it costs."""
+"""How many samples the runtimes are compared on, to bound what it costs."""
 
 _MUST_RUN = ("xnnpack", "builtin")
 
-# No device runs these: what they alone refuse or give otherwise is told, and not held against the
-# file.
-_MAY_DIFFER = ("reference", "tensorflow")
+# No device runs these kernels: they run one sample, and what they alone refuse or give otherwise is
+# a note, and no finding.
+_UNSHIPPED = "reference"
 
 # What a runtime lacks, and no fault of the file: these kernels have no such op, or CompiledModel
 # takes no file of this kind (`tflite/refusals.py`).
@@ -50,13 +50,16 @@ _LACKS = re.compile(
 _SOFTMAX_ABORTS = 512
 
 
-def installed_runtimes(quantized: QuantizedModel) -> tuple[str, ...]:
-    """Every runtime that the model can be run on here, the session's own first."""
+def compared_runtimes(quantized: QuantizedModel) -> tuple[str, ...]:
+    """
+    Return the runtimes that a model is run on, the session's own first.
+
+    TensorFlow's only where it is the session's own: importing it takes longer than most checks, and
+    no device runs its kernels.
+    """
     found = ["xnnpack", "builtin", "reference"]
     if importlib.util.find_spec("ai_edge_litert.compiled_model") is not None:
         found.append("compiled")
-    if importlib.util.find_spec("tensorflow") is not None:
-        found.append("tensorflow")
     found += quantized.edge.runtimes.own
     return tuple(dict.fromkeys((quantized.runtime, *found)))
 
@@ -102,17 +105,20 @@ class Agreement:
         self._edge = edge
         self._count = 0
         self._first: Mapping[str, Array] = {}
+        self._last: Mapping[str, Array] = {}
         self._is_varied = False
         self._unable: list[UnrunnableError] = []
         self._lacking: list[UnrunnableError] = []
         self._unstable: list[str] = []
         self._notes: list[str] = []
-        self._lanes: dict[str, Lane] = {}
-        for name in installed_runtimes(quantized):
+        self._opened: dict[str, RuntimeResults] = {}
+        for name in compared_runtimes(quantized):
             if self._opens(name):
-                self._lanes[name] = Lane(name)
+                self._opened[name] = RuntimeResults(name)
         # What the others are held against.
-        self._base = next((name for name in (*KEEPING, *self._lanes) if name in self._lanes), None)
+        self._base = next(
+            (name for name in (*KEEPING, *self._opened) if name in self._opened), None
+        )
         self._alone = Alone(edge, self._base) if self._base in KEEPING else None
 
     def update(self, sample: Sample, reference: Sequence[Array] | None) -> None:
@@ -132,7 +138,7 @@ class Agreement:
     @property
     def opened(self) -> frozenset[str]:
         """The runtimes that can run the file, as far as is known."""
-        return frozenset(self._lanes)
+        return frozenset(self._opened)
 
     def result(self) -> AgreementResult:
         """What was found."""
@@ -141,20 +147,18 @@ class Agreement:
             self._take({name: _reversed(value) for name, value in self._first.items()}, None)
         if self._count:
             self._repeat()
-            for lane in self._lanes.values():
-                # Once more: a runtime that gives the first results again is right the first time.
-                if lane.differs and self._alone is not None:
-                    self._alone.look(lane, self._first, 0)
+            for results in self._opened.values():
+                self._look_again(results)
         apart = self._unstable
-        for lane in self._lanes.values():
-            found = lane.troubles(self._base or "", self._edge)
-            if lane.name in _MAY_DIFFER and lane.name != self._quantized.runtime:
+        for results in self._opened.values():
+            found = results.troubles(self._base or "", self._edge)
+            if self._is_extra(results.name):
                 self._notes += [text.splitlines()[0] for text in found]
             else:
                 apart += found
-            self._notes += lane.notes
+            self._notes += results.notes
             if self._alone is not None:
-                self._alone.close(lane)
+                self._alone.close(results)
         same = {each.told for each in self._unable}
         self._unable += [each for each in self._lacking if each.told in same]
         self._lacking = [each for each in self._lacking if each.told not in same]
@@ -163,6 +167,18 @@ class Agreement:
             for text in grouped(self._lacking)
         ]
         return AgreementResult(tuple(self._unable), tuple(apart), tuple(self._notes))
+
+    def _is_extra(self, name: str) -> bool:
+        """Whether no device runs these kernels, and the session and this comparison do not."""
+        return name == _UNSHIPPED and name not in (self._quantized.runtime, self._base)
+
+    def _look_again(self, results: RuntimeResults) -> None:
+        """Run the ops of a runtime alone on a second sample: stale results show there."""
+        if results.looked_at is None or self._alone is None or self._is_extra(results.name):
+            return
+        is_last = results.looked_at == self._count - 1
+        inputs, index = (self._first, 0) if is_last else (self._last, self._count - 1)
+        self._alone.look(results, inputs, index)
 
     def _opens(self, name: str) -> bool:
         cause = _aborts(self._edge.graph) if name == "reference" else ""
@@ -179,21 +195,24 @@ class Agreement:
     def _refused(self, error: UnrunnableError) -> None:
         must_run = (self._quantized.runtime, *_MUST_RUN, *self._edge.runtimes.own)
         told = error.runtime not in must_run and (
-            error.runtime in _MAY_DIFFER or _LACKS.search(error.told)
+            error.runtime == _UNSHIPPED or _LACKS.search(error.told)
         )
         (self._lacking if told else self._unable).append(error)
 
     def _take(self, inputs: Mapping[str, Array], reference: Sequence[Array] | None) -> None:
         """Run one sample everywhere; without a reference nothing is said of the error."""
         codes: dict[str, Sequence[Array]] = {}
-        for name in list(self._lanes):
+        for name in list(self._opened):
+            if self._count and self._is_extra(name):
+                continue
             try:
                 codes[name] = self._edge.runner(name).run(inputs)
             except UnrunnableError as error:
                 self._refused(error)
-                del self._lanes[name]
+                del self._opened[name]
         if not self._count:
             self._first = {name: value.copy() for name, value in inputs.items()}
+        self._last = {name: value.copy() for name, value in inputs.items()}
         self._is_varied |= any(
             not np.array_equal(value, self._first[name]) for name, value in inputs.items()
         )
@@ -201,34 +220,42 @@ class Agreement:
         base = self._base
         if base not in codes:
             return
-        last = self._lanes[base].last
+        last = self._opened[base].last
         repeats = bool(last) and all(map(equal, last, codes[base]))
-        for name, lane in self._lanes.items():
+        for name, made in codes.items():
+            results = self._opened[name]
             if not index:
-                lane.first = codes[name]
-            lane.follow(index, codes[name], repeats=repeats)
+                results.first = made
+            results.follow(index, made, repeats=repeats)
             if name == base:
                 continue
             if reference is not None:
-                lane.watch(self._edge, codes[base], codes[name], reference)
-            if not all(map(equal, codes[base], codes[name])):
-                lane.differs = True
-                if self._alone is not None:
-                    self._alone.look(lane, inputs, index)
+                results.watch(self._edge, codes[base], made, reference)
+            is_new = results.looked_at is None and self._alone is not None
+            if is_new and not all(map(equal, codes[base], made)):
+                self._look(results, inputs, index)
+
+    def _look(self, results: RuntimeResults, inputs: Mapping[str, Array], index: int) -> None:
+        """Run the ops of a runtime alone; of kernels that no device runs if outputs are far off."""
+        assert self._alone is not None, "callers have looked"
+        if self._is_extra(results.name) and not results.troubles(self._base or "", self._edge):
+            return
+        results.looked_at = index
+        self._alone.look(results, inputs, index)
 
     def _repeat(self) -> None:
         """Run the first sample again, behind the others."""
         self._edge.restart()
-        for name, lane in list(self._lanes.items()):
-            if not lane.first:
-                continue  # the first sample did not run on it, which was told
+        for name, results in list(self._opened.items()):
+            if not results.first or self._is_extra(name):
+                continue  # where the first sample did not run on it, that was told
             try:
                 again = self._edge.runner(name).run(self._first)
             except UnrunnableError as error:
                 self._refused(error)
                 continue
             for border, one, two in zip(
-                self._edge.signature.outputs, lane.first, again, strict=True
+                self._edge.signature.outputs, results.first, again, strict=True
             ):
                 share = _unrepeated(one, two)
                 if share:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from pytest_edgeq.agree.lane import Lane
 from pytest_edgeq.agree.pair import make_pair
+from pytest_edgeq.agree.results import RuntimeResults
 from pytest_edgeq.tflite.cut import Cut, cut_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.runtimes import Runner
@@ -38,41 +38,41 @@ class Alone:
         self._cut: Cut | None = None
         self._lone_ops: EdgeFile | None = None
 
-    def look(self, lane: Lane, inputs: Mapping[str, Array], index: int) -> None:
+    def look(self, results: RuntimeResults, inputs: Mapping[str, Array], index: int) -> None:
         """
         Hold every op of a runtime against the base.
 
         Args:
-            lane: The runtime; what was found goes there.
+            results: The runtime; what was found goes there.
             inputs: Of the whole file.
             index: Of the sample, for texts.
         """
-        if not lane.runs_alone:
+        if not results.runs_alone:
             return
         kept = self._edge.runner(self._base, keep=True)
         kept.run(inputs)
         try:
             cut, lone_ops = self._made(kept)
         except ValueError as error:
-            lane.refuses_alone(f"runtimes were not compared op by op: {error}")
+            results.refuses_alone(f"runtimes were not compared op by op: {error}")
             return
         if not cut.outputs:
             return
         given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
         try:
-            outputs = lone_ops.runner(lane.name).run(given)
+            outputs = lone_ops.runner(results.name).run(given)
         except UnrunnableError as error:
-            lane.refuses_alone(
-                f"runtime {lane.name!r} was not compared op by op, as it does not run the file in "
-                f"which ops stand alone: {error}"
+            results.refuses_alone(
+                f"runtime {results.name!r} was not compared op by op, as it does not run the file "
+                f"in which ops stand alone: {error}"
             )
             return
         for (op, tensor), actual in zip(cut.outputs, outputs, strict=True):
-            pair = lane.pairs.get((op.index, tensor))
+            pair = results.pairs.get((op.index, tensor))
             if pair is None:
-                own = lane.name in self._edge.runtimes.own
-                pair = make_pair(self._edge.graph, op, tensor, lane.name, self._base, own=own)
-                lane.pairs[op.index, tensor] = pair
+                own = results.name in self._edge.runtimes.own
+                pair = make_pair(self._edge.graph, op, tensor, results.name, self._base, own=own)
+                results.pairs[op.index, tensor] = pair
             values = {
                 place: kept.tensor(place)
                 for place in (*op.inputs, *op.outputs)
@@ -80,10 +80,10 @@ class Alone:
             }
             pair.update(index, kept.tensor(tensor), actual, values)
 
-    def close(self, lane: Lane) -> None:
+    def close(self, results: RuntimeResults) -> None:
         """Let go of the session that a runtime of one's own has for the ops."""
-        if self._lone_ops is not None and lane.pairs:
-            self._lone_ops.runner(lane.name).close()
+        if self._lone_ops is not None and results.pairs:
+            self._lone_ops.runner(results.name).close()
 
     def _made(self, kept: Runner) -> tuple[Cut, EdgeFile]:
         if self._cut is None or self._lone_ops is None:

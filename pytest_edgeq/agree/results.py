@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pytest_edgeq.agree.pair import GREATEST, Pair
 from pytest_edgeq.tflite.edge import EdgeFile
 
-__all__ = ["FLOAT_UNIT", "Distance", "Lane", "equal"]
+__all__ = ["FLOAT_UNIT", "Distance", "RuntimeResults", "equal"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -55,14 +55,14 @@ def equal(one: Array, two: Array) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class RuntimeResults:
     """One runtime, held against another."""
 
     name: str
     first: Sequence[Array] = ()
     last: Sequence[Array] = ()
     stale: int | None = None
-    differs: bool = False
+    looked_at: int | None = None
     runs_alone: bool = True
     pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
     distances: dict[int, Distance] = field(default_factory=dict)
