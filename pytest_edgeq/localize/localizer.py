@@ -406,19 +406,12 @@ def _called(entry: OpDtypes) -> str:
 
 def _beside(output: _Output, made: Made) -> Beside:
     value, rounded, exact, whole = (
-        _channels_second(np.asarray(each, np.float32))
+        np.ascontiguousarray(each, np.float32)
         for each in (made.value, made.rounded, made.exact, made.whole)
     )
     if made.rounded is made.exact:
         exact = rounded
-    return Beside(value, exact, rounded, whole, output.limits, output.measured.local_lsb)
-
-
-def _channels_second(value: np.ndarray) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(value))
-    if tensor.ndim == 0:
-        return tensor.reshape(1)
-    return tensor.movedim(-1, 1) if tensor.ndim > 2 else tensor
+    return Beside(value, exact, rounded, whole, output.limits)
 
 
 def _add(output: _Output, made: Made, beside: Beside, sums: Sums) -> None:

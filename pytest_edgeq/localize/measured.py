@@ -41,7 +41,7 @@ class Measured:
         least: The least code met.
         greatest: The greatest code met.
         nonfinite: How many of the file's values are not finite, and not so in torch.
-        channel_noise: `noise` by channel, the node's second axis; empty where samples differ in the
+        channel_noise: `noise` by channel, the last axis; empty where samples differ in the
             number of channels.
     """
 

@@ -1,9 +1,9 @@
 """
-Sums and extremes of one tensor of the file beside what torch gives for it, in one go.
+Sums and extremes of one tensor of the file beside what it is held against, in one go.
 
 Squares are summed in float32 within pieces that a processor keeps at hand and in float64 over them:
 a piece's sum is off by some 1e-6 of itself at most, a few millionths of a dB. Where squares leave
-what float32 holds, all are summed in float64.
+what float32 holds, all are summed in float64. Channels are the last axis, as TFLite has them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pytest_edgeq.numerics.health import CLIPPED_LSB
 
-__all__ = ["SMALL", "Beside", "Codes", "Ends", "Sums", "ends_of", "in_channels_last", "summed"]
+__all__ = ["SMALL", "Beside", "Codes", "Ends", "Sums", "ends_of", "summed"]
 
 Floats = npt.NDArray[Any]
 
@@ -29,7 +28,7 @@ _PIECE = 1 << 16
 #: Elements of a tensor that is summed together with others.
 SMALL = 1 << 12
 
-# Rows of ones: what a matrix product with them gives are sums, in half of einsum's time.
+# Rows of ones: a matrix product with them sums up, in half of einsum's time.
 _ONES: Floats = np.ones(_PIECE, np.float32)
 
 # Mean squares that float32 holds with all those that matter beside them.
@@ -54,21 +53,21 @@ class Codes(NamedTuple):
 
     @property
     def floor(self) -> float:
-        """What the least code stands for."""
+        """The value of the least code."""
         return (self.low - self.zero_point) * self.scale
 
     @property
     def ceiling(self) -> float:
-        """What the greatest code stands for."""
+        """The value of the greatest code."""
         return (self.high - self.zero_point) * self.scale
 
     def value(self, code: int) -> float:
-        """What a code stands for, as float32 has it."""
+        """Return the value of a code, as float32 has it."""
         return float(np.float32(code - self.zero_point) * np.float32(self.scale))
 
     @property
     def fuzz(self) -> float:
-        """What float32 may be off by in a difference of codes."""
+        """By how much float32 may be off in a difference of codes."""
         return (self.high - self.low) * 2.0**-22
 
 
@@ -91,7 +90,7 @@ class Ends(NamedTuple):
 
 def ends_of(stored: Floats, codes: Codes) -> Ends:
     """
-    Look how far codes reach: they are a quarter of what they stand for.
+    Return how far codes reach: they take a quarter of the memory of their values.
 
     Args:
         stored: The codes, one of them at least.
@@ -109,23 +108,20 @@ class Sums:
     What is known of one tensor of one sample.
 
     Attributes:
-        noise: Sum of the squared differences of the file and the float reference.
-        channels: The same by channel, the second axis; None where there is none.
-        signal: Sum of the squares of the float reference.
-        least: The least value of the float reference.
+        noise: Sum of the squared differences of the file and the float op.
+        channels: The same by channel; None of fewer than two axes.
+        signal: Sum of the squares of the float op.
+        least: The least value of the float op.
         greatest: The greatest.
-        own_signal: Sum of the squares of the file's values.
-        below: How many of the float reference's values lie more than `CLIPPED_LSB` below what codes
-            reach.
-        above: How many lie above.
-        apart_noise: Sum of the squared differences of the file and the float model.
-        apart_signal: Sum of the squares of the float model.
+        below: How many of the float op's values lie more than `CLIPPED_LSB` below the least code.
+        above: How many lie above the greatest.
+        apart_noise: Sum of the squared differences of the file and the whole float form.
+        apart_signal: Sum of the squares of the whole float form.
         apart: Greatest difference of these two; where there are codes.
-        off: Greatest difference of the file and the quantized reference, cut to what codes reach.
-        steps: Greatest difference of their codes, where it is more than was known.
-        peak: Greatest magnitude of the quantized reference; where there are no codes.
-        own_least: The least value of the file; of codes it is `Ends` that tell.
-        own_greatest: The greatest.
+        off: Greatest difference of the file and the op with the file's constants, cut to what codes
+            reach; of codes in LSB.
+        steps: Greatest difference of their codes.
+        peak: Greatest magnitude of the op with the file's constants; where there are no codes.
     """
 
     noise: float = 0.0
@@ -133,7 +129,6 @@ class Sums:
     signal: float = 0.0
     least: float = math.inf
     greatest: float = -math.inf
-    own_signal: float = 0.0
     below: int = 0
     above: int = 0
     apart_noise: float = 0.0
@@ -142,131 +137,96 @@ class Sums:
     off: float = 0.0
     steps: float = 0.0
     peak: float = 0.0
-    own_least: float = math.inf
-    own_greatest: float = -math.inf
-
-    @property
-    def own_peak(self) -> float:
-        """Greatest magnitude of the file's values, NaN where there is one."""
-        return max(-self.own_least, self.own_greatest, 0.0)
 
 
 class Beside(NamedTuple):
     """
-    One tensor of the file and all that it is held against, in the node's layout.
+    One tensor of the file and what it is held against: float32 arrays of one shape.
 
     Attributes:
-        made: What the file gives.
-        floats: What the float reference gives for the op's own inputs.
-        quantized: What the quantized one gives; may be the same tensor.
-        whole: What the float model gives.
+        made: The file's.
+        floats: What the float op gives on the file's own inputs.
+        rounded: What it gives with the file's constants; may be the same array.
+        whole: What the whole float form gives.
         codes: What the file's codes stand for, None of floats.
-        known: Differences of codes up to this one are not looked for.
-        own: Whether the sum of the file's squares is asked for.
-        told: Sums of the tensor of the file that `floats` is, beside the same `whole`, if it is
-            one: what they tell is not looked for again.
     """
 
-    made: torch.Tensor
-    floats: torch.Tensor
-    quantized: torch.Tensor
-    whole: torch.Tensor
+    made: Floats
+    floats: Floats
+    rounded: Floats
+    whole: Floats
     codes: Codes | None
-    known: float
-    own: bool = True
-    told: Sums | None = None
 
 
 def summed(given: Sequence[Beside]) -> list[Sums]:
     """
-    Sums over all elements of each; NaN counts as infinite.
+    Sum over all elements of each tensor; NaN counts as infinite.
 
     Small ones are put in a row and summed in one go: one by one, calling numpy takes far longer
-    than what is to be done.
+    than the sums.
     """
     found = [Sums() for _ in given]
-    small = [(each, sums) for each, sums in zip(given, found, strict=True) if _is_small(each)]
+    small = [pair for pair in zip(given, found, strict=True) if 0 < pair[0].made.size <= SMALL]
     with np.errstate(all="ignore"):
         if small:
             _sum_together([each for each, _ in small], [sums for _, sums in small])
         for each, sums in zip(given, found, strict=True):
-            if each.made.numel() > SMALL:
+            if each.made.size > SMALL:
                 _sum(sums, each)
     return found
 
 
-def _is_small(each: Beside) -> bool:
-    return 0 < each.made.numel() <= SMALL
-
-
 def _sum_together(given: Sequence[Beside], found: Sequence[Sums]) -> None:
-    """All in float64 but for the differences themselves; a row of tensors, each a segment."""
+    """Sum small tensors, each a segment of a row, in float64 but for the differences."""
     made = _in_a_row([each.made for each in given])
     floats = _in_a_row([each.floats for each in given])
     whole = _in_a_row([each.whole for each in given])
-    same = all(each.quantized is each.floats for each in given)
-    quantized = floats if same else _in_a_row([each.quantized for each in given])
-    shapes = [each.made.shape for each in given]
-    counts = [shape.numel() for shape in shapes]
-    starts = _starts(counts)
+    same = all(each.rounded is each.floats for each in given)
+    rounded = floats if same else _in_a_row([each.rounded for each in given])
+    counts = [each.made.size for each in given]
+    starts: Any = np.cumsum(counts) - counts
 
-    def squared(values: Floats, at: Any = starts) -> Floats:
-        total: Floats = np.add.reduceat(np.square(values, dtype=np.float64), at)
-        return total
+    def squared(values: Floats) -> Floats:
+        return _finite_ones(np.add.reduceat(np.square(values, dtype=np.float64), starts))
 
     def furthest(values: Floats) -> Floats:
         peak: Floats = np.maximum.reduceat(np.abs(values), starts)
         return _finite_ones(peak.astype(np.float64))
 
-    lines = [math.prod(shape[:2]) if len(shape) > 1 else 1 for shape in shapes]
-    sizes = [count // n for n, count in zip(lines, counts, strict=True)]
-    by_line = squared(made - floats, _starts(np.repeat(sizes, lines)))
+    noises = np.square(made - floats, dtype=np.float64)
     apart = made - whole
     codes = [each.codes for each in given]
     # Floats have no end, and a step of 1.
     scales = np.array([1.0 if c is None else c.scale for c in codes])
     ends = [(-math.inf, math.inf) if c is None else (c.floor, c.ceiling) for c in codes]
     floor, ceiling = (np.repeat(each.astype(np.float32), counts) for each in np.array(ends).T)
-    off = np.clip(quantized, floor, ceiling)
+    off = np.clip(rounded, floor, ceiling)
     off -= made
     furthest_off = furthest(off) / scales
     columns = (
-        _finite_ones(np.add.reduceat(by_line, _starts(lines))),
-        _finite_ones(squared(floats)),
-        _finite_ones(squared(made)),
+        _finite_ones(np.add.reduceat(noises, starts)),
+        squared(floats),
         np.minimum.reduceat(floats, starts),
         np.maximum.reduceat(floats, starts),
-        _finite_ones(squared(apart)),
-        _finite_ones(squared(whole)),
+        squared(apart),
+        squared(whole),
         furthest(apart),
         furthest_off,
-        _steps_together(given, counts, furthest_off, (made, quantized, off)),
-        np.maximum.reduceat(np.abs(quantized), starts),
-        np.minimum.reduceat(made, starts),
-        np.maximum.reduceat(made, starts),
+        np.maximum.reduceat(np.abs(rounded), starts),
     )
-    start = line = 0
+    start = 0
     for place, values in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
-        sums, shape = found[place], shapes[place]
-        sums.noise, sums.signal, sums.own_signal, sums.least, sums.greatest = values[:5]
-        sums.apart_noise, sums.apart_signal, sums.apart, sums.off, sums.steps = values[5:10]
-        sums.peak, sums.own_least, sums.own_greatest = values[10:]
+        sums, limits, shape = found[place], codes[place], given[place].made.shape
+        sums.noise, sums.signal, sums.least, sums.greatest = values[:4]
+        sums.apart_noise, sums.apart_signal, sums.apart, sums.off, sums.peak = values[4:]
+        segment = slice(start, start + counts[place])
         if len(shape) > 1:
-            channels = by_line[line : line + lines[place]]
-            one = shape[0] == 1
-            sums.channels = channels if one else channels.reshape(shape[:2]).sum(axis=0)
-        limits = codes[place]
+            sums.channels = noises[segment].reshape(-1, shape[-1]).sum(axis=0)
         if limits is not None:
-            own = floats[start : start + counts[place]]
-            _count_beyond(sums, own, sums.least, sums.greatest, limits)
+            _count_beyond(sums, floats[segment], sums.least, sums.greatest, limits)
+            if _may_part(sums.off, limits):
+                sums.steps = _steps(off[segment], rounded[segment], made[segment], limits)
         start += counts[place]
-        line += lines[place]
-
-
-def _starts(counts: Any) -> Any:
-    """Where each of some segments in a row begins."""
-    ends = np.cumsum(counts)
-    return ends - counts
 
 
 def _finite_ones(values: Floats) -> Floats:
@@ -274,49 +234,17 @@ def _finite_ones(values: Floats) -> Floats:
     return np.where(np.isfinite(values), values, math.inf)
 
 
-def _in_a_row(values: Sequence[torch.Tensor]) -> Floats:
-    """All elements of all of them, in the order of their axes."""
-    row: Floats = np.concatenate([each.numpy() for each in values], axis=None, dtype=np.float32)
+def _in_a_row(values: Sequence[Floats]) -> Floats:
+    row: Floats = np.concatenate(values, axis=None, dtype=np.float32)
     return row
 
 
-def _steps_together(
-    given: Sequence[Beside], counts: Sequence[int], off: Floats, values: tuple[Floats, ...]
-) -> Floats:
-    """The greatest difference of codes of each, where it is more than was known."""
-    steps = np.zeros(len(given))
-    near = np.full(len(given), math.inf, np.float32)
-    for place, each in enumerate(given):
-        if each.codes is not None and _is_news(float(off[place]), each.codes, each.known):
-            near[place] = (0.5 - each.codes.fuzz) * each.codes.scale
-    if np.isinf(near).all():
-        return steps
-    far = np.flatnonzero(np.abs(values[2]) >= np.repeat(near, counts))
-    owners = np.repeat(np.arange(len(given)), counts)[far]
-    known = np.array([each.codes or (0, 0, 1.0, 0) for each in given], np.float32)[owners].T
-    apart = _apart_in_codes(values[1][far], values[0][far], Codes(*known))
-    np.maximum.at(steps, owners, apart)
-    return np.where(np.isfinite(steps), steps, math.inf)
-
-
-def in_channels_last(value: torch.Tensor) -> bool:
-    """Whether channels lie last in memory and the second in the shape."""
-    if value.ndim == 4:
-        last = value.is_contiguous(memory_format=torch.channels_last)
-        return last and not value.is_contiguous()
-    return (
-        value.ndim > 2
-        and not value.is_contiguous()
-        and value.permute(0, *range(2, value.ndim), 1).is_contiguous()
-    )
-
-
 def _sum(sums: Sums, given: Beside) -> None:
-    made, floats, quantized, whole, codes, known, own, told = given
-    last = floats.ndim == 2 or in_channels_last(floats)
-    # The quantized reference once more only where it is another.
-    values = (made, floats, whole) if quantized is floats else (made, floats, whole, quantized)
-    lines = [_lines(each, last=last) for each in values]
+    made, floats, rounded, whole, codes = given
+    # The op with the file's constants once more only where it is another.
+    values = (made, floats, whole) if rounded is floats else (made, floats, whole, rounded)
+    width = made.shape[-1] if made.ndim > 1 else 1
+    lines = [each.reshape(-1, width) for each in values]
     by_channel: list[Floats] = []
     spare: list[Floats] = []
     for piece in _pieces(lines):
@@ -327,54 +255,23 @@ def _sum(sums: Sums, given: Beside) -> None:
         if codes is None:
             _take_floats(sums, piece, noise, other)
         else:
-            _take_codes(sums, piece, noise, other, codes, known, told)
+            _take_codes(sums, piece, noise, other, codes)
         squares = np.square(noise, out=other)
-        count, size = squares.shape
-        by_channel.append(np.dot(_ONES[:count], squares) if last else np.dot(squares, _ones(size)))
-        if own:
-            sums.own_signal += _square(piece[0])
-        if told is None:
-            sums.signal += _square(piece[1])
-            sums.apart_signal += _square(piece[2])
+        by_channel.append(np.dot(_ONES[: len(squares)], squares))
+        sums.signal += _square(piece[1])
+        sums.apart_signal += _square(piece[2])
         apart = np.subtract(piece[0], piece[2], out=noise)
         sums.apart_noise += _square(apart)
         if codes is not None:
             sums.apart = _greater(sums.apart, apart)
-    if told is not None:
-        sums.signal, sums.apart_signal = told.own_signal, told.apart_signal
-    _put_together(sums, by_channel, lines, made.shape, last=last, own=own)
-
-
-def _put_together(
-    sums: Sums,
-    by_channel: list[Floats],
-    lines: list[Floats],
-    shape: torch.Size,
-    *,
-    last: bool,
-    own: bool,
-) -> None:
-    """Sum up over pieces, all in float64 where squares leave what float32 holds."""
-    made, floats, whole = lines[:3]
-    if len(by_channel) == 1:
-        noises = by_channel[0].astype(np.float64)
-    elif last:
-        noises = np.asarray(by_channel, np.float64).sum(axis=0)
-    else:
-        noises = np.concatenate(by_channel).astype(np.float64)
+    noises = np.asarray(by_channel, np.float64).sum(axis=0)
     sums.noise = float(noises.sum())
     if not _is_held(sums.noise, made, floats):
-        apart = made.astype(np.float64) - floats
-        noises = np.square(apart, out=apart).sum(axis=0 if last else 1)
+        noises = np.square(lines[0].astype(np.float64) - lines[1]).sum(axis=0)
         sums.noise = _finite(float(noises.sum()))
-    if len(shape) > 1:
-        # A line for each channel of each image, or one for each channel.
-        one = last or shape[0] == 1
-        sums.channels = noises if one else noises.reshape(shape[:2]).sum(axis=0)
+    sums.channels = noises if made.ndim > 1 else None
     if not _is_held(sums.signal, floats):
         sums.signal = _exact(floats)
-    if own and not _is_held(sums.own_signal, made):
-        sums.own_signal = _exact(made)
     if not _is_held(sums.apart_noise, made, whole):
         sums.apart_noise = _exact(made, whole)
     if not _is_held(sums.apart_signal, whole):
@@ -382,35 +279,31 @@ def _put_together(
 
 
 def _take_codes(
-    sums: Sums,
-    piece: Sequence[Floats],
-    noise: Floats,
-    spare: Floats,
-    codes: Codes,
-    known: float,
-    told: Sums | None,
+    sums: Sums, piece: Sequence[Floats], noise: Floats, spare: Floats, codes: Codes
 ) -> None:
-    made, floats, quantized = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
-    if told is None:
-        least, greatest = float(floats.min()), float(floats.max())
-    else:
-        least, greatest = told.own_least, told.own_greatest
+    made, floats, rounded = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
+    least, greatest = float(floats.min()), float(floats.max())
     sums.least, sums.greatest = _lesser(sums.least, least), -_lesser(-sums.greatest, -greatest)
     _count_beyond(sums, floats, least, greatest, codes)
     off = noise
-    if quantized is not floats or not (least >= codes.floor and greatest <= codes.ceiling):
-        off = np.clip(quantized, codes.floor, codes.ceiling, out=spare)
+    if rounded is not floats or not (least >= codes.floor and greatest <= codes.ceiling):
+        off = np.clip(rounded, codes.floor, codes.ceiling, out=spare)
         off -= made
     furthest = _greater(0.0, off) / codes.scale
     sums.off = max(sums.off, furthest)
-    if _is_news(furthest, codes, known):
-        far = np.flatnonzero(np.abs(off) >= (0.5 - codes.fuzz) * codes.scale)
-        steps = _apart_in_codes(quantized.reshape(-1)[far], made.reshape(-1)[far], codes)
-        sums.steps = _greater(sums.steps, steps) if len(far) else sums.steps
+    if _may_part(furthest, codes):
+        sums.steps = max(sums.steps, _steps(off, rounded, made, codes))
+
+
+def _take_floats(sums: Sums, piece: Sequence[Floats], noise: Floats, spare: Floats) -> None:
+    made, floats, rounded = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
+    sums.peak = _peak(sums.peak, rounded)
+    off = noise if rounded is floats else np.subtract(made, rounded, out=spare)
+    sums.off = _greater(sums.off, off)
 
 
 def _count_beyond(sums: Sums, floats: Floats, least: float, greatest: float, codes: Codes) -> None:
-    """NaN is within no limits. Where all values are, there is nothing to count."""
+    """Count values beyond the codes. NaN is within no limits; within them there are none."""
     beyond = CLIPPED_LSB * codes.scale
     if not least >= codes.floor - beyond:
         sums.below += int(np.count_nonzero(floats < codes.floor - beyond))
@@ -418,50 +311,26 @@ def _count_beyond(sums: Sums, floats: Floats, least: float, greatest: float, cod
         sums.above += int(np.count_nonzero(floats > codes.ceiling + beyond))
 
 
-def _is_news(off: float, codes: Codes, known: float) -> bool:
-    """Whether codes may differ by more than is known: what is nearer than halfway rounds to it."""
-    return known < math.inf and math.floor(min(off, 1e9) + 0.5 + codes.fuzz) > known
+def _may_part(off: float, codes: Codes) -> bool:
+    """Whether codes may differ: a value that is nearer than halfway rounds to the code."""
+    return off + codes.fuzz >= 0.5
 
 
-def _apart_in_codes(quantized: Floats, made: Floats, codes: Codes) -> Floats:
-    """Differences of the codes that values round to and those that the file has."""
-    exact = np.clip(quantized / codes.scale + codes.zero_point, codes.low, codes.high)
-    apart: Floats = np.rint(exact) - (np.rint(made / codes.scale) + codes.zero_point)
-    return np.abs(apart)
-
-
-def _take_floats(sums: Sums, piece: Sequence[Floats], noise: Floats, spare: Floats) -> None:
-    made, floats, quantized = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
-    sums.peak = _peak(sums.peak, quantized)
-    sums.own_least = _lesser(sums.own_least, float(made.min()))
-    sums.own_greatest = -_lesser(-sums.own_greatest, -float(made.max()))
-    off = noise if quantized is floats else np.subtract(made, quantized, out=spare)
-    sums.off = _greater(sums.off, off)
-
-
-def _lines(value: torch.Tensor, *, last: bool) -> Floats:
-    """The elements in the order of memory: lines of channels, or a line a channel."""
-    array: Floats = (value if value.dtype == torch.float32 else value.to(torch.float32)).numpy()
-    shape = array.shape
-    if last:
-        turned = array.transpose(0, *range(2, array.ndim), 1) if array.ndim > 2 else array
-        return turned.reshape(-1, shape[1])
-    return array.reshape(shape[0] * shape[1] if array.ndim > 1 else 1, -1)
+def _steps(off: Floats, rounded: Floats, made: Floats, codes: Codes) -> float:
+    """Return the greatest difference of the file's codes from those that values round to."""
+    far = np.flatnonzero(~(np.abs(off) < (0.5 - codes.fuzz) * codes.scale))
+    wanted, own = rounded.reshape(-1)[far], made.reshape(-1)[far]
+    exact = np.clip(wanted / codes.scale + codes.zero_point, codes.low, codes.high)
+    apart = np.rint(exact) - (np.rint(own / codes.scale) + codes.zero_point)
+    return _greater(0.0, apart) if len(far) else 0.0
 
 
 def _pieces(lines: Sequence[Floats]) -> Iterator[Sequence[Floats]]:
-    """Some lines of all of them, the same ones."""
-    count, size = lines[0].shape
-    if count * size <= _PIECE:
-        yield lines
-        return
-    step = max(_PIECE // size, 1)
+    """Give the same rows of all of them, some at a time."""
+    count, width = lines[0].shape
+    step = max(_PIECE // width, 1)
     for start in range(0, count, step):
         yield [each[start : start + step] for each in lines]
-
-
-def _ones(count: int) -> Floats:
-    return _ONES[:count] if count <= _PIECE else np.ones(count, np.float32)
 
 
 def _square(values: Floats) -> float:
