@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -10,12 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
 from pytest_edgeq.localize.cause import WAYS_OUT
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
+from pytest_edgeq.measurement import Outcome
 from pytest_edgeq.numerics.checks import SampleLedger
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
@@ -68,6 +73,9 @@ _RANKS = {
 }
 """Of findings on health."""
 
+_CHOSEN = 4
+"""Samples on which the ops are measured in any case."""
+
 _FEW_CALIBRATED = 8
 """
 Different calibration samples that are few.
@@ -119,6 +127,42 @@ def check(
         warn_user(f"edgeq.check: {note}")
 
 
+class _Choice:
+    """
+    Chooses the samples whose ops are measured one by one: it takes several times as long as a run.
+
+    These are the first few, and each later one with an output that is further from torch than on
+    all before it. Of n samples in no order some 4 + ln(n / 4) are chosen. Where a sample changes
+    what the next one gives, all are.
+    """
+
+    def __init__(self, quantized: QuantizedModel) -> None:
+        edges = (quantized.edge, quantized.float_edge)
+        self._takes_all = any(edge is not None and edge.is_stateful for edge in edges)
+        self._count = 0
+        self._worst: list[float] = []
+
+    def is_next(self, outcome: Outcome | None) -> bool:
+        """Whether to measure the ops on the next sample, which gave these outputs."""
+        self._count += 1
+        if outcome is None:
+            return True
+        pairs = zip(outcome.values["edge"], outcome.values["float"], strict=True)
+        errors = [_distance(one, two) for one, two in pairs]
+        worst = self._worst or [-1.0] * len(errors)
+        self._worst = [max(pair) for pair in zip(errors, worst, strict=True)]
+        return self._takes_all or self._count <= _CHOSEN or self._worst != worst
+
+
+def _distance(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> float:
+    """Return the sum of the squared differences of two outputs; what is NaN in one is infinite."""
+    with np.errstate(all="ignore"):
+        apart = np.where(one == two, 0.0, one.astype(np.float64) - two)
+        apart[np.isnan(one) & np.isnan(two)] = 0.0
+        total = float(np.square(apart).sum())
+    return total if math.isfinite(total) else math.inf
+
+
 @dataclass(slots=True, eq=False)
 class _Gate:
     """Gathers what is wrong."""
@@ -148,24 +192,33 @@ class _Gate:
             seen = SampleLedger()
             state = state_of(quantized) if threads > 1 else None
             beside: Beside | None = None
+            choice = _Choice(quantized)
+            pending: Callable[[], None] | None = None
             for sample in read_samples(inputs, quantized.spec, "evaluation"):
                 seen.add(sample.arrays())
                 if not self.fits:
                     continue  # the samples are read all the same: one may not be a sample at all
-                localized: Callable[[], None] | None = None
-                if localizer is not None:
-                    localized = partial(localizer.update, sample)
-                    if beside is not None:
-                        localized = beside.start(localized)
-                expected = self._compare(comparer, sample) if runs else None
-                runs = expected is not None
-                if self.fits:
-                    agreement.update(sample, expected)
-                if localized is not None and not (self.answers and self._is_held(localized)):
+                outcome = self._compare(comparer, sample) if runs else None
+                runs = outcome is not None
+                if pending is not None and not self._is_held(pending):
                     localizer = None
+                pending = None
+                if localizer is not None and self.fits and self.answers:
+                    pending = self._localizing(localizer, choice, sample, outcome)
+                    if beside is not None:
+                        pending = beside.start(pending)
+                if self.fits:
+                    agreement.update(sample, None if outcome is None else outcome.values["float"])
+                if pending is not None and beside is None:
+                    localizer = localizer if self._is_held(pending) else None
+                    pending = None
                 if beside is None and state is not None and state == state_of(quantized):
                     beside = stack.enter_context(contextlib.closing(Beside()))
                 state = None
+            if pending is not None and not self._is_held(pending):
+                localizer = None
+            if not (self.fits and self.answers):
+                localizer = None
         if runs:
             self.comparison = comparer.result()
             self._look_at_health(self.comparison)
@@ -179,6 +232,15 @@ class _Gate:
         self._add(_RUNS, *grouped([*self.refusals, *agreed.unable]))
         self._add(_RUNTIMES, *agreed.apart)
         self.notes += agreed.notes
+
+    @staticmethod
+    def _localizing(
+        localizer: Localizer, choice: _Choice, sample: Sample, outcome: Outcome | None
+    ) -> Callable[[], None]:
+        """Return the call that measures the ops on a sample, or holds its outputs alone."""
+        known = {} if outcome is None else outcome.values
+        is_chosen = choice.is_next(outcome)
+        return partial(localizer.update if is_chosen else localizer.hold, sample.clone(), known)
 
     def hold_against(self, claims: Iterable[Callable[[], None]]) -> None:
         """Hold the model against what was accepted before."""
@@ -259,8 +321,8 @@ class _Gate:
     def _add(self, rank: int, *texts: str) -> None:
         self.findings += [_Trouble(rank, text) for text in texts]
 
-    def _compare(self, comparer: Comparer, sample: Sample) -> Any:
-        """What the reference gives; None where file and reference cannot be compared."""
+    def _compare(self, comparer: Comparer, sample: Sample) -> Outcome | None:
+        """Return the outputs; None where file and reference cannot be compared."""
         try:
             return comparer.update(sample)
         except (ValueError, TypeError) as error:

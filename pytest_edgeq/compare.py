@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.build import build_of
-from pytest_edgeq.measurement import Arrays, Measurement, SampleRunner
+from pytest_edgeq.measurement import Arrays, Measurement, Outcome, SampleRunner
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
@@ -114,12 +114,12 @@ class Comparer:
     def __exit__(self, *raised: object) -> None:
         self._open.close()
 
-    def update(self, sample: Sample) -> Arrays:
+    def update(self, sample: Sample) -> Outcome:
         """
         Measure one sample.
 
         Returns:
-            What the reference gave, in the file's order of outputs.
+            The outputs of the file and of its references.
 
         Raises:
             ValueError: The sample does not fit, or outputs differ in number or shape.
@@ -129,7 +129,7 @@ class Comparer:
         outcome = self._runner.run(sample, self._count)
         self._measurement.update(self._count, sample, outcome)
         self._note(sample)
-        return outcome.values["float"]
+        return outcome
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
         """

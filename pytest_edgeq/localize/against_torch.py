@@ -23,6 +23,7 @@ from pytest_edgeq import litert
 from pytest_edgeq.localize.file_constants import axis_orders
 from pytest_edgeq.localize.float_forms import Forms
 from pytest_edgeq.localize.kernels.site import ULP
+from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op, Subgraph
@@ -109,6 +110,8 @@ class AgainstTorch:
     def __init__(self, quantized: QuantizedModel, forms: Forms) -> None:
         self._quantized, self._forms = quantized, forms
         self._form, self._reference = forms.checked, forms.reference
+        kept = quantized.float_edge
+        self._is_kept = kept is not None and kept.graph is forms.checked.graph
         self._shaken: EdgeFile | None = None
         self.aligned: EdgeFile | None = None
         self._in_double: torch.nn.Module | None = None
@@ -120,12 +123,19 @@ class AgainstTorch:
         self._count = 0
         self.parting: Parting | None = None
 
-    def update(self, sample: Sample, *, is_run: bool = False) -> None:
+    def update(
+        self,
+        sample: Sample,
+        known: Mapping[str, Arrays] = MappingProxyType({}),
+        *,
+        is_run: bool = False,
+    ) -> None:
         """
         Compare one sample; after the first one that differs none is looked at any more.
 
         Args:
             sample: The sample.
+            known: Outputs that were computed before, by side, as `Outcome.values` has them.
             is_run: Whether the form's keeping runner has just run it.
 
         Raises:
@@ -133,12 +143,15 @@ class AgainstTorch:
         """
         if self.parting is not None:
             return
+        torchs = self._torchs(sample, known.get("float"))
         if self.aligned is not None:
             self._run(self.aligned, sample)
         elif not is_run:
+            kept = known.get("float_tflite") if self._is_kept else None
+            if kept is not None and self._compare(torchs, kept) is None:
+                return
             self._run(self._form, sample)
-        torchs = self._torchs(sample)
-        parting = self._compare(torchs)
+        parting = self._compare(torchs, self._outputs())
         if parting is not None and self.aligned is None:
             parting = self._unexplained(sample, torchs, parting)
         if parting is not None:
@@ -150,7 +163,7 @@ class AgainstTorch:
     def _unexplained(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting | None:
         """Return what is left to explain, if constants that torch has nothing like do not."""
         if self._forms.shaken is not None:
-            found = self._compare(torchs, self._rounding(sample))
+            found = self._compare(torchs, self._outputs(), self._rounding(sample))
             if found is None:
                 return None
             parting = found
@@ -158,7 +171,7 @@ class AgainstTorch:
             own, aligned = self._runner, self._forms.aligned()
             self._runner = aligned.runner("builtin", keep=True)
             self._run(aligned, sample)
-            if self._compare(torchs) is None:
+            if self._compare(torchs, self._outputs()) is None:
                 self.aligned = aligned
                 return None
             self._runner = own
@@ -182,10 +195,12 @@ class AgainstTorch:
             for output, each in zip(self._wanted, apart, strict=True)
         }
 
-    def _torchs(self, sample: Sample) -> _Torchs:
-        """Run torch, and in float64 as well on the first samples."""
-        outputs = call_reference(self._reference, sample)
-        values = in_file_order(outputs, self._wanted, self._quantized.name)
+    def _torchs(self, sample: Sample, known: Arrays | None) -> _Torchs:
+        """Return torch's outputs, and on the first samples those in float64 as well."""
+        values: Sequence[Array] | None = known
+        if values is None or self._reference is not self._quantized.float_model:
+            outputs = call_reference(self._reference, sample)
+            values = in_file_order(outputs, self._wanted, self._quantized.name)
         exact: Sequence[Array] | None = None
         if not self._count:
             self._in_double = _in_double(self._reference)
@@ -197,15 +212,21 @@ class AgainstTorch:
         none: Sequence[Array | None] = [None] * len(values)
         return list(zip(values, none if exact is None else exact, strict=True))
 
-    def _compare(
-        self, torchs: _Torchs, rounding: Mapping[str, float] = MappingProxyType({})
-    ) -> Parting | None:
-        """Return the first output that is further from torch than float32 and rounding explain."""
+    def _outputs(self) -> Sequence[Array]:
+        """Return the outputs of the form's last run, in the order of the file."""
         tensor = self._runner.tensor
         outputs = [
             (border.name, tensor(border.tensor.index)) for border in self._form.signature.outputs
         ]
-        made = in_file_order(outputs, self._wanted, self._quantized.name)
+        return in_file_order(outputs, self._wanted, self._quantized.name)
+
+    def _compare(
+        self,
+        torchs: _Torchs,
+        made: Sequence[Array],
+        rounding: Mapping[str, float] = MappingProxyType({}),
+    ) -> Parting | None:
+        """Return the first output that is further from torch than float32 and rounding explain."""
         for output, ours, (theirs, precise) in zip(self._wanted, made, torchs, strict=True):
             if theirs.dtype.kind != "f":
                 continue

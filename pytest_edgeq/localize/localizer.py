@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,7 @@ from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.scales import moved_findings
 from pytest_edgeq.localize.structure import Structure
 from pytest_edgeq.localize.sums import Beside, Codes, Sums, ends_of, summed
+from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
@@ -133,9 +135,13 @@ class Localizer:
     def __exit__(self, *raised: object) -> None:
         self._open.close()
 
-    def update(self, sample: Sample) -> None:
+    def update(self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})) -> None:
         """
-        Measure one sample.
+        Measure every op on one sample.
+
+        Args:
+            sample: The sample.
+            known: Outputs that were computed before, by side, as `Outcome.values` has them.
 
         Raises:
             RuntimeError: The kernels fail.
@@ -156,8 +162,22 @@ class Localizer:
                     self._judge(waiting)
                     waiting, elements = [], 0
             self._judge(waiting)
-        self._torch.update(sample, is_run=self._is_one_form)
+        self._torch.update(sample, known, is_run=self._is_one_form)
         self._count += 1
+
+    def hold(self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})) -> None:
+        """
+        Hold the outputs of the float form against torch's on one sample, and measure no op.
+
+        Args:
+            sample: One behind the first, which was measured.
+            known: As `update` takes it.
+
+        Raises:
+            RuntimeError: The kernels fail.
+            ValueError, TypeError: The sample does not fit the file.
+        """
+        self._torch.update(sample, known)
 
     def _look_at_mask(self, made: Made) -> None:
         """Note a mask that an op puts to scores, and that its range cuts, or that takes it all."""
