@@ -203,7 +203,7 @@ class _Gate:
                 if pending is not None and not self._is_held(pending):
                     localizer = None
                 pending = None
-                if localizer is not None and self.fits and self.answers:
+                if localizer is not None and self.answers:
                     pending = self._localizing(localizer, choice, sample, outcome)
                     if beside is not None:
                         pending = beside.start(pending)
@@ -217,7 +217,7 @@ class _Gate:
                 state = None
             if pending is not None and not self._is_held(pending):
                 localizer = None
-            if not (self.fits and self.answers):
+            if not self.answers:
                 localizer = None
         if runs:
             self.comparison = comparer.result()

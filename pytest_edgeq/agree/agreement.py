@@ -114,7 +114,7 @@ class Agreement:
         self._opened: dict[str, RuntimeResults] = {}
         for name in compared_runtimes(quantized):
             if self._opens(name):
-                self._opened[name] = RuntimeResults(name)
+                self._opened[name] = RuntimeResults(name, twins=set(self._opened))
         # What the others are held against.
         self._base = next(
             (name for name in (*KEEPING, *self._opened) if name in self._opened), None
@@ -231,8 +231,14 @@ class Agreement:
                 continue
             if reference is not None:
                 results.watch(self._edge, codes[base], made, reference)
-            is_new = results.looked_at is None and self._alone is not None
-            if is_new and not all(map(equal, codes[base], made)):
+            results.twins = {
+                twin
+                for twin in results.twins
+                if twin in codes and all(map(equal, codes[twin], made))
+            }
+            # Of runtimes that give the same bit by bit, the ops of one are looked at.
+            is_new = results.looked_at is None and not results.twins
+            if is_new and self._alone is not None and not all(map(equal, codes[base], made)):
                 self._look(results, inputs, index)
 
     def _look(self, results: RuntimeResults, inputs: Mapping[str, Array], index: int) -> None:

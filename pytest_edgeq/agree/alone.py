@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 from pytest_edgeq.agree.pair import make_pair
 from pytest_edgeq.agree.results import RuntimeResults
-from pytest_edgeq.tflite.cut import Cut, cut_ops
+from pytest_edgeq.tflite.cut import Cut, cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import Op
 from pytest_edgeq.tflite.runtimes import Runner
 from pytest_edgeq.unrunnable import UnrunnableError
 
@@ -22,9 +24,32 @@ __tracebackhide__ = True
 Array = npt.NDArray[Any]
 
 
+_MOST_BYTES = 1 << 26
+"""Of the tensors of ops that are run together."""
+
+_KEPT_GROUPS = 2
+"""So many groups stay open between samples."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """
+    Ops that are run together.
+
+    Attributes:
+        ops: In order.
+        cut: The file that holds them; None while it is not made.
+        file: The same, open.
+    """
+
+    ops: tuple[Op, ...]
+    cut: Cut | None = None
+    file: EdgeFile | None = None
+
+
 class Alone:
     """
-    Runs each op alone on two runtimes; the file that holds them is made when first needed.
+    Runs each op alone on two runtimes; the files that hold them are made when first needed.
 
     Args:
         edge: The whole file.
@@ -35,38 +60,55 @@ class Alone:
         # Interpreters of its own: those of `edge` may be running in another thread.
         self._edge = edge.apart()
         self._base = base
-        self._cut: Cut | None = None
-        self._lone_ops: EdgeFile | None = None
+        self._ran: int | None = None
+        self._groups: list[_Group] = []
 
     def look(self, results: RuntimeResults, inputs: Mapping[str, Array], index: int) -> None:
         """
         Hold every op of a runtime against the base.
 
         Args:
-            results: The runtime; what was found goes there.
+            results: The runtime; findings are added to it.
             inputs: Of the whole file.
-            index: Of the sample, for texts.
+            index: Of the sample.
         """
         if not results.runs_alone:
             return
         kept = self._edge.runner(self._base, keep=True)
-        kept.run(inputs)
-        try:
-            cut, lone_ops = self._made(kept)
-        except ValueError as error:
-            results.refuses_alone(f"runtimes were not compared op by op: {error}")
-            return
-        if not cut.outputs:
-            return
-        given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
-        try:
-            outputs = lone_ops.runner(results.name).run(given)
-        except UnrunnableError as error:
-            results.refuses_alone(
-                f"runtime {results.name!r} was not compared op by op, as it does not run the file "
-                f"in which ops stand alone: {error}"
+        if self._ran != index:
+            kept.run(inputs)
+            self._ran = index
+        if not self._groups:
+            ops = self._edge.graph.subgraphs[self._edge.signature.subgraph].ops
+            groups = grouped_ops(
+                self._edge.graph, ops, lambda each: kept.tensor(each).shape, _MOST_BYTES
             )
-            return
+            self._groups = [_Group(each) for each in groups]
+        for group in self._groups:
+            try:
+                cut, file = self._made(group, kept)
+            except ValueError as error:
+                results.refuses_alone(f"runtimes were not compared op by op: {error}")
+                return
+            try:
+                if cut.outputs:
+                    self._compare(results, cut, file, kept, index)
+            except UnrunnableError as error:
+                results.refuses_alone(
+                    f"runtime {results.name!r} was not compared op by op, as it does not run the "
+                    f"file in which ops stand alone: {error}"
+                )
+                return
+            finally:
+                if len(self._groups) > _KEPT_GROUPS:
+                    self._close(group, results)
+                    group.cut = group.file = None
+
+    def _compare(
+        self, results: RuntimeResults, cut: Cut, file: EdgeFile, kept: Runner, index: int
+    ) -> None:
+        given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
+        outputs = file.runner(results.name).run(given)
         for (op, tensor), actual in zip(cut.outputs, outputs, strict=True):
             pair = results.pairs.get((op.index, tensor))
             if pair is None:
@@ -81,18 +123,23 @@ class Alone:
             pair.update(index, kept.tensor(tensor), actual, values)
 
     def close(self, results: RuntimeResults) -> None:
-        """Let go of the session that a runtime of one's own has for the ops."""
-        if self._lone_ops is not None and results.pairs:
-            self._lone_ops.runner(results.name).close()
+        """Let go of the sessions that a runtime of one's own has for the ops."""
+        for group in self._groups:
+            self._close(group, results)
 
-    def _made(self, kept: Runner) -> tuple[Cut, EdgeFile]:
-        if self._cut is None or self._lone_ops is None:
-            self._cut = cut_ops(
+    def _close(self, group: _Group, results: RuntimeResults) -> None:
+        if group.file is not None and results.pairs:
+            group.file.runner(results.name).close()
+
+    def _made(self, group: _Group, kept: Runner) -> tuple[Cut, EdgeFile]:
+        if group.cut is None or group.file is None:
+            group.cut = cut_ops(
                 self._edge.graph,
                 self._edge.signature.subgraph,
                 lambda index: kept.tensor(index).shape,
+                {op.index for op in group.ops},
             )
-            self._lone_ops = EdgeFile(
-                self._cut.content, threads=self._edge.threads, runtimes=self._edge.runtimes
+            group.file = EdgeFile(
+                group.cut.content, threads=self._edge.threads, runtimes=self._edge.runtimes
             )
-        return self._cut, self._lone_ops
+        return group.cut, group.file

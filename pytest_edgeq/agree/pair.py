@@ -67,6 +67,7 @@ class Pair:
     n_codes: int = 0
     n_inside: int = 0
     n_moved: list[int] = field(default_factory=lambda: [0, 0])
+    factors: tuple[float, float, float] | None = None
 
     def update(self, sample: int, base: Array, actual: Array, values: Mapping[int, Array]) -> None:
         """Take one sample in; `values` are the op's tensors by index, asked for floats only."""
@@ -84,7 +85,7 @@ class Pair:
             steps = np.where(same, 0.0, np.abs(one - two))
         apart, allowed = steps, 0.0
         if self.is_float:
-            noise, allowed = _float_allowance(self.graph, self.op, values)
+            noise, allowed = self._float_allowance(values)
             beyond_noise = ~(steps <= noise)
             steps = steps / allowed if allowed > 0 else np.where(steps > 0, math.inf, 0.0)
         else:
@@ -106,6 +107,24 @@ class Pair:
             self.worst, self.allowed, self.apart = most, allowed, float(apart[index])
             place = f", index {list(map(int, index))}"
             self.at = self._where(sample, place, actual[index], base[index])
+
+    def _float_allowance(self, values: Mapping[int, Array]) -> tuple[float, float]:
+        """Return how far sound float kernels may be apart: by float32's rounding, and in all."""
+        if self.factors is None:
+            graph, op = self.graph, self.op
+            is_hybrid = hybrid_position(graph, op) is not None
+            weights = _weight_sum(graph, op) if is_hybrid else 0.0
+            self.factors = 2 * float_bound(graph, op), float_reach(graph, op), weights
+        bound, reach, weights = self.factors
+        floats = [np.abs(v) for v in values.values() if np.issubdtype(v.dtype, np.floating)]
+        greatest = max((float(v[v < GREATEST].max(initial=0.0)) for v in floats), default=0.0)
+        noise = bound * max(greatest, reach)
+        data = hybrid_position(self.graph, self.op)
+        if data is None:
+            return noise, noise
+        # Each kernel rounds its input to codes by its own rule, and is off by half a code at most.
+        code = float(np.abs(values[self.op.inputs[data]]).max(initial=0.0)) / 127
+        return noise, noise + code * weights
 
     def problem(self) -> str:
         """Say what is wrong; nothing where two sound kernels can differ like that."""
@@ -175,19 +194,6 @@ def make_pair(graph: OpGraph, op: Op, tensor: int, runtime: str, base: str, *, o
     # tie than a bound, or on it: on the coarsest grid that has ties, half of all values are.
     bound = float(math.floor(1 + off))
     return Pair(op, graph, tensor, names, False, bound, min(1.0, 0.5 + off), low_high)
-
-
-def _float_allowance(graph: OpGraph, op: Op, values: Mapping[int, Array]) -> tuple[float, float]:
-    """What two sound float kernels may differ by: by float32's rounding, and in all; absolute."""
-    floats = [np.abs(v) for v in values.values() if np.issubdtype(v.dtype, np.floating)]
-    greatest = max((float(v[v < GREATEST].max(initial=0.0)) for v in floats), default=0.0)
-    allowance = noise = 2 * float_bound(graph, op) * max(greatest, float_reach(graph, op))
-    data = hybrid_position(graph, op)
-    if data is not None:
-        # Each kernel rounds its input to codes by its own rule, and is off by half a code at most.
-        code = float(np.abs(values[op.inputs[data]]).max(initial=0.0)) / 127
-        allowance += code * _weight_sum(graph, op)
-    return noise, allowance
 
 
 def _weight_sum(graph: OpGraph, op: Op) -> float:

@@ -63,6 +63,7 @@ class RuntimeResults:
     last: Sequence[Array] = ()
     stale: int | None = None
     looked_at: int | None = None
+    twins: set[str] = field(default_factory=set)
     runs_alone: bool = True
     pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
     distances: dict[int, Distance] = field(default_factory=dict)

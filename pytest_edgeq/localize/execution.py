@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from pytest_edgeq.localize.kernels import Halves, HybridInput, hybrid_position
 from pytest_edgeq.localize.pairs import Pairs
 from pytest_edgeq.localize.structure import ConstantPair
 from pytest_edgeq.tflite.constants import dequantized
-from pytest_edgeq.tflite.cut import cut_ops
+from pytest_edgeq.tflite.cut import cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import Op, OpGraph
@@ -25,6 +25,12 @@ from pytest_edgeq.tflite.runtimes import Runner
 __all__ = ["Execution", "Made"]
 
 Array = npt.NDArray[Any]
+
+_MOST_BYTES = 1 << 26
+"""Of the tensors of ops that are run together."""
+
+_KEPT_GROUPS = 2
+"""So many groups stay open between samples."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +88,6 @@ class Execution:
         self._pairs = pairs
         self._runner = runner
         self._whole = form.runner("builtin", keep=True)
-        self._partners = {partner.index: self._ours.ops[n] for n, partner in pairs.ops.items()}
         self._constants = [
             pair
             for pair in constants
@@ -100,7 +105,7 @@ class Execution:
         }
         self.differing = frozenset(differing | {pairs.ops[number].index for number in self.hybrids})
         """Ops of the form whose result is another with the file's constants, or its codes."""
-        self._cuts: dict[tuple[tuple[int, ...], ...], tuple[_OpsApart, _OpsApart | None]] = {}
+        self._groups: dict[tuple[tuple[int, ...], ...], list[_Group]] = {}
 
     def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[Made]:
         """
@@ -117,10 +122,38 @@ class Execution:
         self._runner.run(self._file.encode(names, arrays))
         self._whole.run(self._form.encode(names, arrays))
         shapes = tuple(array.shape for array in arrays)
-        values = _Values(self._file.graph, self._ours.index, self._runner)
-        if shapes not in self._cuts:
-            self._cuts[shapes] = self._cut(values)
-        rounded, exact = self._cuts[shapes]
+        if shapes not in self._groups:
+            self._groups[shapes] = self._grouped()
+        groups = self._groups[shapes]
+        for group in groups:
+            values = _Values(self._file.graph, self._ours.index, self._runner)
+            yield from self._run_group(group, values)
+            if len(groups) > _KEPT_GROUPS:
+                group.files = None
+
+    def _grouped(self) -> list[_Group]:
+        """Split the ops of the file so that the partners of a group run in bounded memory."""
+        held = [op for op in self._ours.ops if op.name in HOLDING or op.index in self._pairs.ops]
+        partners = [self._pairs.ops[op.index] for op in held if op.index in self._pairs.ops]
+        in_order = grouped_ops(
+            self._form.graph, partners, lambda index: self._whole.tensor(index).shape, _MOST_BYTES
+        )
+        ops = iter(held)
+        groups = []
+        for group in in_order or [()]:
+            taken: list[Op] = []
+            left = len(group)
+            while left:
+                taken.append(next(ops))
+                left -= taken[-1].index in self._pairs.ops
+            groups.append(_Group(taken))
+        groups[-1].ops.extend(ops)
+        return groups
+
+    def _run_group(self, group: _Group, values: _Values) -> Iterator[Made]:
+        if group.files is None:
+            group.files = self._cut(group.ops, values)
+        rounded, exact = group.files
         inputs = {each.name: each.fitted(values) for each in rounded.operands}
         seen, halves = dict(inputs), dict[int, tuple[Array, Halves]]()
         for each in rounded.operands:
@@ -134,10 +167,10 @@ class Execution:
                 halves[each.op.index] = given, found
         made = rounded.run(seen)
         wanted = made if exact is None else made | exact.run(inputs)
-        for op in self._ours.ops:
+        for op in group.ops:
             if op.name in HOLDING:
                 yield from self._held(op, values)
-            elif op.index in self._pairs.ops:
+            else:
                 yield from self._made(op, values, made, wanted, halves.get(op.index))
 
     def _held(self, op: Op, values: _Values) -> Iterator[Made]:
@@ -174,19 +207,25 @@ class Execution:
                 codes = self._runner.tensor(here)
                 yield Made(op, place, codes, value, rounded, exact, whole, taken, halves)
 
-    def _cut(self, values: _Values) -> tuple[_OpsApart, _OpsApart | None]:
+    def _cut(self, ops: Sequence[Op], values: _Values) -> tuple[_OpsApart, _OpsApart | None]:
+        partners = {
+            partner.index: op
+            for op in ops
+            if (partner := self._pairs.ops.get(op.index)) is not None
+        }
         constants = {
             (pair.partner.index, pair.place): self._in_form(pair, values)
             for pair in self._constants
+            if pair.partner.index in partners
         }
+        differing = {number: partners[number] for number in partners.keys() & self.differing}
 
-        def apart(wanted: Container[int], constants: Mapping[tuple[int, int], Array]) -> _OpsApart:
-            return _OpsApart(
-                self._form, self._theirs.index, self._whole, self._partners, wanted, constants
-            )
+        def apart(
+            chosen: Mapping[int, Op], constants: Mapping[tuple[int, int], Array]
+        ) -> _OpsApart:
+            return _OpsApart(self._form, self._theirs.index, self._whole, chosen, constants)
 
-        rounded = apart(self._partners, constants)
-        return rounded, apart(self.differing, {}) if self.differing else None
+        return apart(partners, constants), apart(differing, {}) if differing else None
 
     def _in_form(self, pair: ConstantPair, values: _Values) -> Array:
         """Return the values that the file's kernel reads, in the shape of the form."""
@@ -255,6 +294,21 @@ class _Operand:
         return np.ascontiguousarray(value.reshape(self.default.shape), self.default.dtype)
 
 
+@dataclass(slots=True, eq=False)
+class _Group:
+    """
+    Ops of the file that are run together.
+
+    Attributes:
+        ops: In order.
+        files: The partners with the file's constants, and those that have others in the form with
+            these; None while they are not open.
+    """
+
+    ops: list[Op]
+    files: tuple[_OpsApart, _OpsApart | None] | None = None
+
+
 class _OpsApart:
     """Ops of the float form, each standing alone, for inputs of certain shapes."""
 
@@ -264,12 +318,10 @@ class _OpsApart:
         subgraph: int,
         whole: Runner,
         partners: Mapping[int, Op],
-        wanted: Container[int],
         constants: Mapping[tuple[int, int], Array],
     ) -> None:
-        chosen = {number for number in partners if number in wanted}
         cut = cut_ops(
-            form.graph, subgraph, lambda index: whole.tensor(index).shape, chosen, constants
+            form.graph, subgraph, lambda index: whole.tensor(index).shape, partners, constants
         )
         self._outputs = [(op.index, index) for op, index in cut.outputs]
         self._runner = EdgeFile(cut.content).runner("builtin")

@@ -321,12 +321,13 @@ class Localizer:
             graph, op = self._quantized.graph, made.op
             tensor = graph.tensor(op, op.outputs[made.place])
             limits = code_limits(tensor)
+            slack = float_bound(graph, op) if op.inputs and op.inputs[0] >= 0 else 0.0
             channels = None
             if limits is None and tensor.is_quantized:
                 bound: float | None = _UNKNOWN
                 channels = channel_steps(tensor)
             elif limits is None:
-                bound = float_bound(graph, op)
+                bound = slack
                 if op.name in COMPARISONS and graph.tensor(op, op.inputs[0]).is_quantized:
                     bound = None
             else:
@@ -339,7 +340,7 @@ class Localizer:
                 None if limits is None else Codes(*limits),
                 channels,
                 bound,
-                float_bound(graph, op) if op.inputs and op.inputs[0] >= 0 else 0.0,
+                slack,
                 float_reach(graph, op) if op.inputs else 0.0,
                 0.0 if hybrid is None else self._peak_weight(op),
                 Measured(),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,24 +33,80 @@ _OF_QUANTIZATION = frozenset(
 """Options that quantized kernels alone read, or that repeat a shape that the tensors have."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+_SMALL = 1 << 16
+"""Elements of a constant that is kept once it was read."""
+
+
 class ConstantPair:
     """
-    A constant operand of two paired ops.
+    A constant operand of two paired ops, read when it is asked for.
+
+    Args:
+        files: The quantized file and the float file.
+        ops: Their ops.
+        place: Position of the operand, the same in both.
+        constants: The tensors that hold it.
 
     Attributes:
         op: Of the quantized file.
         partner: Of the float file.
-        place: Position of the operand, the same in both.
-        stored: As the quantized file has it.
-        floats: As the float file has it, in the same shape.
+        place: Position of the operand.
     """
 
-    op: Op
-    partner: Op
-    place: int
-    stored: Constant
-    floats: Array
+    def __init__(
+        self,
+        files: tuple[OpGraph, OpGraph],
+        ops: tuple[Op, Op],
+        place: int,
+        constants: tuple[StoredTensor, StoredTensor],
+    ) -> None:
+        self.op, self.partner = ops
+        self.place = place
+        self._files, self._constants = files, constants
+        self._read: dict[str, Any] = {}
+
+    @property
+    def stored(self) -> Constant:
+        """
+        The constant as the quantized file has it.
+
+        Raises:
+            ValueError: It cannot be read; the text says why.
+        """
+        found = self._read.get("stored")
+        if not isinstance(found, Constant):
+            found = read_constant(self._files[0], self.op, self._constants[0])
+            self._keep("stored", found)
+        return found
+
+    @property
+    def floats(self) -> Array:
+        """
+        The constant as the float file has it, in the shape of the quantized file.
+
+        Raises:
+            ValueError: It cannot be read; the text says why.
+        """
+        found: Array | None = self._read.get("floats")
+        if found is not None:
+            return found
+        given = read_constant(self._files[1], self.partner, self._constants[1])
+        floats = given.floats if given.scales is not None else given.values
+        floats = floats.reshape(self.shape)
+        if floats.dtype.kind == "f" and np.isnan(floats).any():
+            # No code stands for NaN, which only a branch that is never taken can have.
+            floats = np.where(np.isnan(floats), self.stored.floats, floats)
+        self._keep("floats", floats)
+        return floats
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the operand in the quantized file."""
+        return self._files[0].tensor(self.op, self.op.inputs[self.place]).shape
+
+    def _keep(self, name: str, value: Any) -> None:
+        if math.prod(self.shape) <= _SMALL:
+            self._read[name] = value
 
 
 class Structure:
@@ -240,15 +296,9 @@ class Structure:
                 theirs = stored_constant(self._theirs, there)
                 if ours is None or theirs is None:
                     continue
-                stored = read_constant(self._file, op, ours)
-                given = read_constant(self._form, partner, theirs)
-                floats = given.floats if given.scales is not None else given.values
-                if floats.size == stored.values.size:
-                    floats = floats.reshape(stored.values.shape)
-                    if floats.dtype.kind == "f" and np.isnan(floats).any():
-                        # No code stands for NaN, which only a branch that is never taken can have.
-                        floats = np.where(np.isnan(floats), stored.floats, floats)
-                    yield ConstantPair(op, partner, place, stored, floats)
+                if math.prod(ours.tensor.shape) == math.prod(theirs.tensor.shape):
+                    files, constants = (self._file, self._form), (ours, theirs)
+                    yield ConstantPair(files, (op, partner), place, constants)
 
     def _role(self, pair: ConstantPair) -> str:
         roles = roles_of(self._file, pair.op)

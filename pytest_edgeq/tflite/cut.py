@@ -8,7 +8,8 @@ file, what it gives an output. So each is judged by itself, whatever the ops bef
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Mapping
+import math
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
 
-__all__ = ["Cut", "cut_ops"]
+__all__ = ["Cut", "cut_ops", "grouped_ops"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -30,6 +31,9 @@ _RANDOM = frozenset({"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"})
 # The offsets of a flatbuffer are signed, of 32 bits; what is not data takes far less than this.
 _MOST_BYTES = 2**31 - 2**26
 
+
+# Room for what is not data, at first.
+_SMALL_PARTS = 1 << 16
 
 # Ops that only prepare constants.
 _PREPARES = {"CAST", "DENSIFY", "DEQUANTIZE", "QUANTIZE", "RESHAPE", "TRANSPOSE", "EXPAND_DIMS"}
@@ -85,6 +89,40 @@ def cut_ops(
     return _Cutter(graph, graph.subgraphs[subgraph], shape_of, wanted, constants or {}).cut()
 
 
+def grouped_ops(
+    graph: OpGraph,
+    ops: Iterable[Op],
+    shape_of: Callable[[int], tuple[int, ...]],
+    most: int,
+) -> list[tuple[Op, ...]]:
+    """
+    Split ops into groups, in order, so that each can be cut out and run in bounded memory.
+
+    Args:
+        graph: The whole file.
+        ops: Of one subgraph.
+        shape_of: Gives the shape of a tensor that is no constant.
+        most: Bytes that the inputs, outputs and constants of a group take, unless one op alone
+            takes more.
+    """
+    groups: list[list[Op]] = []
+    total = 0
+    for op in ops:
+        size = 0
+        for index in (*op.inputs, *op.outputs):
+            if index >= 0:
+                tensor = graph.tensor(op, index)
+                shape = tensor.shape if tensor.is_constant else shape_of(index)
+                dtype = numpy_dtype(tensor.dtype)
+                size += math.prod(shape) * (1 if dtype is None else np.dtype(dtype).itemsize)
+        if not groups or total + size > most:
+            groups.append([])
+            total = 0
+        groups[-1].append(op)
+        total += size
+    return [tuple(each) for each in groups]
+
+
 @dataclass(slots=True, eq=False)
 class _Cutter:
     """The file in the making."""
@@ -123,6 +161,7 @@ class _Cutter:
 
     def cut(self) -> Cut:
         left_out = []
+        needed = self._needed()
         # Tensors that depend on what comes in, on a state or on chance.
         computed = {i for i in self.subgraph.inputs if not self.subgraph.tensors[i].is_constant}
         computed |= {tensor.index for tensor in self.subgraph.tensors if tensor.is_variable}
@@ -134,11 +173,22 @@ class _Cutter:
                 computed.update(index for index in op.outputs if index >= 0)
             if cause:
                 left_out.append((op, cause))
-            elif is_fixed or self.wanted is None or op.index in self.wanted:
+            elif self.wanted is None or op.index in (needed if is_fixed else self.wanted):
                 self._add(op, raw, computed, is_fixed=is_fixed)
         return Cut(
             self._content(), self.inputs, self.consumers, tuple(self.outputs), tuple(left_out)
         )
+
+    def _needed(self) -> set[int]:
+        """Return the ops that may prepare constants of those that are wanted."""
+        needed: set[int] = set()
+        if self.wanted is None:
+            return needed
+        for op in reversed(self.subgraph.ops):
+            if op.index in self.wanted or op.index in needed:
+                producers = (self.subgraph.producer.get(index) for index in op.inputs)
+                needed.update(each.index for each in producers if each is not None)
+        return needed
 
     def _cannot_stand(self, op: Op, raw: Any, computed: set[int]) -> str:
         """Say why an op cannot stand alone; nothing where it can."""
@@ -273,9 +323,10 @@ class _Cutter:
             for names, indices in sides
         )
         self.model.signatureDefs = [signature]
-        builder = flatbuffers.Builder(1024)
+        # A builder that grows copies all that it holds each time.
+        builder = flatbuffers.Builder(self._n_bytes + _SMALL_PARTS)
         builder.Finish(self.model.Pack(builder), b"TFL3")
-        return bytes(builder.Output())
+        return bytes(memoryview(builder.Bytes)[builder.Head() :])
 
 
 def _named(schema: Any, name: str, index: int) -> Any:
