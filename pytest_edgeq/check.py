@@ -73,7 +73,7 @@ _RANKS = {
 }
 """Of findings on health."""
 
-_CHOSEN = 4
+_CHOSEN = 2
 """Samples on which the ops are measured in any case."""
 
 _FEW_CALIBRATED = 8
@@ -132,7 +132,7 @@ class _Choice:
     Chooses the samples whose ops are measured one by one: it takes several times as long as a run.
 
     These are the first few, and each later one with an output that is further from torch than on
-    all before it. Of n samples in no order some 4 + ln(n / 4) are chosen. Where a sample changes
+    all before it. Of n samples of like errors some 1 + ln n are chosen. Where a sample changes
     what the next one gives, all are.
     """
 

@@ -103,6 +103,8 @@ class Alone:
                 if len(self._groups) > _KEPT_GROUPS:
                     self._close(group, results)
                     group.cut = group.file = None
+        if len(self._groups) > _KEPT_GROUPS:
+            self._edge, self._ran = self._edge.apart(), None
 
     def _compare(
         self, results: RuntimeResults, cut: Cut, file: EdgeFile, kept: Runner, index: int

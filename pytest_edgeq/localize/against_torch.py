@@ -65,9 +65,6 @@ How much further constants of unknown rounding may move an output than half a st
 Half a step is √3 times what rounding is off in the mean; the rest is for few constants.
 """
 
-_IN_DOUBLE = 2
-"""Samples that are run in float64 as well."""
-
 _EQUAL = 2.0**-15
 """Greatest difference of two equal tensors, relative to the greatest value."""
 
@@ -100,6 +97,7 @@ class AgainstTorch:
     Args:
         quantized: The file and its references.
         forms: The file in float, and what it is held against.
+        first: The first sample, on which torch runs in float64 as well.
 
     Attributes:
         parting: Where the form leaves torch; None while it does not.
@@ -107,20 +105,20 @@ class AgainstTorch:
             leave it; else None.
     """
 
-    def __init__(self, quantized: QuantizedModel, forms: Forms) -> None:
+    def __init__(self, quantized: QuantizedModel, forms: Forms, first: Sample) -> None:
         self._quantized, self._forms = quantized, forms
         self._form, self._reference = forms.checked, forms.reference
         kept = quantized.float_edge
         self._is_kept = kept is not None and kept.graph is forms.checked.graph
         self._shaken: EdgeFile | None = None
         self.aligned: EdgeFile | None = None
-        self._in_double: torch.nn.Module | None = None
         form = self._form
-        self._runner = form.runner("builtin", keep=True)
         self._wanted = [border.name for border in quantized.edge.signature.outputs]
+        # Before interpreters are open: it takes twice the memory of the weights.
+        self._first_in_double = self._run_in_double(first)
+        self._runner = form.runner("builtin", keep=True)
         self._n_ops = len(form.graph.subgraphs[form.signature.subgraph].ops)
         self._noise: dict[str, float] = {}
-        self._count = 0
         self.parting: Parting | None = None
 
     def update(
@@ -152,6 +150,11 @@ class AgainstTorch:
                 return
             self._run(self._form, sample)
         parting = self._compare(torchs, self._outputs())
+        if parting is not None and torchs[0][1] is None:
+            precise = self._run_in_double(sample)
+            if precise is not None:
+                torchs = [(one, two) for (one, _), two in zip(torchs, precise, strict=True)]
+                parting = self._compare(torchs, self._outputs())
         if parting is not None and self.aligned is None:
             parting = self._unexplained(sample, torchs, parting)
         if parting is not None:
@@ -196,19 +199,12 @@ class AgainstTorch:
         }
 
     def _torchs(self, sample: Sample, known: Arrays | None) -> _Torchs:
-        """Return torch's outputs, and on the first samples those in float64 as well."""
+        """Return torch's outputs, and on the first sample those in float64 as well."""
         values: Sequence[Array] | None = known
         if values is None or self._reference is not self._quantized.float_model:
             outputs = call_reference(self._reference, sample)
             values = in_file_order(outputs, self._wanted, self._quantized.name)
-        exact: Sequence[Array] | None = None
-        if not self._count:
-            self._in_double = _in_double(self._reference)
-        if self._in_double is not None:
-            exact = self._run_in_double(sample)
-        self._count += 1
-        if self._count == _IN_DOUBLE:
-            self._in_double = None  # with its weights
+        exact, self._first_in_double = self._first_in_double, None
         none: Sequence[Array | None] = [None] * len(values)
         return list(zip(values, none if exact is None else exact, strict=True))
 
@@ -239,22 +235,23 @@ class AgainstTorch:
         return None
 
     def _run_in_double(self, sample: Sample) -> Sequence[Array] | None:
-        assert self._in_double is not None, "callers have looked"
+        """Return what a copy of the reference gives in float64; None where it cannot run in it."""
         clone = sample.clone()
         double = type(sample)(
             tuple(_doubled(each) for each in clone.args),
             {name: _doubled(each) for name, each in clone.kwargs.items()},
         )
-        try:
-            with litert.quiet():
-                outputs = call_reference(self._in_double, double)
-        except Exception:  # a forward that makes float32 itself; torch raises what it met
-            # In its graph such dtypes can be changed.
-            graph = _graph_of(self._reference, sample)
-            is_graph = isinstance(self._in_double, torch.fx.GraphModule)
-            self._in_double = None if graph is None or is_graph else _in_double(graph)
-            return None if self._in_double is None else self._run_in_double(sample)
-        return in_file_order(outputs, self._wanted, self._quantized.name)
+        # A forward may make float32 itself; in its graph such dtypes are changed.
+        for make in (lambda: self._reference, lambda: _graph_of(self._reference, sample)):
+            module = _in_double(make())
+            try:
+                with litert.quiet():
+                    outputs = None if module is None else call_reference(module, double)
+            except Exception:  # torch raises what it met
+                continue
+            if outputs is not None:
+                return in_file_order(outputs, self._wanted, self._quantized.name)
+        return None
 
     def _apart(
         self,
@@ -321,7 +318,7 @@ class AgainstTorch:
         return parting
 
 
-def _in_double(reference: Callable[..., Any]) -> torch.nn.Module | None:
+def _in_double(reference: Callable[..., Any] | None) -> torch.nn.Module | None:
     """Return a copy in float64; None of what is no module."""
     if not isinstance(reference, torch.nn.Module):
         return None

@@ -111,8 +111,9 @@ class Localizer:
         self._count = 0
         self._open = contextlib.ExitStack()
 
-    def _start(self, forms: Forms) -> None:
+    def _start(self, forms: Forms, sample: Sample) -> None:
         """Prepare what needs the float form, which a first sample may be needed for."""
+        self._torch = AgainstTorch(self._quantized, forms, sample)
         edge, form = self._quantized.edge, forms.exact
         self._form = form
         self._is_one_form = forms.checked is form
@@ -124,7 +125,6 @@ class Localizer:
             edge, form, self._pairs, self._structure.constants, self._runner
         )
         self._lows = self._lowest()
-        self._torch = AgainstTorch(self._quantized, forms)
 
     def __enter__(self) -> Localizer:  # noqa: PYI034 # Self came with Python 3.11
         reference = self._quantized.float_model
@@ -148,7 +148,7 @@ class Localizer:
             ValueError, TypeError: The sample does not fit the file.
         """
         if not self._count:
-            self._start(forms_of(self._quantized, sample))
+            self._start(forms_of(self._quantized, sample), sample)
         names = list(self._quantized.input_names)
         waiting: list[tuple[_Output, Made, Beside]] = []
         elements = 0

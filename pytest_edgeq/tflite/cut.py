@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,8 +148,7 @@ class _Cutter:
     def __post_init__(self) -> None:
         from ai_edge_litert import schema_py_generated as schema
 
-        whole = schema.Model.GetRootAs(self.graph.buffer, 0)
-        self.raw = schema.ModelT.InitFromObj(whole)
+        self.raw = _unpacked(self.graph)
         self.model = schema.ModelT()
         self.model.version = self.raw.version
         self.model.description = "ops standing alone"
@@ -327,6 +327,18 @@ class _Cutter:
         builder = flatbuffers.Builder(self._n_bytes + _SMALL_PARTS)
         builder.Finish(self.model.Pack(builder), b"TFL3")
         return bytes(memoryview(builder.Bytes)[builder.Head() :])
+
+
+_models: weakref.WeakKeyDictionary[OpGraph, Any] = weakref.WeakKeyDictionary()
+
+
+def _unpacked(graph: OpGraph) -> Any:
+    """Return a file's objects, which are not changed: unpacking takes longer than a small cut."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    if graph not in _models:
+        _models[graph] = schema.ModelT.InitFromObj(schema.Model.GetRootAs(graph.buffer, 0))
+    return _models[graph]
 
 
 def _named(schema: Any, name: str, index: int) -> Any:

@@ -173,7 +173,7 @@ class Signature:
     outputs: tuple[SignatureTensor, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class OpGraph:
     """
     All subgraphs and signatures of one file.

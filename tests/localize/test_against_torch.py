@@ -47,8 +47,8 @@ BUILDS += [(GruWithState, flow) for flow in (None, DYNAMIC, PT2E)]
 
 def parting(quantized: QuantizedModel, kind: type[SmallModel]) -> Parting | None:
     """Compare on three samples."""
-    forms = forms_of(quantized, _sample(quantized, kind))
-    against = AgainstTorch(quantized, forms)
+    first = _sample(quantized, kind)
+    against = AgainstTorch(quantized, forms_of(quantized, first), first)
     for sample in read_samples(samples(kind, 3, seed=2), quantized.spec, "evaluation"):
         against.update(sample)
     return against.parting
@@ -194,7 +194,8 @@ def test_constants_that_explain_a_difference_do_so_on_every_sample(maker: Edgeq)
     assert values is not None
     file.store(weight, 2 * values)
     broken, sound = EdgeFile(file.content()), quantized.edge.apart()
-    against = AgainstTorch(quantized, Forms(broken, broken, model, aligned=lambda: sound))
+    forms = Forms(broken, broken, model, aligned=lambda: sound)
+    against = AgainstTorch(quantized, forms, _sample(quantized, ResidualNet))
     runner, names = broken.runner("builtin", keep=True), list(quantized.input_names)
     for sample in read_samples(samples(ResidualNet, 3, seed=2), quantized.spec, "evaluation"):
         runner.run(broken.encode(names, sample.arrays()))
@@ -247,7 +248,8 @@ def test_what_float32_alone_cannot_hold_allows_no_other_value(maker: Edgeq) -> N
     """Where torch overflows and float64 does not, the file must overflow as well."""
     model = seeded(ResidualNet)
     quantized = maker.quantize(model, ResidualNet.sample_inputs(), quantizer=None)
-    against = AgainstTorch(quantized, Forms(quantized.edge, quantized.edge, model))
+    forms = Forms(quantized.edge, quantized.edge, model)
+    against = AgainstTorch(quantized, forms, _sample(quantized, ResidualNet))
     torchs, precise = np.array([np.inf, 1.0], np.float32), np.array([1e39, 1.0])
     for ours, expected in ((torchs, None), (np.array([7.0, 1.0], np.float32), -np.inf)):
         assert against._apart("output_0", ours, torchs, precise) == expected
