@@ -165,20 +165,29 @@ class AgainstTorch:
 
     def _unexplained(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting | None:
         """Return what is left to explain, if constants that torch has nothing like do not."""
+        if self._forms.is_nearest and self._is_explained_by_constants(sample, torchs):
+            return None
         if self._forms.shaken is not None:
             found = self._compare(torchs, self._outputs(), self._rounding(sample))
             if found is None:
                 return None
             parting = found
-        if self._forms.aligned is not None:
-            own, aligned = self._runner, self._forms.aligned()
-            self._runner = aligned.runner("builtin", keep=True)
-            self._run(aligned, sample)
-            if self._compare(torchs, self._outputs()) is None:
-                self.aligned = aligned
-                return None
-            self._runner = own
+        if not self._forms.is_nearest and self._is_explained_by_constants(sample, torchs):
+            return None
         return parting
+
+    def _is_explained_by_constants(self, sample: Sample, torchs: _Torchs) -> bool:
+        """Whether the form computes what torch does with torch's constants at the same place."""
+        if self._forms.aligned is None:
+            return False
+        own, aligned = self._runner, self._forms.aligned()
+        self._runner = aligned.runner("builtin", keep=True)
+        self._run(aligned, sample)
+        if self._compare(torchs, self._outputs()) is None:
+            self.aligned = aligned
+            return True
+        self._runner = own
+        return False
 
     def _rounding(self, sample: Sample) -> Mapping[str, float]:
         """Return by output how far the rounding of constants may move it, rms."""

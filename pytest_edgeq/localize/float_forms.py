@@ -50,6 +50,8 @@ class Forms:
             where there is none.
         aligned: Return `checked` with the constants that ops at the same place of the reference's
             float file have in their place; None where there is none.
+        is_nearest: Whether most constants of the file are those of the reference's float file,
+            rounded to the nearest code, so that one that is not is wrong.
     """
 
     exact: EdgeFile
@@ -59,6 +61,7 @@ class Forms:
     unlike: frozenset[int] = frozenset()
     shaken: Callable[[], EdgeFile] | None = None
     aligned: Callable[[], EdgeFile] | None = None
+    is_nearest: bool = False
 
 
 def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
@@ -67,9 +70,9 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
 
     A recipe quantizes a float file, which is kept. Other files are written in float, with the
     constants of torch that theirs were rounded from: these are looked up in the file that the
-    reference converts to in float, and in the reference. A loaded file whose ops and constants all
-    have a partner there is held against that file itself. Of a reference that nothing converts the
-    constants are not known.
+    reference converts to in float, and in the reference. A loaded file whose ops and most of whose
+    constants have a partner there is held against that file itself. Of a reference that nothing
+    converts the constants are not known.
 
     Args:
         quantized: The file and its references.
@@ -107,10 +110,11 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         # A mask may be cut by its range: what becomes of it is told by what it masks.
         and is_rounded_to(pair, aligned[key], cut=float(aligned[key].min(initial=0)) <= MASKING)
     }
+    floating = [key for key, values in aligned.items() if values.dtype.kind == "f"]
+    is_nearest = 2 * sum(key in found for key in floating) > len(floating)
     if base is not None and pairs is not None and quantized.flow == "prebuilt":
         is_alike = pairs.is_whole and not _substituted(quantized.edge, pairs)
-        floating = [key for key, values in aligned.items() if values.dtype.kind == "f"]
-        if is_alike and all(key in found for key in floating):
+        if is_alike and is_nearest:
             return Forms(base, base, reference, modules)
     floats = list(() if base is None else _floats_of(base))
     module = torch_module(reference)
@@ -143,6 +147,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         substituted | {pair.op.outputs[0] for pair in unknown.values()},
         functools.partial(_in_float, made, found | off) if off else None,
         functools.partial(_in_float, made, found | others) if others else None,
+        is_nearest,
     )
 
 

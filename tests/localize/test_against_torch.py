@@ -34,6 +34,7 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed
+from tests.localize.edits import edited, ops_of
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 KINDS = [ConcatSkip, LayerNormGelu, NonContiguous, ResidualNet]
@@ -253,3 +254,21 @@ def test_what_float32_alone_cannot_hold_allows_no_other_value(maker: Edgeq) -> N
     torchs, precise = np.array([np.inf, 1.0], np.float32), np.array([1e39, 1.0])
     for ours, expected in ((torchs, None), (np.array([7.0, 1.0], np.float32), -np.inf)):
         assert against._apart("output_0", ours, torchs, precise) == expected
+
+
+@pytest.mark.parametrize("codes", [0, 16])
+def test_one_constant_among_those_rounded_to_the_nearest_code(
+    build: Build, maker: Edgeq, codes: int
+) -> None:
+    """Where most are, one that is not is wrong, although it moves outputs by less than rounding."""
+    quantized = build(ResidualNet, PT2E)
+    file = FlatFile(quantized.tflite)
+    op = ops_of(file, "CONV_2D")[1]
+
+    def moved(values: np.ndarray) -> None:
+        values[0] += codes
+
+    edited(file, op, 2, moved)
+    loaded = maker.load(file.content(), reference=quantized.float_model)
+    found = blamed(maker.localize(loaded, list(samples(ResidualNet, 3, seed=2))))
+    assert set(found) == ({op} if codes else set())
