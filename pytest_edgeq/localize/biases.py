@@ -6,13 +6,12 @@ A bias has the scale input × weight, so that it tells with which input scale it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.localize.constants import FOLDED, Context, half_spacing, ratio, where
+from pytest_edgeq.localize.constants import FOLDED, claim_of, half_spacing
 from pytest_edgeq.localize.differences import explain
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
@@ -22,7 +21,6 @@ __all__ = [
     "INPUT_AT",
     "SAME_SCALE",
     "check_bias",
-    "input_scale_of",
     "is_of_parameters",
     "qparams",
     "unexpected_qparams",
@@ -51,17 +49,17 @@ INPUT_AT = {
 
 _INT32 = np.iinfo(np.int32)
 
+# Not an op: it has the axis names of none, so that its last axis is called a channel.
+_BIAS = "bias"
+
 
 def check_bias(
     op_name: str,
-    stored: Constant | None,
-    reference: Array | None,
+    stored: Constant,
+    reference: Array,
     *,
     input_scale: float | None = None,
     weight_scales: Array | None = None,
-    uncertainty: Array | float | None = None,
-    others: Mapping[str, Array] | None = None,
-    folded: bool = True,
 ) -> tuple[str, ...]:
     """
     Hold a bias of the file against the reference's.
@@ -71,16 +69,10 @@ def check_bias(
 
     Args:
         op_name: The op of the file.
-        stored: As `read_constant` gives it; None where the op has none.
-        reference: Float, one a channel, with what was folded into it; None where torch has none.
+        stored: As `read_constant` gives it.
+        reference: Floats of its shape, of a float file of the same model.
         input_scale: Of the op's input; needed where the bias is quantized.
         weight_scales: Of its weight, one or one a channel; likewise.
-        uncertainty: By how much float32 may have moved the reference, in its own unit: folding a
-            batch norm subtracts, so that what is left has the rounding of the terms, not of
-            itself. By default 2⁻²² of the largest value of the bias, which has such terms.
-        others: As for `check_weight`.
-        folded: Whether the reference is what a batch norm was folded into, which float32 rounds;
-            else it is the model's own parameter, and only its quotient by the scale is rounded.
 
     Returns:
         A sentence for each thing that is wrong, most telling first; none where it is sound.
@@ -88,25 +80,16 @@ def check_bias(
     Raises:
         ValueError: A quantized bias without the scales of input and weight.
     """
-    if stored is None:
-        return _missing_bias(reference, input_scale, weight_scales)
-    if reference is None:
-        reference = np.zeros(stored.values.size)
-    if reference.size != stored.values.size:
-        return (f"the bias has {stored.values.size} values, and the reference's {reference.size}",)
-    reference = np.asarray(reference, np.float64).reshape(stored.values.shape)
+    reference = reference.astype(np.float64)
     if np.isnan(reference).any():
         return ("the reference's bias is NaN",)
-    if uncertainty is None:
-        uncertainty = float(np.abs(reference).max(initial=0.0)) * 2.0**-22 if folded else 0.0
-    relative = FOLDED if folded else _ROUNDED_PRODUCT
-    slack = np.abs(reference) * relative + np.reshape(uncertainty, _shaped(uncertainty, reference))
-    context = Context(_BIAS, others or {}, None, reference)
+    # Folding a batch norm subtracts: what is left has the rounding of the terms, not of itself.
+    slack = np.abs(reference) * FOLDED + np.abs(reference).max(initial=0.0) * 2.0**-22
     if stored.scales is None:
         if not np.issubdtype(stored.values.dtype, np.floating):
             return (f"the bias is {stored.dtype} without a scale",)
         slack = slack + half_spacing(stored.dtype, reference)
-        claim = context.claim(stored, reference, slack)
+        claim = claim_of(_BIAS, stored, reference, slack)
         return () if claim.holds.all() else (f"the bias ({stored.dtype}): " + explain(claim),)
     if input_scale is None or weight_scales is None:
         raise ValueError("check_bias: a quantized bias needs input_scale and weight_scales")
@@ -116,7 +99,7 @@ def check_bias(
     if not (np.isfinite(product).all() and (product > 0).all()):
         return ("input scale × weight scale is zero, negative or not finite",)
     product = np.broadcast_to(product, (reference.size,)).reshape(reference.shape)
-    found = _bias_codes(stored, reference, product, slack, context)
+    found = _bias_codes(stored, reference, product, slack)
     scales = np.broadcast_to(stored.scales, reference.shape)
     # Not `>`, which NaN would pass.
     apart = ~(np.abs(scales / product - 1) <= _ROUNDED_PRODUCT)
@@ -124,41 +107,14 @@ def check_bias(
         ratios = (scales / product)[apart]
         found.append(
             f"the bias's stored scale is not input scale × weight scale, but "
-            f"{ratio(float(ratios.flat[0]))} × that{where(apart, context, reference.shape)}"
+            f"{_ratio(float(ratios.flat[0]))} × that{_where(apart)}"
         )
     if stored.zero_points is not None and stored.zero_points.any():
         found.append(f"the bias's zero point is {int(stored.zero_points.max())}, which must be 0")
     return tuple(found)
 
 
-# Not an op: it has the axis names of none, so that its one axis is called a channel.
-_BIAS = "bias"
-
-
-def _shaped(value: Array | float, like: Array) -> tuple[int, ...]:
-    return like.shape if np.size(value) == like.size else (1,) * like.ndim
-
-
-def _missing_bias(
-    reference: Array | None, input_scale: float | None, weight_scales: Array | None
-) -> tuple[str, ...]:
-    if reference is None or not np.any(reference):
-        return ()
-    values = np.abs(np.asarray(reference, np.float64)).ravel()
-    if input_scale is not None and weight_scales is not None:
-        steps = values / (np.asarray(weight_scales, np.float64).ravel() * float(input_scale))
-        if (steps <= 0.5 + steps * FOLDED).all():
-            # It would round to 0 in every channel.
-            return ()
-    return (
-        f"the op has no bias, and the reference one of up to {values.max():.4g} "
-        f"(channel {int(values.argmax())})",
-    )
-
-
-def _bias_codes(
-    stored: Constant, reference: Array, product: Array, slack: Array, context: Context
-) -> list[str]:
+def _bias_codes(stored: Constant, reference: Array, product: Array, slack: Array) -> list[str]:
     # Kernels add the codes to the accumulator as they are: the stored scale is not looked at.
     exact = Constant(stored.dtype, stored.values, product, np.zeros(1, np.int64), stored.grouping)
     target = reference / product
@@ -167,18 +123,36 @@ def _bias_codes(
     if limited.any():
         worst = int(np.where(limited, np.abs(target), -1).argmax())
         found.append(
-            f"the bias is at the INT32 limit{where(limited, context, reference.shape)}: "
+            f"the bias is at the INT32 limit{_where(limited)}: "
             f"{reference.flat[worst]:.4g} is {target.flat[worst]:.4g} steps of "
             f"{product.flat[worst]:.4g} (input scale × weight scale)"
         )
     tolerance = 0.5 + np.abs(target) * _ROUNDED_PRODUCT + slack / product
-    claim = context.claim(exact, target, np.where(limited, np.inf, tolerance))
+    claim = claim_of(_BIAS, exact, target, np.where(limited, np.inf, tolerance))
     if not claim.holds.all():
         found.append("the bias's codes: " + explain(claim))
     return found
 
 
-def input_scale_of(stored: Constant, weight_scales: Array) -> float | None:
+def _ratio(value: float) -> str:
+    """Four digits, or as many as it takes to see that it is not 1."""
+    if abs(value - 1) < 5e-4:
+        return f"(1 {'+' if value > 1 else '−'} {abs(value - 1):.2g})"
+    return f"{value:.4g}"
+
+
+def _where(wrong: Array) -> str:
+    """In which channels, which lie along the last axis."""
+    channels = np.flatnonzero(wrong.any(axis=tuple(range(wrong.ndim - 1))))
+    if len(channels) == wrong.shape[-1]:
+        return ""
+    if len(channels) == 1:
+        return f" in channel {channels[0]}"
+    listed = ", ".join(map(str, channels[:4])) + (", …" if len(channels) > 4 else "")
+    return f" in {len(channels)} of {wrong.shape[-1]} channels ({listed})"
+
+
+def _input_scale_of(stored: Constant, weight_scales: Array) -> float | None:
     """
     Tell the one input scale with which a bias was written.
 
@@ -220,7 +194,7 @@ def written_scale(graph: OpGraph, op: Op) -> tuple[float, float] | None:
     given = qparams(graph.tensor(op, op.inputs[INPUT_AT[op.name]]))
     if len(weights) != 1 or len(biases) != 1 or given is None:
         return None
-    written = input_scale_of(read_constant(graph, op, biases[0]), weights[0].tensor.scales)
+    written = _input_scale_of(read_constant(graph, op, biases[0]), weights[0].tensor.scales)
     return None if written is None else (given[0], written)
 
 
@@ -258,7 +232,7 @@ def unexpected_qparams(
     (scale, zero_point), (wanted, wanted_point) = actual, expected
     parts = []
     if np.float32(scale) != np.float32(wanted):
-        times = ratio(float(np.float64(np.float32(scale)) / np.float32(wanted)))
+        times = _ratio(float(np.float64(np.float32(scale)) / np.float32(wanted)))
         parts.append(f"scale {scale:.6g}, which is {times} × {whose}'s {wanted:.6g}")
     if zero_point != wanted_point:
         parts.append(

@@ -40,10 +40,8 @@ class Claim:
         axes: What to call an index along each axis.
         channel_axis: Along which the channels lie.
         quantized: Steps are codes.
-        untransposed: The reference's values in the order in which torch has them, where that
-            differs from the file's; None where they cannot be laid out so.
         others: Gives constants of the same shape that may have taken this one's place, in floats,
-            with their names.
+            with their names; None where none can.
     """
 
     actual: Array
@@ -55,8 +53,7 @@ class Claim:
     axes: tuple[str, ...]
     channel_axis: int
     quantized: bool
-    untransposed: Array | None
-    others: Callable[[], Iterator[tuple[str, Array]]]
+    others: Callable[[], Iterator[tuple[str, Array]]] | None
 
     @cached_property
     def holds(self) -> Array:
@@ -157,8 +154,6 @@ def _turned(claim: Claim) -> str | None:
             if claim.fits(target).all():
                 names = " and ".join(f"{claim.axes[axis]}s" for axis in moved)
                 return f"transposed ({names} exchanged)"
-    if claim.untransposed is not None and claim.fits(claim.untransposed / claim.unit).all():
-        return "in the order in which torch has them, not in the one that the op reads"
     return None
 
 
@@ -264,7 +259,7 @@ def _sources(slices: _Slices, wrong: Array) -> list[int] | None:
 
 def _another(claim: Claim) -> str | None:
     """Another constant in its place, with its own scales or with this one's."""
-    for name, values in claim.others():
+    for name, values in claim.others() if claim.others is not None else ():
         target = values / claim.unit
         alike = claim.fits(target).all() or (claim.quantized and _proportional(claim, values))
         if alike:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.localize.biases import qparams, unexpected_qparams
-from pytest_edgeq.localize.constants import Context
+from pytest_edgeq.localize.constants import claim_of
 from pytest_edgeq.localize.differences import explain
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -89,8 +89,6 @@ def _how(op: Op, ours: Constant, theirs: Constant) -> str | None:
     target: npt.NDArray[Any] = theirs.values.astype(np.float64)
     if ours.zero_points is not None:
         target = target - ours.zero_points
-    context = Context(op.name, {}, None, np.empty(0))
-    text = explain(
-        context.claim(ours, target, 0.25 if ours.scales is not None else 0.0, exact=True)
-    )
+    tolerance = 0.25 if ours.scales is not None else 0.0
+    text = explain(claim_of(op.name, ours, target, tolerance, exact=True))
     return text.replace("the reference's", "the flow's").replace("the reference gives", "it gave")

@@ -188,6 +188,12 @@ class Structure:
         kept = functools.cache(
             lambda: holds_all or hold_all((each.stored, each.floats) for each in weights)
         )
+
+        def others(pair: ConstantPair) -> Iterator[tuple[str, Array]]:
+            for each in weights:
+                if each.partner is not pair.partner and each.shape == pair.shape:
+                    yield names[each.op.index], each.floats
+
         for pair in self.constants:
             if np.array_equal(pair.stored.floats, pair.floats, equal_nan=True):
                 continue
@@ -203,18 +209,13 @@ class Structure:
             if role == "bias":
                 place, told = self._bias(pair, given)
             else:
-                others = {
-                    names[each.op.index]: each.floats
-                    for each in weights
-                    if each.partner is not pair.partner
-                }
                 if role != "weight" and not _has_scales(pair.stored):
                     continue  # codes that are compared with codes, whatever they stand for
                 told = check_stored_weight(
                     pair.op.name,
                     pair.stored,
                     pair.floats,
-                    others=others,
+                    others=functools.partial(others, pair),
                     kept=kept if role == "weight" else None,
                 )
                 if role != "weight":

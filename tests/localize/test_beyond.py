@@ -12,10 +12,10 @@ from torch import nn
 
 from fixtures.models import SmallModel, integers, normal, samples, seeded
 from pytest_edgeq import Edgeq
-from pytest_edgeq.localize.constants import check_weight, hold_all
+from pytest_edgeq.localize.constants import check_stored_weight, hold_all
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.roles import roles_of
-from tests.localize.builds import PT2E, STATIC, Build, blamed
+from tests.localize.builds import PT2E, STATIC, Build, blamed, rounded
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -29,7 +29,7 @@ class Tabled(SmallModel):
         super().__init__()
         self.table = nn.Embedding(11, 12)
         self.shift = nn.Parameter(normal(5, 12, seed=3))
-        self.wide, self.head = nn.Linear(12, 24), nn.Linear(24, 6)
+        self.wide, self.head = nn.Linear(12, 288), nn.Linear(288, 24)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Give scores a token."""
@@ -41,24 +41,6 @@ class Tabled(SmallModel):
     def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
         """Five tokens."""
         return (integers(1, 5, below=11, seed=seed),)
-
-
-class Heavy(SmallModel):
-    """Weights of which some are far larger than the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.head = nn.Linear(288, 24), nn.Linear(24, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give scores."""
-        scores: torch.Tensor = self.head(torch.relu(self.wide(x)))
-        return scores
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """Features."""
-        return (normal(2, 288, seed=seed),)
 
 
 def _larger(kind: type[SmallModel], name: str, by: float) -> SmallModel:
@@ -95,85 +77,78 @@ def test_values_beyond_their_scale_are_told(maker: Edgeq, build: Build, flow: st
 
 def _four_bits(algorithm: str) -> list[dict[str, Any]]:
     weights = {"num_bits": 4, "symmetric": True, "granularity": "CHANNELWISE", "dtype": "INT"}
-    return [
-        {
-            "regex": ".*",
-            "operation": "FULLY_CONNECTED",
-            "algorithm_key": algorithm,
-            "op_config": {
-                "weight_tensor_config": weights,
-                "compute_precision": "FLOAT",
-                "explicit_dequantize": True,
-                "min_weight_elements": 0,
-            },
-        }
-    ]
+    floats = {"compute_precision": "FLOAT", "explicit_dequantize": True, "min_weight_elements": 0}
+    config = {"weight_tensor_config": weights, **floats}
+    rule = {"regex": ".*", "operation": "FULLY_CONNECTED", "algorithm_key": algorithm}
+    return [{**rule, "op_config": config}]
 
 
 @pytest.mark.parametrize("algorithm", ["OCTAV", "MSE"])
 def test_what_a_quantizer_cuts_off_on_purpose_is_sound(maker: Edgeq, algorithm: str) -> None:
     """One that minimises an error leaves the largest weights beyond its scales."""
-    model = seeded(Heavy)
+    model = seeded(Tabled)
     with torch.no_grad():
-        model.wide.weight[:, ::96] *= 6
-    quantized = maker.quantize(model, Heavy.sample_inputs(), quantizer=_four_bits(algorithm))
-    op = next(op for op in quantized.graph.ops if op.name == "FULLY_CONNECTED")
+        model.head.weight[:, ::96] *= 6
+    quantized = maker.quantize(model, Tabled.sample_inputs(), quantizer=_four_bits(algorithm))
+    op = [op for op in quantized.graph.ops if op.name == "FULLY_CONNECTED"][-1]
     (stored,) = roles_of(quantized.graph, op).weights
     scales = read_constant(quantized.graph, op, stored).scales
     assert scales is not None
-    assert (np.abs(model.wide.weight.detach().numpy()) / scales > 8).any()
+    assert (np.abs(model.head.weight.detach().numpy()) / scales > 8).any()
 
-    errors = maker.localize(quantized, list(samples(Heavy, 2, seed=2)))
+    errors = maker.localize(quantized, list(samples(Tabled, 2, seed=2)))
 
     assert blamed(errors) == {}
 
 
-def _rounded(weight: Array, scales: Array, grouping: str, dtype: str = "int8") -> Constant:
-    high = {"int8": 127, "int4": 7}[dtype]
-    codes = np.clip(np.rint(weight / scales), -high, high).astype(np.int64)
-    return Constant(dtype, codes, scales, np.zeros((1, 1), np.int64), grouping)
+WEIGHT = np.random.default_rng(0).normal(size=(6, 64))
+LEAST = np.abs(WEIGHT).max(axis=1, keepdims=True) / 127
+BLOCKS = np.repeat(np.abs(WEIGHT.reshape(6, 2, 32)).max(axis=2) / 7, 32, axis=1)
+BLOCKS = torch.from_numpy(BLOCKS).to(torch.bfloat16).to(torch.float64).numpy()
 
 
-def test_scales_that_hold_all_values_are_told_by_those_beside_them() -> None:
+@pytest.mark.parametrize(
+    ("scales", "grouping", "place", "steps", "last"),
+    [(LEAST, "per_channel", (4, 9), 140.2, 127), (BLOCKS, "blockwise_32", (2, 40), 9, 7)],
+)
+def test_scales_that_hold_all_values_are_told_by_those_beside_them(
+    scales: Array, grouping: str, place: tuple[int, int], steps: float, last: int
+) -> None:
     """One channel, or one block, has a value beyond its scale, and all others have theirs."""
-    weight = np.random.default_rng(0).normal(size=(6, 64))
-    least = np.abs(weight).max(axis=1, keepdims=True) / 127
-    changed = weight.copy()
-    changed[4, 9] = 140.2 * least[4, 0]
-    stored = _rounded(changed, least, "per_channel")
-    (found,) = check_weight("FULLY_CONNECTED", stored, changed, torch_op="linear")
-    assert found == (
-        "the weight's codes: 1 of 384 lies beyond what its scale reaches: [4, 9] is 127 where the "
-        "reference gives 140.2"
+    changed = WEIGHT.copy()
+    changed[place] = steps * np.broadcast_to(scales, WEIGHT.shape)[place]
+    stored = rounded(changed, scales, grouping, last=last)
+    told = (
+        f"the weight's codes: 1 of 384 lies beyond what its scale reaches: {list(place)} is {last} "
+        f"where the reference gives {steps}"
     )
-    # Where every scale is too small, it is the quantizer's way, if not all others' of the file.
-    narrow = _rounded(weight, least * np.linspace(0.5, 0.8, 6)[:, None], "per_channel")
-    assert check_weight("FULLY_CONNECTED", narrow, weight, torch_op="linear") == ()
-    (found,) = check_weight("FULLY_CONNECTED", narrow, weight, torch_op="linear", kept=lambda: True)
-    assert "lie beyond what their scale reaches: " in found
+    assert check_stored_weight("FULLY_CONNECTED", stored, changed, kept=lambda: False) == (told,)
+    # An operand's scale may be another tensor's.
+    assert check_stored_weight("FULLY_CONNECTED", stored, changed) == ()
 
-    blocks = np.repeat(np.abs(weight.reshape(6, 2, 32)).max(axis=2) / 7, 32, axis=1)
-    changed = weight.copy()
-    changed[2, 40] = 9 * blocks[2, 40]
-    stored = _rounded(changed, blocks, "blockwise_32", "int4")
-    (found,) = check_weight("FULLY_CONNECTED", stored, changed, torch_op="linear")
-    assert "[2, 40] is 7 where the reference gives 9" in found
+
+def test_scales_that_all_cut_values_off() -> None:
+    """That is the quantizer's way, if not all others of the file hold theirs, or at little cost."""
+    narrow, nearly = (rounded(WEIGHT, LEAST * by) for by in (0.9, 0.99))
+    assert check_stored_weight("FULLY_CONNECTED", narrow, WEIGHT, kept=lambda: False) == ()
+    assert check_stored_weight("FULLY_CONNECTED", nearly, WEIGHT, kept=lambda: True) == ()
+    (found,) = check_stored_weight("FULLY_CONNECTED", narrow, WEIGHT, kept=lambda: True)
+    assert "lie beyond what their scale reaches: " in found
+    # What is cut off has the last code, and no other.
+    narrow.values[tuple(np.argwhere(narrow.values == 127)[0])] = 126
+    (found,) = check_stored_weight("FULLY_CONNECTED", narrow, WEIGHT, kept=lambda: False)
+    assert found.endswith(" is 126 where the reference gives 127 (bit 0)")
 
 
 def test_a_file_whose_scales_hold_all_values() -> None:
     """Told by most of them, symmetric or not; none is told of what a minimum of errors chose."""
-    weight = np.random.default_rng(0).normal(size=(6, 64))
-    least = np.abs(weight).max(axis=1, keepdims=True) / 127
-    span = np.maximum(weight.max(), 0) - np.minimum(weight.min(), 0)
-    points = np.full((1, 1), int(np.rint(-128 - weight.min() / (span / 255))))
-    codes = np.clip(np.rint(weight / (span / 255)) + points, -128, 127).astype(np.int64)
-    uneven = Constant("int8", codes, np.full((1, 1), span / 255), points, "per_tensor")
-    even, narrow = (_rounded(weight, scales, "per_channel") for scales in (least, least * 0.97))
-
-    def holds(*constants: Constant) -> bool:
-        return hold_all((each, weight) for each in constants)
-
-    assert holds(even)
-    assert holds(uneven)
-    assert not holds(narrow)
-    assert not holds()
+    span = np.full((1, 1), WEIGHT.max() - WEIGHT.min()) / 255
+    point = np.rint(-128 - WEIGHT.min() / span).astype(np.int64)
+    codes = np.clip(np.rint(WEIGHT / span) + point, -128, 127).astype(np.int64)
+    uneven = Constant("int8", codes, span, point, "per_tensor")
+    even, narrow = (rounded(WEIGHT, LEAST * by) for by in (1, 0.97))
+    assert hold_all([(even, WEIGHT)])
+    assert hold_all([(uneven, WEIGHT)])
+    assert hold_all([(narrow, WEIGHT), (even, WEIGHT), (uneven, WEIGHT)])
+    assert not hold_all([(narrow, WEIGHT), (uneven, WEIGHT)])
+    assert not hold_all([])
