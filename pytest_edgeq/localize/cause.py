@@ -41,7 +41,7 @@ from pytest_edgeq.localize.rows import (
     LayerErrors,
 )
 
-__all__ = ["WAYS_OUT", "blame", "cause_of"]
+__all__ = ["WAYS_OUT", "blame"]
 
 _LEAST_LAYERS = 5
 """
@@ -96,7 +96,7 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
             row = replace(judged[place], verdict=QUANTIZATION)
             return _blamed((*judged[:place], row, *judged[place + 1 :]), place, cause)
     if culprit is not None:
-        cause = cause_of(judged[culprit], evidence[culprit], losses.get(culprit))
+        cause = _cause(judged[culprit], evidence[culprit], losses.get(culprit))
         return _blamed(judged, culprit, cause)
     floats = _left_in_float(judged, evidence)
     if floats is not None and not everywhere:
@@ -266,7 +266,7 @@ def _outlier(value: float, kind: Sequence[float], name: str) -> str | None:
     return f"{value:.1f} dB locally, where the median of {len(kind)} {name} is {median:.1f} dB"
 
 
-def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> str:
+def _cause(row: LayerError, evidence: Evidence, loss: str | None) -> str:
     """
     Say why an op is to blame, by what is most certain.
 
@@ -290,10 +290,11 @@ def cause_of(row: LayerError, evidence: Evidence, loss: str | None = None) -> st
         where = f", and {channel}" if channel else ""
         return f"does not compute {row.op}: {far}{where}; {WAYS_OUT.get(row.op, _WAY_OUT)}"
     known = lossy(row, evidence)
-    if known is None and loss and overshoot(evidence) >= FAR:
-        known = too_narrow(row, evidence)
     if known is None:
-        return f"it loses more than others of its kind: {loss}" if loss else "nothing stands out"
+        assert loss is not None, "a row that nothing is known of is blamed for its loss alone"
+        if overshoot(evidence) < FAR:
+            return f"it loses more than others of its kind: {loss}"
+        known = too_narrow(row, evidence)
     return f"{known}; {loss}" if loss else known
 
 

@@ -1,4 +1,4 @@
-"""What the codes of a file's tensors stand for, and how near values are to them."""
+"""What the codes of a file's tensors stand for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import shape_along
 from pytest_edgeq.tflite.graph import Tensor
 
-__all__ = [
-    "by_channel",
-    "channel_steps",
-    "clipped",
-    "code_limits",
-]
+__all__ = ["by_channel", "channel_steps", "code_limits"]
 
 
 def code_limits(tensor: Tensor) -> tuple[int, int, float, int] | None:
@@ -39,13 +34,3 @@ def channel_steps(tensor: Tensor) -> npt.NDArray[np.float32]:
     """Return the scale of each channel, shaped to broadcast to the tensor."""
     shape = shape_along(len(tensor.scales), len(tensor.shape), tensor.quantized_dimension)
     return tensor.scales.astype(np.float32).reshape(shape)
-
-
-def clipped(tensor: Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A value as far as the tensor's codes reach, in float32 or wider."""
-    value = value.to(torch.float32) if value.dtype != torch.float64 else value
-    limits = code_limits(tensor)
-    if limits is None:
-        return value
-    low, high, scale, zero_point = limits
-    return value.clamp((low - zero_point) * scale, (high - zero_point) * scale)

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 
 import torch
 
-from pytest_edgeq.localize.codes import clipped, code_limits
+from pytest_edgeq.localize.codes import code_limits
 from pytest_edgeq.tflite.graph import Op, Subgraph, Tensor
 from pytest_edgeq.tflite.op_facts import MOVING
 
 __all__ = ["MASKING", "masking_ops", "what_is_lost"]
-
-Node = torch.fx.Node
 
 # Shares that float32 adds to one another and to 1 without a trace: torch leaves such values out.
 _NOTHING = 2.0**-24
@@ -94,8 +92,9 @@ def _is_flat(wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: f
     limits = code_limits(tensor)
     if limits is None:
         return None
-    step, held = limits[2], torch.minimum(wanted, clipped(tensor, wanted))
+    _, high, step, zero_point = limits
     # Above, the range may cut. The kernel's own rounding is less than another half of a step.
+    held = wanted.clamp(max=(high - zero_point) * step)
     if not float((file - held).abs().max()) <= step:
         return None
     shares, made = (each.softmax(-1).nan_to_num(0.0) for each in (wanted, file))

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-import torch
 
 from pytest_edgeq.localize.biases import INPUT_AT, qparams, unexpected_qparams
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 from pytest_edgeq.tflite.op_facts import FIXED_SCALES, HANDS_ON, KEEPS_SCALE, MOVING
 
-__all__ = [
-    "changed_input",
-    "hands_on",
-    "is_shared",
-    "moved_findings",
-]
-
-Node = torch.fx.Node
+__all__ = ["changed_input", "is_shared", "moved_findings"]
 
 
 def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:
@@ -26,7 +18,7 @@ def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:
     return qparams(tensor) == (float(np.float32(scale)), zero_point)
 
 
-def is_shared(graph: OpGraph, op: Op, given: Collection[tuple[float, int]] = ()) -> bool:
+def is_shared(graph: OpGraph, op: Op, given: Collection[tuple[float, int]]) -> bool:
     """
     Whether what an op takes is taken by one, too, that hands its scale on.
 
@@ -50,13 +42,13 @@ def is_shared(graph: OpGraph, op: Op, given: Collection[tuple[float, int]] = ())
         if keeping and any(_has(subgraph.tensors[index], each) for each in given):
             return True
         maker = subgraph.producer.get(index)
-        if maker is None or maker.name not in MOVING or not hands_on(graph, maker):
+        if maker is None or maker.name not in MOVING or not _hands_on(graph, maker):
             return False
         index = maker.inputs[0]
         above.add(maker.index)
 
 
-def hands_on(graph: OpGraph, op: Op) -> bool:
+def _hands_on(graph: OpGraph, op: Op) -> bool:
     """Whether an op gives the codes that it takes, in the scale that it takes them in."""
     if op.name not in HANDS_ON:
         return False
@@ -74,7 +66,7 @@ def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> tuple
     """
     producer = graph.subgraphs[op.subgraph].producer
     maker = producer.get(op.inputs[INPUT_AT[op.name]])
-    while maker is not None and maker.inputs[0] in producer and hands_on(graph, maker):
+    while maker is not None and maker.inputs[0] in producer and _hands_on(graph, maker):
         maker = producer[maker.inputs[0]]
     text = (
         f"its output has scale {scale:.6g}, which is {scale / written:.4g} × the one that the bias "
