@@ -36,32 +36,6 @@ class Constant:
     zero_points: Array | None = None
     grouping: str | None = None
 
-    @classmethod
-    def of_codes(
-        cls,
-        codes: Array,
-        scales: Array | float,
-        zero_points: Array | int = 0,
-        *,
-        axis: int | None = None,
-        dtype: str = "int8",
-    ) -> Constant:
-        """
-        Give what a graph with fake quantization holds.
-
-        Args:
-            codes: Integers, in torch's layout.
-            scales: One, or one for each index along `axis`.
-            zero_points: As many as scales, or one for all.
-            axis: Of the channels; None for one scale.
-            dtype: What the codes are stored as.
-        """
-        codes = np.asarray(codes).astype(np.int64)
-        grouping = "per_tensor" if axis is None else "per_channel"
-        spread = (_along(codes, np.asarray(each), axis) for each in (scales, zero_points))
-        steps, offsets = spread
-        return cls(dtype, codes, steps.astype(np.float64), offsets.astype(np.int64), grouping)
-
     @property
     def floats(self) -> Array:
         """What it stands for, float64."""
