@@ -134,12 +134,13 @@ def _exported_before(
     left = [each for each in exported if each[1] is not None]
     original = torch.export.export
 
-    def export(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if left and left[0][0] is module:
+    # litert-torch 0.9.4 gives the module by name.
+    def export(mod: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if left and left[0][0] is mod:
             return left.pop(0)[1]
-        return original(module, *args, **kwargs)
+        return original(mod, *args, **kwargs)
 
-    torch.export.export = export  # type: ignore[assignment] # of what it is called with here
+    torch.export.export = export
     try:
         yield
     finally:
