@@ -87,10 +87,11 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
     alone = None if everywhere else _alone(judged, evidence)
     culprit = _culprit(judged, evidence, losses or mistaken)
     apart = other_samples(judged, evidence)
-    if apart.half_empty and culprit is not None and culprit in (losses or mistaken):
+    is_loss = culprit is not None and judged[culprit].verdict == QUANTIZATION
+    if apart.half_empty and culprit is not None and is_loss:
         # Where most ranges are half empty, one that is still emptier is none to blame.
         culprit = None if too_wide(judged[culprit], evidence[culprit]) else culprit
-    if alone is not None and (culprit is None or culprit in losses or culprit in mistaken):
+    if alone is not None and (culprit is None or is_loss):
         place, cause = alone
         if culprit is None or _sqnr(judged[place]) < _sqnr(judged[culprit]):
             row = replace(judged[place], verdict=QUANTIZATION)
