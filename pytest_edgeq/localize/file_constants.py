@@ -1,4 +1,4 @@
-"""Tell by its values what a constant of a file was before it was rounded."""
+"""Find the floats that a constant of a file was rounded from, by its values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,24 @@ import numpy.typing as npt
 from pytest_edgeq.localize.structure import ConstantPair
 from pytest_edgeq.tflite.boundary import code_range
 
-__all__ = ["axis_orders", "half_a_step_off", "is_rounded_to", "nearest_constants"]
+__all__ = [
+    "axis_orders",
+    "half_a_step_off",
+    "is_rounded_to",
+    "nearest_constants",
+    "times_a_number",
+]
 
 Array = npt.NDArray[Any]
 
 _SLACK = 2.0**-9
 """Tolerance for float32 arithmetic, relative to one step."""
+
+_LOOSE = 0.5
+"""Steps that a value may be off in addition while a factor is only estimated."""
+
+_NEAR = 2.0**-8
+"""How far a factor that is estimated from rounded values may be off, relative."""
 
 _ROUNDED = 2.0**-20
 """Tolerance of a constant that both sides compute in float32, relative to its greatest value."""
@@ -45,11 +57,39 @@ def is_rounded_to(pair: ConstantPair, floats: Array, *, cut: bool = False) -> bo
     return bool(near.all())
 
 
-def half_a_step_off(pair: ConstantPair) -> Array:
-    """Return what a constant stands for, each element half a step off, up or down by chance."""
-    signs = np.random.default_rng(0).choice((-0.5, 0.5), pair.floats.shape)
-    values: Array = pair.floats + signs * _steps(pair)
+def half_a_step_off(pair: ConstantPair, floats: Array) -> Array:
+    """Return floats that a constant was rounded from, each half a step off, at random."""
+    signs = np.random.default_rng(0).choice((-0.5, 0.5), floats.shape)
+    values: Array = floats + signs * _steps(pair)
     return values
+
+
+def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
+    """
+    Return floats times the whole number, or divided by the one, that a constant was rounded from.
+
+    A converter may fold the 1/N of a mean into the weights behind it.
+
+    Args:
+        pair: The constant; `pair.floats` is what it stands for.
+        floats: Of the same shape.
+
+    Returns:
+        The product; None where it is not, within half a step, most of the constant.
+    """
+    given, steps = pair.floats, _steps(pair)
+    large = np.abs(floats) >= np.median(np.abs(floats))
+    if not floats.size or not floats[large].all() or floats.dtype.kind != "f":
+        return None
+    ratio = float(np.median(given[large] / floats[large]))
+    for _ in range(2):
+        near = _apart(given, ratio * floats) <= steps * (0.5 + _LOOSE) + _slack(given)
+        if 2 * np.count_nonzero(near) <= near.size or not np.isfinite(ratio) or not ratio:
+            return None
+        ratio = float((given[near] * floats[near]).sum() / np.square(floats[near]).sum())
+    number = round(ratio) if abs(ratio) > 1 else round(1 / ratio)
+    exact = float(number) if abs(ratio) > 1 else 1.0 / number
+    return None if abs(number) < 2 or abs(exact / ratio - 1) > _NEAR else exact * floats
 
 
 def nearest_constants(

@@ -12,7 +12,12 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.localize.file_constants import half_a_step_off, is_rounded_to, nearest_constants
+from pytest_edgeq.localize.file_constants import (
+    half_a_step_off,
+    is_rounded_to,
+    nearest_constants,
+    times_a_number,
+)
 from pytest_edgeq.localize.masks import MASKING
 from pytest_edgeq.localize.pairs import Pairs, pair_ops
 from pytest_edgeq.localize.structure import ConstantPair, Structure
@@ -125,26 +130,30 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         candidates += [(_array(one), _array(two)) for one, two in litert.constants_of(simulated)]
     left = [pair for pair in constants if (pair.op.index, pair.place) not in found]
     found |= nearest_constants(candidates, left)
-    if is_whole:
+    if is_whole and not substituted:
         found = aligned | found
-    exact = _in_float(made, found)
     unknown = {
         (pair.op.index, pair.place): pair
         for pair in left
         if (pair.op.index, pair.place) not in found and pair.floats.dtype.kind == "f"
     }
+    others = {key: aligned[key] for key in unknown if key in aligned}
+    multiplied = {key: times_a_number(unknown[key], values) for key, values in others.items()}
+    folded = {key: values for key, values in multiplied.items() if values is not None}
+    unlike = {pair.op.outputs[0] for key, pair in unknown.items() if key not in folded}
+    found |= folded
+    exact = _in_float(made, found)
     off = {
-        key: half_a_step_off(pair)
+        key: half_a_step_off(pair, folded.get(key, pair.floats))
         for key, pair in unknown.items()
         if pair.stored.scales is not None
     }
-    others = {key: aligned[key] for key in unknown if key in aligned}
     return Forms(
         exact,
         exact,
         _reference(quantized, sample),
         modules,
-        substituted | {pair.op.outputs[0] for pair in unknown.values()},
+        substituted | unlike,
         functools.partial(_in_float, made, found | off) if off else None,
         functools.partial(_in_float, made, found | others) if others else None,
         is_nearest,
