@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from pytest_edgeq.numerics.health import (
     overlap_finding,
     repeated_finding,
 )
-from pytest_edgeq.parallel import MOST_WORKERS, on_one_thread, run_together, state_of
+from pytest_edgeq.parallel import MOST_WORKERS, begin, on_one_thread, run_together
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.samples import Sample, read_samples
@@ -143,17 +142,8 @@ class Comparer:
         """
         self._runner.prepare()  # on all cores, as no sum is in it
         with on_one_thread():
-            before = state_of(self._quantized)
-            for sample in itertools.islice(samples, 1 if threads > 1 else None):
-                self.update(sample)
-                del sample  # before the next one is made
-            if threads == 1:
-                return
-            if before is None or before != state_of(self._quantized):
-                for sample in samples:
-                    self.update(sample)
-                return
-            self._update_together(samples, min(threads, MOST_WORKERS))
+            if begin(samples, self._quantized, threads, self.update):
+                self._update_together(samples, min(threads, MOST_WORKERS))
 
     def _update_together(self, samples: Iterator[Sample], count: int) -> None:
         def worker() -> tuple[SampleRunner, Measurement]:

@@ -277,7 +277,8 @@ class Edgeq:
             quantized: From `quantize` or `load`, with a reference. One that is no torch module, or
                 that cannot be converted in float, leaves the constants unknown; a warning tells
                 of the latter.
-            inputs: Any iterable of samples; read once, in order, one held at a time.
+            inputs: Any iterable of samples; read once, in order, as many held at a time as there
+                are cores.
             runtime: `builtin` or `reference`: kernels that keep every tensor between.
 
         Raises:
@@ -288,8 +289,7 @@ class Edgeq:
         from pytest_edgeq.localize import localize
 
         _require_model("localize", quantized)
-        with torch_threads(self._session.threads):
-            return localize(quantized, inputs, runtime=runtime)
+        return localize(quantized, inputs, runtime=runtime, threads=self._session.threads)
 
     def check(
         self, quantized: QuantizedModel, inputs: Iterable[Any], *, name: str | None = None
@@ -299,14 +299,15 @@ class Edgeq:
 
         The file allocates and runs on every runtime that is installed and has its ops, and they
         agree within what kernels round (on the first 4 samples; op by op where outputs differ).
-        Every op computes what torch does on the same inputs, up to rounding. One bit of every
+        Every op computes what torch does on the same inputs, up to rounding (on the first 2 samples
+        and on those whose outputs are further off than all before). One bit of every
         output is left, health is clean, and no sample was calibrated with. Op dtypes and errors are
         as they were remembered for this test. A file of `with_tflite` has the ops, wiring, options,
         inputs, outputs and scales of the one that the flow made.
 
         What could not be looked at is told by a warning: outside the body of a test what is
-        remembered, kernels that lack an op, ops that no torch node matches. So is where the
-        reference kernels or TensorFlow's, which no device runs, differ from all others.
+        remembered, kernels that lack an op. So is where the reference kernels, which no device
+        runs, differ from all others.
 
         Args:
             quantized: From `quantize` or `load`.

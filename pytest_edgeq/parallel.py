@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 from collections import deque
@@ -13,11 +14,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.samples import Sample
 
 __all__ = [
     "MOST_WORKERS",
     "Beside",
     "available_cores",
+    "begin",
     "in_order",
     "on_one_thread",
     "run_together",
@@ -79,6 +82,37 @@ class Beside:
     def close(self) -> None:
         """Wait for the last call, and end the thread."""
         self._pool.shutdown()
+
+
+def begin(
+    samples: Iterator[Sample],
+    quantized: QuantizedModel,
+    threads: int,
+    update: Callable[[Sample], object],
+) -> bool:
+    """
+    Measure the first sample, and all where each may depend on the one before.
+
+    Where a sample changes the reference's state, so does each.
+
+    Args:
+        samples: Read in order; none is held while the next one is made.
+        quantized: The file and its references.
+        threads: Cores that may be used; on one all are measured here.
+        update: Measures one sample.
+
+    Returns:
+        Whether there are samples left that may be measured together.
+    """
+    before = state_of(quantized) if threads > 1 else None
+    for sample in itertools.islice(samples, 1 if threads > 1 else None):
+        update(sample)
+        del sample  # before the next one is made
+    if threads > 1 and (before is None or before != state_of(quantized)):
+        for sample in samples:
+            update(sample)
+        return False
+    return threads > 1
 
 
 def run_together(

@@ -53,6 +53,28 @@ def test_figures_do_not_depend_on_the_number_of_cores(kind: type[SmallModel], fl
     assert all(each == told[0] for each in told[1:])
 
 
+@pytest.mark.parametrize("flow", [PT2E, STATIC, "recipe_dynamic_wi8_afp32"])
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_the_layer_to_blame_does_not_depend_on_the_number_of_cores(
+    flow: str, factor: float
+) -> None:
+    """Every figure of every row equal to the last bit; also where a later sample is the bad one."""
+    quantized = _quantized(ResidualNet, flow)
+    file = FlatFile(quantized.tflite)
+    op = ops_of(file, "CONV_2D")[1]
+
+    def scaled(values: np.ndarray) -> None:
+        values[1] = values[1] * factor
+
+    edited(file, op, 1, scaled)
+    changed = quantized.with_tflite(file.content())
+    given = list(samples(ResidualNet, 11, seed=2))
+    given[7] = tuple(4 * each for each in given[7])
+    found = [Edgeq(threads=threads).localize(changed, given) for threads in (1, 2, 3)]
+    assert repr(found[0]) == repr(found[1]) == repr(found[2])
+    assert (found[0].culprit is not None and found[0].culprit.index == op) or factor == 1
+
+
 @pytest.mark.parametrize("flow", [PT2E, STATIC])
 def test_any_split_merges_to_the_same_figures(flow: str) -> None:
     """1, 2 and 7 chunks, merged in any order."""

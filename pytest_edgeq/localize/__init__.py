@@ -1,4 +1,4 @@
-"""Which op of a file is to blame: ops matched to torch nodes, and their own errors."""
+"""Which op of a file is to blame: each op beside its partner in the file's float form."""
 
 from __future__ import annotations
 
@@ -16,9 +16,17 @@ __all__ = ["LayerError", "LayerErrors", "localize"]
 __tracebackhide__ = True
 
 
-def localize(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) -> LayerErrors:
+def localize(
+    quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str, threads: int
+) -> LayerErrors:
     """
     Measure every op of a file on the values that it really took.
+
+    Args:
+        quantized: The file and its references.
+        inputs: Samples, read once, in order; as many are held at a time as are measured together.
+        runtime: Kernels that keep every tensor.
+        threads: Cores that may be used; the figures are the same for any number.
 
     Raises:
         ValueError, TypeError, RuntimeError: As `Edgeq.localize` says.
@@ -27,6 +35,5 @@ def localize(quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str) 
     from pytest_edgeq.samples import read_samples
 
     with Localizer(quantized, runtime) as localizer:
-        for sample in read_samples(inputs, quantized.spec, "evaluation"):
-            localizer.update(sample)
+        localizer.update_all(read_samples(inputs, quantized.spec, "evaluation"), threads)
         return localizer.result()

@@ -133,7 +133,8 @@ class AgainstTorch:
 
         Args:
             sample: The sample.
-            known: Outputs that were computed before, by side, as `Outcome.values` has them.
+            known: Outputs that were computed before, by side, as `Outcome.values` has them, or
+                `reference` for what `reference` gives and `form` for the float form.
             is_run: Whether the form's keeping runner has just run it.
 
         Raises:
@@ -141,11 +142,11 @@ class AgainstTorch:
         """
         if self.parting is not None:
             return
-        torchs = self._torchs(sample, known.get("float"))
+        torchs = self._torchs(sample, known)
         if self.aligned is not None:
             self._run(self.aligned, sample)
         elif not is_run:
-            kept = known.get("float_tflite") if self._is_kept else None
+            kept = known.get("form", known.get("float_tflite") if self._is_kept else None)
             if kept is not None and self._compare(torchs, kept) is None:
                 return
             self._run(self._form, sample)
@@ -207,12 +208,22 @@ class AgainstTorch:
             for output, each in zip(self._wanted, apart, strict=True)
         }
 
-    def _torchs(self, sample: Sample, known: Arrays | None) -> _Torchs:
+    def reference(self, sample: Sample) -> Arrays:
+        """
+        Return what the form is held against, in the order of the file's outputs.
+
+        Raises:
+            RuntimeError: torch fails.
+        """
+        outputs = call_reference(self._reference, sample)
+        return in_file_order(outputs, self._wanted, self._quantized.name)
+
+    def _torchs(self, sample: Sample, known: Mapping[str, Arrays]) -> _Torchs:
         """Return torch's outputs, and on the first sample those in float64 as well."""
-        values: Sequence[Array] | None = known
-        if values is None or self._reference is not self._quantized.float_model:
-            outputs = call_reference(self._reference, sample)
-            values = in_file_order(outputs, self._wanted, self._quantized.name)
+        is_own = self._reference is self._quantized.float_model
+        values = known.get("reference", known.get("float") if is_own else None)
+        if values is None:
+            values = self.reference(sample)
         exact, self._first_in_double = self._first_in_double, None
         none: Sequence[Array | None] = [None] * len(values)
         return list(zip(values, none if exact is None else exact, strict=True))

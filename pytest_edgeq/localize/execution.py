@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from pytest_edgeq.localize.codes import by_channel, code_limits
 from pytest_edgeq.localize.kernels import Halves, HybridInput, hybrid_position
 from pytest_edgeq.localize.pairs import Pairs
 from pytest_edgeq.localize.structure import ConstantPair
+from pytest_edgeq.reference import in_file_order
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.cut import cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -106,6 +108,22 @@ class Execution:
         self.differing = frozenset(differing | {pairs.ops[number].index for number in self.hybrids})
         """Ops of the form whose result is another with the file's constants, or its codes."""
         self._groups: dict[tuple[tuple[int, ...], ...], list[_Group]] = {}
+
+    def apart(self, runtime: str) -> Execution:
+        """Return the same on interpreters of its own."""
+        other = copy.copy(self)
+        other._file, other._form = self._file.apart(), self._form.apart()
+        other._runner = other._file.runner(runtime, keep=True)
+        other._whole = other._form.runner("builtin", keep=True)
+        other._groups = {}
+        return other
+
+    def form_outputs(self) -> list[Array]:
+        """Return what the form gave in the last run, in the order of the file's outputs."""
+        tensor = self._whole.tensor
+        made = [(each.name, tensor(each.tensor.index)) for each in self._form.signature.outputs]
+        wanted = [border.name for border in self._file.signature.outputs]
+        return in_file_order(made, wanted, "the float form")
 
     def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[Made]:
         """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from pytest_edgeq.localize.scales import moved_findings
 from pytest_edgeq.localize.structure import Structure
 from pytest_edgeq.localize.sums import Beside, Codes, Sums, ends_of, summed
 from pytest_edgeq.measurement import Arrays
+from pytest_edgeq.parallel import MOST_WORKERS, begin, in_order, on_one_thread
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
@@ -67,7 +68,6 @@ class _Output:
         slack: What the float kernel beside it may be off, relative to the greatest value.
         reach: What `bound` of a float output is relative to at the least.
         peak_weight: Of a kernel that quantizes its own input, the greatest weight.
-        measured: Its errors so far.
     """
 
     op: Op
@@ -78,7 +78,25 @@ class _Output:
     slack: float
     reach: float
     peak_weight: float
-    measured: Measured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SampleErrors:
+    """
+    What one sample tells.
+
+    Attributes:
+        measured: By number of the op and place of the output, its errors.
+        masks: By number of an op, the finding on a mask that it puts to scores.
+        form: Outputs of the float form, in the order of the file.
+    """
+
+    measured: Mapping[tuple[int, int], Measured]
+    masks: Mapping[int, str]
+    form: Arrays
+
+
+_Measurement = tuple[_Output, Measured]
 
 
 class Localizer:
@@ -102,12 +120,14 @@ class Localizer:
                 "none: give one, edgeq.load(tflite, reference=module)"
             )
         self._quantized = quantized
+        self._runtime = runtime
         quantized.edge.restart()
         self._runner = quantized.edge.runner(runtime, keep=True)
         self._subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
         self._masking = list(masking_ops(self._subgraph))
         self._masks: dict[int, str] = {}
         self._outputs: dict[tuple[int, int], _Output] = {}
+        self._measured: dict[tuple[int, int], Measured] = {}
         self._count = 0
         self._open = contextlib.ExitStack()
 
@@ -149,20 +169,65 @@ class Localizer:
         """
         if not self._count:
             self._start(forms_of(self._quantized, sample), sample)
-        names = list(self._quantized.input_names)
+        self._add(self._measure(self._execution, sample))
+        self._torch.update(sample, known, is_run=self._is_one_form)
+
+    def update_all(self, samples: Iterator[Sample], threads: int) -> None:
+        """
+        Measure samples, several at a time where that gives the same figures.
+
+        Raises:
+            RuntimeError, ValueError, TypeError: As `update` does, of the first sample that fails.
+        """
+        with on_one_thread():
+            if not begin(samples, self._quantized, threads, self.update):
+                return
+
+            def measure(execution: Execution, sample: Sample) -> tuple[Sample, _SampleErrors, Any]:
+                # Of a graph that is held against the file in its place torch is run in order.
+                return sample, self._measure(execution, sample), self._torch.reference(sample)
+
+            def worker() -> Execution:
+                return self._execution.apart(self._runtime)
+
+            copies = (sample.clone() for sample in samples)
+            count = min(threads, MOST_WORKERS)
+            for sample, errors, outputs in in_order(copies, worker, measure, count):
+                self._add(errors)
+                form = {"form": errors.form} if self._is_one_form else {}
+                self._torch.update(sample, {"reference": outputs, **form})
+
+    def _measure(self, execution: Execution, sample: Sample) -> _SampleErrors:
+        """Measure every op on one sample, by interpreters of which each thread has its own."""
+        found, masks = dict[tuple[int, int], Measured](), dict[int, str]()
         waiting: list[tuple[_Output, Made, Beside]] = []
         elements = 0
+
+        def judge() -> None:
+            given = [beside for _, _, beside in waiting]
+            for (output, made, _), sums in zip(waiting, summed(given), strict=True):
+                key = made.op.index, made.place
+                found[key] = self._judged(output, made, sums)
+
         with torch.inference_mode():
-            for made in self._execution.run(names, sample.arrays()):
+            for made in execution.run(list(self._quantized.input_names), sample.arrays()):
                 output = self._output(made)
-                self._look_at_mask(made)
+                self._look_at_mask(made, masks)
                 waiting.append((output, made, _beside(output, made)))
                 elements += made.value.size
                 if elements > _TOGETHER:
-                    self._judge(waiting)
+                    judge()
                     waiting, elements = [], 0
-            self._judge(waiting)
-        self._torch.update(sample, known, is_run=self._is_one_form)
+            judge()
+        return _SampleErrors(found, masks, execution.form_outputs())
+
+    def _add(self, errors: _SampleErrors) -> None:
+        for key, measured in errors.measured.items():
+            if key in self._measured:
+                self._measured[key].merge(measured)
+            else:
+                self._measured[key] = measured
+        self._masks = {**errors.masks, **self._masks}
         self._count += 1
 
     def hold(self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})) -> None:
@@ -179,10 +244,10 @@ class Localizer:
         """
         self._torch.update(sample, known)
 
-    def _look_at_mask(self, made: Made) -> None:
+    def _look_at_mask(self, made: Made, masks: dict[int, str]) -> None:
         """Note a mask that an op puts to scores, and that its range cuts, or that takes it all."""
         lowest = self._lows.get(made.op.index, math.inf)
-        if lowest > MASKING or not made.value.size or made.op.index in self._masks:
+        if lowest > MASKING or not made.value.size or made.op.index in masks:
             return
         wanted, file = (
             torch.from_numpy(each.astype(np.float64)) for each in (made.exact, made.value)
@@ -190,7 +255,7 @@ class Localizer:
         tensor = self._subgraph.tensors[made.op.outputs[made.place]]
         text = what_is_lost(wanted, file, tensor, lowest)
         if text is not None:
-            self._masks[made.op.index] = text
+            masks[made.op.index] = text
 
     def _lowest(self) -> dict[int, float]:
         """Return by op the least constant that is put to scores up to it, where any is."""
@@ -223,16 +288,16 @@ class Localizer:
         found = self._findings(entries)
         readers = Readers(quantized.graph, subgraph.index)
         measured: dict[int, list[tuple[int, Measured]]] = {}
-        for (number, place), output in self._outputs.items():
+        for (number, place), errors in self._measured.items():
             tensor = subgraph.ops[number].outputs[place]
-            measured.setdefault(number, []).append((tensor, output.measured))
+            measured.setdefault(number, []).append((tensor, errors))
         untaken = readers.untaken(measured)
         rows, evidence = [], []
         for op in subgraph.ops:
             own = [
-                self._outputs[op.index, place]
+                (self._outputs[op.index, place], self._measured[op.index, place])
                 for place in range(len(op.outputs))
-                if (op.index, place) in self._outputs
+                if (op.index, place) in self._measured
             ]
             told = tuple(sorted(found.get(op.index, ()), key=is_of_parameters))
             entry, matched = self._named(entries[op.index]), bool(own) or op.name in HOLDING
@@ -343,7 +408,6 @@ class Localizer:
                 slack,
                 float_reach(graph, op) if op.inputs else 0.0,
                 0.0 if hybrid is None else self._peak_weight(op),
-                Measured(),
             )
         return self._outputs[key]
 
@@ -353,36 +417,37 @@ class Localizer:
         peaks = [float(np.abs(read_constant(graph, op, each).floats).max()) for each in stored]
         return max(peaks, default=math.inf)
 
-    def _judge(self, waiting: Sequence[tuple[_Output, Made, Beside]]) -> None:
-        for (output, made, beside), sums in zip(
-            waiting, summed([beside for _, _, beside in waiting]), strict=True
-        ):
-            _add(output, made, beside, sums)
-            if output.bound is not None and made.value.size:
-                if output.channels is not None:
-                    _judge_channels(output, made)
-                elif output.limits is None:
-                    self._judge_floats(output, made, sums)
-                else:
-                    _judge_codes(output, made, sums)
+    def _judged(self, output: _Output, made: Made, sums: Sums) -> Measured:
+        limits = output.limits
+        ends = ends_of(made.codes, limits) if limits is not None and made.value.size else None
+        measured = Measured.of_sample(made.value.size, sums, ends, limits)
+        if not math.isfinite(sums.noise):
+            told = np.isfinite(made.value) | (made.value == made.rounded)
+            measured.nonfinite = int(made.value.size - told.sum())
+        if output.bound is not None and made.value.size:
+            if output.channels is not None:
+                measured.excess_lsb = _excess_by_channel(output, made)
+            elif limits is None:
+                measured.excess_lsb = self._excess_of_floats(output, made, sums)
+            else:
+                measured.excess_lsb = _excess_of_codes(output, made, sums)
+                measured.local_lsb = sums.steps
+        return measured
 
-    def _judge_floats(self, output: _Output, made: Made, sums: Sums) -> None:
+    def _excess_of_floats(self, output: _Output, made: Made, sums: Sums) -> float:
         assert output.bound is not None, "others are not judged"
-        measured = output.measured
         if made.value.dtype.kind != "f":
             off = float(np.max(made.value.astype(np.float64) != made.rounded, initial=0.0))
-            measured.excess_lsb = max(measured.excess_lsb, math.inf if off else -1.0)
-            return
+            return math.inf if off else -1.0
         size = max(sums.peak, output.reach, made.taken)
         allowed, worst = 2 * output.bound * size, sums.off
         if worst > allowed and made.halves is not None:
             given, halves = made.halves
             tied = self._execution.hybrids[made.op.index].ties(given, halves)
             allowed += tied * output.peak_weight
-        beyond = worst / allowed - 1 if allowed else (math.inf if worst else -1.0)
-        measured.excess_lsb = max(measured.excess_lsb, beyond)
+        return worst / allowed - 1 if allowed else (math.inf if worst else -1.0)
 
-    def _evidence(self, op: Op, entry: OpDtypes, own: Sequence[_Output]) -> Evidence:
+    def _evidence(self, op: Op, entry: OpDtypes, own: Sequence[_Measurement]) -> Evidence:
         graph = self._quantized.graph
         roles = roles_of(graph, op)
         limited = tuple(
@@ -397,8 +462,8 @@ class Localizer:
             maxima = channel_maxima(op, read_constant(graph, op, weights[0]).floats)
         if not own:
             return Evidence(scheme=entry.scheme, bias_limited=limited, weight_maxima=maxima)
-        worst = max(own, key=lambda each: each.measured.loss)
-        measured, limits = worst.measured, worst.limits
+        worst, measured = max(own, key=lambda each: each[1].loss)
+        limits = worst.limits
         count = max(measured.elements, 1)
         has_codes = limits is not None and measured.least <= measured.greatest
         averaged = self._count if self._quantized.flow in _AVERAGING else 0
@@ -435,16 +500,7 @@ def _beside(output: _Output, made: Made) -> Beside:
     return Beside(value, exact, rounded, whole, output.limits)
 
 
-def _add(output: _Output, made: Made, beside: Beside, sums: Sums) -> None:
-    measured, limits = output.measured, output.limits
-    if not math.isfinite(sums.noise):
-        told = np.isfinite(made.value) | (made.value == made.rounded)
-        measured.nonfinite += int(made.value.size - told.sum())
-    ends = ends_of(made.codes, limits) if limits is not None and made.value.size else None
-    measured.add(made.value.size, sums, ends, limits)
-
-
-def _judge_channels(output: _Output, made: Made) -> None:
+def _excess_by_channel(output: _Output, made: Made) -> float:
     assert output.bound is not None, "others are not judged"
     assert output.channels is not None, "codes with one scale are judged otherwise"
     low, high = code_range(made.codes.dtype.name)
@@ -453,29 +509,31 @@ def _judge_channels(output: _Output, made: Made) -> None:
         np.abs(made.value - made.rounded)[inside]
         / np.broadcast_to(output.channels, made.value.shape)[inside]
     )
-    excess = float(off.max(initial=0.0)) - 0.5 - output.bound
-    output.measured.excess_lsb = max(output.measured.excess_lsb, excess)
+    return float(off.max(initial=0.0)) - 0.5 - output.bound
 
 
-def _judge_codes(output: _Output, made: Made, sums: Sums) -> None:
+def _excess_of_codes(output: _Output, made: Made, sums: Sums) -> float:
     assert output.bound is not None, "others are not judged"
     assert output.limits is not None, "floats are judged otherwise"
-    measured, scale = output.measured, output.limits.scale
+    scale = output.limits.scale
     excess = sums.off - 0.5 - output.bound
     if excess > 0:
         # The float kernel that it is held against rounds, too.
         size = max(made.taken, float(np.abs(made.rounded).max(initial=0.0)))
         excess -= output.slack * size / scale
-    measured.excess_lsb = max(measured.excess_lsb, excess)
-    measured.local_lsb = max(measured.local_lsb, sums.steps)
+    return excess
 
 
 def _row(
-    op: Op, entry: OpDtypes, own: Sequence[_Output], findings: tuple[str, ...], *, matched: bool
+    op: Op,
+    entry: OpDtypes,
+    own: Sequence[_Measurement],
+    findings: tuple[str, ...],
+    *,
+    matched: bool,
 ) -> LayerError:
     # An op with several outputs shows the worst of them.
-    worst = max(own, key=lambda o: (o.measured.excess_lsb, o.measured.loss), default=None)
-    measured = None if worst is None else worst.measured
+    worst, measured = max(own, key=lambda o: (o[1].excess_lsb, o[1].loss), default=(None, None))
     scale = None if worst is None or worst.limits is None else worst.limits.scale
     dtypes = {
         "input": ",".join(entry.inputs),

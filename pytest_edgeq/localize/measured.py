@@ -97,40 +97,56 @@ class Measured:
         noise = self.cumulative_noise if cumulative else self.noise
         return math.sqrt(noise / self.elements) / scale
 
-    def add(self, elements: int, sums: Sums, ends: Ends | None, limits: Codes | None) -> None:
+    @classmethod
+    def of_sample(
+        cls, elements: int, sums: Sums, ends: Ends | None, limits: Codes | None
+    ) -> Measured:
         """
-        Take samples in.
+        Give the errors on one sample.
 
         Args:
-            elements: How many values they have here.
+            elements: How many values the tensor has.
             sums: Of them.
             ends: How far their codes reach, where there are any.
             limits: What codes stand for.
         """
-        self.elements += elements
-        self.noise += sums.noise
-        self.signal += sums.signal
-        self.cumulative_noise += sums.apart_noise
-        self.cumulative_signal += sums.apart_signal
-        if sums.channels is not None:
-            known = self.channel_noise
-            if known is None:
-                self.channel_noise = sums.channels
-            elif known.shape == sums.channels.shape:
-                self.channel_noise = known + sums.channels
-            else:
-                self.channel_noise = np.empty(0)
-        if limits is None or ends is None:
-            return
-        self.cumulative_lsb = max(self.cumulative_lsb, sums.apart / limits.scale)
-        self.smallest = min(self.smallest, sums.least)
-        self.largest = max(self.largest, sums.greatest)
-        self.beyond_low += sums.below
-        self.beyond_high += sums.above
-        self.least = min(self.least, ends.least)
-        self.greatest = max(self.greatest, ends.greatest)
-        self.low += ends.low
-        self.high += ends.high
+        found = cls(
+            elements=elements,
+            signal=sums.signal,
+            noise=sums.noise,
+            cumulative_signal=sums.apart_signal,
+            cumulative_noise=sums.apart_noise,
+            channel_noise=sums.channels,
+        )
+        if limits is not None and ends is not None:
+            found.cumulative_lsb = sums.apart / limits.scale
+            found.smallest, found.largest = sums.least, sums.greatest
+            found.beyond_low, found.beyond_high = sums.below, sums.above
+            found.least, found.greatest = ends.least, ends.greatest
+            found.low, found.high = ends.low, ends.high
+        return found
+
+    def merge(self, other: Measured) -> None:
+        """Take in errors of the same tensor on other samples."""
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _GREATEST:
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        for name in _LEAST:
+            setattr(self, name, min(getattr(self, name), getattr(other, name)))
+        one, two = self.channel_noise, other.channel_noise
+        if one is not None and two is not None:
+            self.channel_noise = one + two if one.shape == two.shape else np.empty(0)
+        else:
+            self.channel_noise = two if one is None else one
+
+
+_SUMMED = (
+    *("signal", "noise", "cumulative_signal", "cumulative_noise", "elements"),
+    *("low", "high", "beyond_low", "beyond_high", "nonfinite"),
+)
+_GREATEST = ("local_lsb", "excess_lsb", "cumulative_lsb", "largest", "greatest")
+_LEAST = ("smallest", "least")
 
 
 def _decibels(signal: float, noise: float) -> float:
