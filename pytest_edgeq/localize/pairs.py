@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from pytest_edgeq.sequences import common
 from pytest_edgeq.tflite.graph import Op, Subgraph
 from pytest_edgeq.tflite.op_facts import HOLDING
 
@@ -74,7 +73,7 @@ def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs
         [op for op in each.ops if op.name not in HOLDING and op.name != "TRANSPOSE"]
         for each in (file, form)
     )
-    places = _aligned(
+    places = common(
         [(op.name, _lengths(file, op)) for op in ours],
         [(op.name, _lengths(form, op)) for op in theirs],
     )
@@ -82,7 +81,7 @@ def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs
     last = (-1, -1)
     for place in [*places, (len(ours), len(theirs))]:
         one, two = (range(a + 1, b) for a, b in zip(last, place, strict=True))
-        between = _aligned([ours[i].name for i in one], [theirs[i].name for i in two])
+        between = common([ours[i].name for i in one], [theirs[i].name for i in two])
         named = [(one[i], two[j]) for i, j in between]
         filled += sorted([*named, *_left_over(file, form, ours, theirs, one, two, named)])
         filled += [place] if place != (len(ours), len(theirs)) else []
@@ -97,7 +96,7 @@ def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs
             [(op.name, by_shape and _lengths(each, op)) for op in ops]
             for each, ops in ((file, left), (form, others))
         ]
-        for i, j in _aligned(*keys):
+        for i, j in common(*keys):
             pairs.add(left[i], others[j])
     left, others = pairs.left()
     tensors = {here: there for here, there in pairs.tensors.items() if here >= 0}
@@ -176,35 +175,3 @@ def _held(subgraph: Subgraph) -> dict[int, int]:
         if op.name in HOLDING:
             held[op.outputs[0]] = held.get(op.inputs[0], op.inputs[0])
     return held
-
-
-def _aligned(one: Sequence[Hashable], two: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return the places of a longest common subsequence."""
-    start = 0
-    while start < min(len(one), len(two)) and one[start] == two[start]:
-        start += 1
-    end = 0
-    while end < min(len(one), len(two)) - start and one[-1 - end] == two[-1 - end]:
-        end += 1
-    first, second = one[start : len(one) - end], two[start : len(two) - end]
-    # Lengths of the longest common subsequences of what is left of both.
-    codes = {key: number for number, key in enumerate(dict.fromkeys([*first, *second]))}
-    others = np.array([codes[key] for key in second], np.int64)
-    left = np.zeros((len(first) + 1, len(second) + 1), np.int32)
-    for i in range(len(first) - 1, -1, -1):
-        equal = others == codes[first[i]]
-        here = np.maximum(left[i + 1, :-1], np.where(equal, left[i + 1, 1:] + 1, 0))
-        # What comes behind counts as well: from the end on, the greatest so far.
-        left[i, :-1] = np.maximum.accumulate(here[::-1])[::-1]
-    places = [(i, i) for i in range(start)]
-    i = j = 0
-    while i < len(first) and j < len(second):
-        if first[i] == second[j] and left[i, j] == left[i + 1, j + 1] + 1:
-            places.append((start + i, start + j))
-            i, j = i + 1, j + 1
-        elif left[i + 1, j] >= left[i, j + 1]:
-            i += 1
-        else:
-            j += 1
-    tail = ((len(one) - n, len(two) - n) for n in range(end, 0, -1))
-    return [*places, *tail]

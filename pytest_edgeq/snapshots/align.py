@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from pytest_edgeq.sequences import common
+
 Row = Mapping[str, Any]
 Pair = tuple[int, int]
 _Gap = tuple[int, int, int, int]
@@ -109,7 +111,7 @@ def _match(
     old: Sequence[Hashable], new: Sequence[Hashable], gap: _Gap
 ) -> tuple[list[Pair], list[_Gap]]:
     """Pair equal keys within one gap, as many as keep their order, and tell what is left."""
-    pairs = [(gap[0] + row, gap[2] + column) for row, column in _common(old, new)]
+    pairs = [(gap[0] + row, gap[2] + column) for row, column in common(old, new)]
     gaps: list[_Gap] = []
     old_at, new_at = gap[0], gap[2]
     for old_next, new_next in [*pairs, (gap[1], gap[3])]:
@@ -117,47 +119,6 @@ def _match(
             gaps.append((old_at, old_next, new_at, new_next))
         old_at, new_at = old_next + 1, new_next + 1
     return pairs, gaps
-
-
-def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[Pair]:
-    """
-    Find a longest common subsequence, as pairs of positions in order.
-
-    difflib.SequenceMatcher takes the longest block first, which in a network of a hundred equal
-    blocks is the wrong one, and takes seconds to do so. This is the bit-parallel algorithm of
-    Hyyrö (2004): a row of the table is one integer, in which a zero at bit i says that the i-th
-    old key made the sequence longer.
-    """
-    head = 0
-    while head < min(len(old), len(new)) and old[head] == new[head]:
-        head += 1
-    tail = 0
-    while tail < min(len(old), len(new)) - head and old[-1 - tail] == new[-1 - tail]:
-        tail += 1
-    row, column = len(old) - tail, len(new) - tail
-    places: dict[Hashable, int] = defaultdict(int)
-    for index in range(head, row):
-        places[old[index]] |= 1 << (index - head)
-    ones = (1 << (row - head)) - 1
-    table = [ones]
-    for key in new[head:column]:
-        last = table[-1]
-        hits = last & places.get(key, 0)
-        table.append(((last + hits) | (last - hits)) & ones)
-    middle: list[Pair] = []
-    while row > head and column > head:
-        if old[row - 1] == new[column - 1]:
-            row, column = row - 1, column - 1
-            middle.append((row, column))
-        elif table[column - head] >> (row - 1 - head) & 1:
-            row -= 1
-        else:
-            column -= 1
-    return [
-        *((index, index) for index in range(head)),
-        *reversed(middle),
-        *((len(old) - index, len(new) - index) for index in range(tail, 0, -1)),
-    ]
 
 
 def _with_moves(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-
 import pytest
 
 from fixtures.models import (
@@ -16,7 +13,7 @@ from fixtures.models import (
     SmallModel,
     SqueezeExcite,
 )
-from pytest_edgeq.localize.pairs import Pairs, _aligned, pair_ops
+from pytest_edgeq.localize.pairs import Pairs, pair_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from pytest_edgeq.tflite.op_facts import HOLDING
@@ -39,26 +36,6 @@ def paired(file: EdgeFile, form: EdgeFile) -> Pairs:
     one, two = (each.graph.subgraphs[0] for each in (file, form))
     inputs = ([border.tensor.index for border in each.signature.inputs] for each in (file, form))
     return pair_ops(one, two, dict(zip(*inputs, strict=True)))
-
-
-def common_length(one: str, two: str) -> int:
-    """Count by trying all: the length of a longest common subsequence."""
-    for length in range(min(len(one), len(two)), 0, -1):
-        if {*itertools.combinations(one, length)} & {*itertools.combinations(two, length)}:
-            return length
-    return 0
-
-
-def test_as_many_are_paired_as_can_be() -> None:
-    """Of two hundred pairs of short words, in order, equal ones only."""
-    rng = random.Random(0)
-    for _ in range(200):
-        one, two = ("".join(rng.choices("abc", k=rng.randint(0, 7))) for _ in range(2))
-        places = _aligned(one, two)
-        assert all(one[i] == two[j] for i, j in places), (one, two, places)
-        assert places == sorted(set(places)), (one, two, places)
-        assert len({i for i, _ in places}) == len({j for _, j in places}) == len(places)
-        assert len(places) == common_length(one, two), (one, two, places)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
