@@ -17,8 +17,8 @@ import numpy.typing as npt
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
 from pytest_edgeq.localize.cause import WAYS_OUT
+from pytest_edgeq.localize.constant_checks import origin_findings
 from pytest_edgeq.localize.localizer import Localizer
-from pytest_edgeq.localize.origins import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
 from pytest_edgeq.measurement import Outcome
 from pytest_edgeq.numerics.checks import SampleLedger
@@ -33,8 +33,8 @@ from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.parallel import Beside, on_one_thread, state_of
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, read_samples
-from pytest_edgeq.snapshots.compare import describe_change
 from pytest_edgeq.snapshots.errors import REGRESSED, is_explained
+from pytest_edgeq.snapshots.op_changes import describe_change
 from pytest_edgeq.snapshots.session import is_change, is_missing, without_command
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.same import border_differences, op_differences

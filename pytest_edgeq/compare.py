@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_edgeq.build import build_of
+from pytest_edgeq.build_facts import build_of
 from pytest_edgeq.measurement import Arrays, Measurement, Outcome, SampleRunner
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample
 from pytest_edgeq.numerics.health import (
@@ -202,7 +202,7 @@ class Comparer:
             return None
 
         def explain() -> str:
-            from pytest_edgeq.localize.failure import explain
+            from pytest_edgeq.localize import explain
 
             return explain(quantized, [each.inputs for each in worst], seconds)
 

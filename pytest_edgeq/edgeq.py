@@ -76,8 +76,8 @@ class Edgeq:
         cache_log: CacheLog | None = None,
     ) -> None:
         from pytest_edgeq.cache.conversions import ConversionCache
+        from pytest_edgeq.cache.directory import Store
         from pytest_edgeq.cache.log import CacheLog
-        from pytest_edgeq.cache.store import Store
         from pytest_edgeq.flows.request import Session
         from pytest_edgeq.tflite.registry import Runtimes
 

@@ -11,7 +11,7 @@ import numpy as np
 from pytest_edgeq import litert
 from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.numerics.comparison import WorstSamples
-from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.health import OutputHealth
 from pytest_edgeq.numerics.inputs import InputHealth
@@ -23,7 +23,7 @@ from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Tensor
-from pytest_edgeq.tflite.inputs import quantized_inputs
+from pytest_edgeq.tflite.input_quantization import quantized_inputs
 from pytest_edgeq.tflite.layout import mismatch_hint
 
 if TYPE_CHECKING:

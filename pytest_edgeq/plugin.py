@@ -96,7 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def memory_of(config: pytest.Config) -> SnapshotSession:
     """Return the memory of this run, made at the first call."""
     if _memory_key not in config.stash:
-        from pytest_edgeq.snapshots.layout import Layout
+        from pytest_edgeq.snapshots.paths import Layout
         from pytest_edgeq.snapshots.session import SnapshotSession
 
         settings = config.stash[settings_key]
@@ -165,7 +165,7 @@ def _cache_header(config: pytest.Config) -> str:
     if directory is None:
         why = "" if mode == "off" else " (pytest's cache directory is turned off)"
         return f"conversion cache: off{why}"
-    from pytest_edgeq.cache.store import size_of
+    from pytest_edgeq.cache.directory import size_of
 
     count, size = size_of(directory)
     path = directory

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.source import TflitePath
 
 
-__all__ = ["Border", "Leg", "QuantizedModel"]
+__all__ = ["Border", "Counterpart", "QuantizedModel"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -78,7 +78,7 @@ class FloatFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class Counterpart:
     """
     What one signature of a file is held against.
 
@@ -118,7 +118,7 @@ class QuantizedModel:
         *,
         name: str,
         flow: str,
-        legs: Mapping[str | None, Leg],
+        counterparts: Mapping[str | None, Counterpart],
         runtime: Callable[[], str],
         float_edge: EdgeFile | None = None,
         directory: Path | None = None,
@@ -127,7 +127,7 @@ class QuantizedModel:
     ) -> None:
         self.name = name
         self.flow = flow
-        self._legs = legs
+        self._counterparts = counterparts
         self._edge = edge
         self._float_edge = float_edge
         self._runtime = runtime
@@ -176,7 +176,7 @@ class QuantizedModel:
             origin = self._origin
             if origin is not None and len(origin.graph.signatures) > 1:
                 origin = origin.at(name)
-            self._views[name] = self._with_edge(edge, float_edge, label, self._legs, origin)
+            self._views[name] = self._with_edge(edge, float_edge, label, self._counterparts, origin)
         return self._views[name]
 
     def _with_edge(
@@ -184,14 +184,14 @@ class QuantizedModel:
         edge: EdgeFile,
         float_edge: EdgeFile | None,
         name: str,
-        legs: Mapping[str | None, Leg],
+        counterparts: Mapping[str | None, Counterpart],
         origin: EdgeFile | None,
     ) -> QuantizedModel:
         return QuantizedModel(
             edge,
             name=name,
             flow=self.flow,
-            legs=legs,
+            counterparts=counterparts,
             runtime=self._runtime,
             float_edge=float_edge,
             directory=self._directory,
@@ -200,34 +200,34 @@ class QuantizedModel:
         )
 
     @property
-    def _leg(self) -> Leg:
-        return self._legs[self._edge.signature.key]
+    def _counterpart(self) -> Counterpart:
+        return self._counterparts[self._edge.signature.key]
 
     @property
     def spec(self) -> SampleSpec:
         """What a sample must hold."""
-        return self._leg.spec
+        return self._counterpart.spec
 
     @property
     def float_model(self) -> Callable[..., Any] | None:
         """The reference: the torch module, any callable for a loaded file, or None."""
-        return self._leg.float_model
+        return self._counterpart.float_model
 
     @property
     def simulated(self) -> torch.nn.Module | None:
         """The quantized torch graph of a flow that has one, built at the first call; else None."""
-        make = self._leg.make_simulated
+        make = self._counterpart.make_simulated
         return None if make is None else make()
 
     @property
     def float_file(self) -> FloatFile | None:
         """The reference in float; None in a flow that keeps that file, or of a callable."""
-        return self._leg.float_file
+        return self._counterpart.float_file
 
     @property
     def exported_strictly(self) -> bool:
         """Whether torch.export traced the quantized graph strictly; it notes sources then alone."""
-        makers = [leg.make_simulated for leg in self._legs.values()]
+        makers = [counterpart.make_simulated for counterpart in self._counterparts.values()]
         graphs = [getattr(make(), "graph", None) for make in makers if make is not None]
         nodes = (node for graph in graphs if graph is not None for node in graph.nodes)
         return any("source_fn_stack" in node.meta for node in nodes)
@@ -235,7 +235,7 @@ class QuantizedModel:
     @property
     def ledger(self) -> SampleLedger:
         """Digests of the calibration samples."""
-        return self._leg.ledger
+        return self._counterpart.ledger
 
     @property
     def tflite(self) -> bytes:
@@ -345,11 +345,11 @@ class QuantizedModel:
             runtimes=self._edge.runtimes,
             layout=self._edge.layout if layout is None else layout,
         )
-        theirs, ours = [each.key for each in edge.graph.signatures], list(self._legs)
-        legs = self._legs
+        theirs, ours = [each.key for each in edge.graph.signatures], list(self._counterparts)
+        counterparts = self._counterparts
         if len(theirs) == len(ours) == 1:
             # What its only entry point is called is the other tool's own business.
-            legs = {theirs[0]: self._leg}
+            counterparts = {theirs[0]: self._counterpart}
         elif set(theirs) != set(ours):
             raise ValueError(f"the file has the signatures {theirs}, the model {ours}")
         elif len(self.signatures) == 1:
@@ -357,7 +357,7 @@ class QuantizedModel:
         # What another tool made, or lays out in another way, does not claim to be the flow's file.
         is_claimed = self.flow != "prebuilt" and layout is None
         origin = (self._origin or self._edge) if is_claimed else None
-        return self._with_edge(edge, self._float_edge, self.name, legs, origin)
+        return self._with_edge(edge, self._float_edge, self.name, counterparts, origin)
 
 
 def _border(border: SignatureTensor) -> Border:

@@ -9,8 +9,8 @@ from pytest_edgeq.numerics.bootstrap import LEVEL, RESAMPLES, SEED, remembered
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.results import UPPER_BOUNDED, OutputErrors, StageErrors
-from pytest_edgeq.snapshots.paired import FLOAT_NOISE_DB, SUMS, at_least, floor_db
-from pytest_edgeq.snapshots.paired import LEVEL as PAIRED_LEVEL
+from pytest_edgeq.snapshots.paired_limits import FLOAT_NOISE_DB, SUMS, at_least, floor_db
+from pytest_edgeq.snapshots.paired_limits import LEVEL as PAIRED_LEVEL
 
 __all__ = ["budget_to_suggest", "errors_to_remember"]
 

@@ -20,7 +20,7 @@ from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples, see
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.agree import SAMPLES, Agreement, AgreementResult, compared_runtimes
-from pytest_edgeq.agree.results import Distance
+from pytest_edgeq.agree.runtime_results import Distance
 from pytest_edgeq.reference import call_reference
 from pytest_edgeq.samples import read_samples
 
@@ -315,7 +315,7 @@ def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
 
     assert _agreement(quantized, inputs) == AgreementResult((), (), ())
 
-    monkeypatch.setattr("pytest_edgeq.agree.results._KNOWN_WRONG", frozenset())
+    monkeypatch.setattr("pytest_edgeq.agree.runtime_results._KNOWN_WRONG", frozenset())
     found = _agreement(quantized, inputs)
     assert (found.unable, found.apart) == ((), ())
     [note] = found.notes

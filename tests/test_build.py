@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fixtures.tflite.writer import one_op
-from pytest_edgeq.build import build_of
+from pytest_edgeq.build_facts import build_of
 from pytest_edgeq.tflite.edge import EdgeFile
 
 SIDE = {"dtype": "int8", "shape": (1, 4), "scales": [1 / 16], "zero_points": [3]}

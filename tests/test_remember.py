@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.remember import errors_to_remember
 
 Array = np.ndarray[Any, Any]

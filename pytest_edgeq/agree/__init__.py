@@ -6,7 +6,7 @@ tens of LSB apart. So where outputs differ, each op is run alone on the inputs t
 kernels gave it, and there a code may be one off, and only where the real value is near to a tie.
 
 - `agreement`: all runtimes on the first samples, and again.
-- `results`: what one runtime gives beside another.
+- `runtime_results`: what one runtime gives beside another.
 - `alone`: the ops standing alone. `pair`: one output of one of them on two runtimes.
 """
 

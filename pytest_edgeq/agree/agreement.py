@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.agree.alone import Alone
-from pytest_edgeq.agree.results import FLOAT_UNIT, RuntimeResults, equal
+from pytest_edgeq.agree.runtime_results import FLOAT_UNIT, RuntimeResults, equal
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.edge import EdgeFile

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from pytest_edgeq.agree.pair import make_pair
-from pytest_edgeq.agree.results import RuntimeResults
+from pytest_edgeq.agree.runtime_results import RuntimeResults
 from pytest_edgeq.tflite.cut import Cut, cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op

@@ -25,11 +25,11 @@ from pytest_edgeq.cache.parts import (
     write_ranges,
     write_simulation,
 )
-from pytest_edgeq.cache.samples import Recording, Tagged, find_equal, streams_of
+from pytest_edgeq.cache.sample_replay import Recording, Tagged, find_equal, streams_of
 from pytest_edgeq.cache.trace import code_and_result, graph_digest, program_digest
 
 if TYPE_CHECKING:
-    from pytest_edgeq.cache.store import Store
+    from pytest_edgeq.cache.directory import Store
     from pytest_edgeq.samples import Sample
 
 __all__ = ["ConversionCache"]

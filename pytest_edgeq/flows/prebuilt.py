@@ -11,7 +11,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.flows.request import Session, float_file
 from pytest_edgeq.foreign import is_keras, looks_like_session
-from pytest_edgeq.quantized import Leg, QuantizedModel
+from pytest_edgeq.quantized import Counterpart, QuantizedModel
 from pytest_edgeq.reference import (
     as_tensor,
     in_train_mode,
@@ -72,8 +72,8 @@ def load_prebuilt(
         name=name,
         flow="prebuilt",
         float_edge=float_edge,
-        legs={
-            each.key: _leg(each, edge.layouts, references.get(each.key), name, session)
+        counterparts={
+            each.key: _counterpart(each, edge.layouts, references.get(each.key), name, session)
             for each in graph.signatures
         },
         runtime=session.runtime,
@@ -140,13 +140,13 @@ def _check_reference(reference: Any, name: str) -> None:
         raise ValueError(f"{name}: the reference is in train mode; call reference.eval() first")
 
 
-def _leg(
+def _counterpart(
     signature: Signature,
     layouts: Layouts,
     reference: Callable[..., Any] | None,
     name: str,
     session: Session,
-) -> Leg:
+) -> Counterpart:
     names: tuple[str, ...] = ()
     positional = 0
     if reference is not None:
@@ -155,7 +155,7 @@ def _leg(
     spec = SampleSpec.of_signature(signature, names, positional, layouts)
     module = None if reference is None else torch_module(reference)
     if module is None:
-        return Leg(spec, reference)
+        return Counterpart(spec, reference)
 
     def traced(sample: Sample) -> litert.Traced:
         # Of one tensor that stands for two inputs torch.export makes one.
@@ -164,4 +164,4 @@ def _leg(
         return litert.Traced(module, args, kwargs)
 
     key = signature.key or "serving_default"
-    return Leg(spec, reference, float_file=float_file(name, key, session, traced))
+    return Counterpart(spec, reference, float_file=float_file(name, key, session, traced))

@@ -17,7 +17,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.cache.conversions import ConversionCache
 from pytest_edgeq.cache.parts import Simulation
-from pytest_edgeq.flows.refusals import refusal
+from pytest_edgeq.flows.conversion_refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq import litert
-from pytest_edgeq.flows.refusals import refusal, refuser
+from pytest_edgeq.flows.conversion_refusals import refusal, refuser
 from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample

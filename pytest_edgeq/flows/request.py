@@ -15,9 +15,9 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache.conversions import ConversionCache
-from pytest_edgeq.flows.refusals import refusal, refuser
+from pytest_edgeq.flows.conversion_refusals import refusal, refuser
 from pytest_edgeq.numerics.health import SampleLedger
-from pytest_edgeq.quantized import FloatFile, Leg, QuantizedModel
+from pytest_edgeq.quantized import Counterpart, FloatFile, QuantizedModel
 from pytest_edgeq.reference import (
     in_train_mode,
     is_quantized_by_torch_ao,
@@ -196,7 +196,7 @@ class Request:
         """
         if flow != "float":
             _check_something_is_quantized(edge, self)
-        legs: dict[str | None, Leg] = {}
+        counterparts: dict[str | None, Counterpart] = {}
         for index, entry in enumerate(self.entries):
             view = edge.at(entry.key)
             if float_edge is not None:
@@ -205,7 +205,7 @@ class Request:
             # Conversion succeeds for files that no kernel takes; better now than in the first run.
             names = [spec.name for spec in entry.spec.inputs]
             view.run(names, entry.sample.arrays(), self.session.runtime())
-            legs[entry.key] = Leg(
+            counterparts[entry.key] = Counterpart(
                 entry.spec,
                 entry.model,
                 simulated[index] if simulated else None,
@@ -216,7 +216,7 @@ class Request:
             edge,
             name=self.name,
             flow=flow,
-            legs=legs,
+            counterparts=counterparts,
             runtime=self.session.runtime,
             float_edge=float_edge,
             directory=self.session.directory,

@@ -30,7 +30,7 @@ from pytest_edgeq.litert.fx import (
     quantizer_from_fx,
 )
 from pytest_edgeq.litert.libraries import converter_module, converter_name, register_operators
-from pytest_edgeq.litert.pt2e import (
+from pytest_edgeq.litert.pt2e_graphs import (
     finish_pt2e,
     holds_observers,
     holds_quantization,

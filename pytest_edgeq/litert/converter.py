@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.constants import true_constants
 from pytest_edgeq.litert.libraries import converter_module, converter_name
-from pytest_edgeq.litert.pt2e import pt2e_preset
+from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
+from pytest_edgeq.litert.true_constants import true_constants
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import RefusedError, replaced
 from pytest_edgeq.litert.libraries import pt2e_module
-from pytest_edgeq.litert.pt2e import _is_blind, _observers, finish_pt2e, prepare_pt2e
+from pytest_edgeq.litert.pt2e_graphs import _is_blind, _observers, finish_pt2e, prepare_pt2e
 
 if TYPE_CHECKING:
     import torch

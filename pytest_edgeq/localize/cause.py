@@ -15,9 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_edgeq.localize.biases import is_of_parameters
+from pytest_edgeq.localize.constant_checks import is_of_parameters
 from pytest_edgeq.localize.mistakes import (
     BIT_DB,
+    FAR,
     at_bias_limit,
     calibrated_on_nothing,
     clipped,
@@ -26,10 +27,11 @@ from pytest_edgeq.localize.mistakes import (
     mistake,
     never_calibrated,
     one_channel,
+    other_samples,
+    overshoot,
     too_narrow,
     too_wide,
 )
-from pytest_edgeq.localize.ranges import FAR, other_samples, overshoot
 from pytest_edgeq.localize.rows import (
     LOWERING,
     QUANTIZATION,

@@ -74,7 +74,7 @@ class Claim:
 
 
 def explain(claim: Claim) -> str:
-    """Tell what is wrong with a constant that is not as it must be."""
+    """Explain how a constant differs from its reference."""
     ways: tuple[Callable[[Claim], str | None], ...] = (
         _nonfinite,
         _all_zero,

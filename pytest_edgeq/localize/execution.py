@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pytest_edgeq.localize.codes import by_channel, code_limits
 from pytest_edgeq.localize.kernels import Halves, HybridInput, hybrid_position
-from pytest_edgeq.localize.pairs import Pairs
-from pytest_edgeq.localize.structure import ConstantPair
+from pytest_edgeq.localize.measured import by_channel, code_limits
+from pytest_edgeq.localize.structure import ConstantPair, Pairs
 from pytest_edgeq.reference import in_file_order
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.cut import cut_ops, grouped_ops

@@ -15,20 +15,32 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.localize.against_torch import AgainstTorch
-from pytest_edgeq.localize.biases import is_of_parameters
 from pytest_edgeq.localize.cause import WAYS_OUT, blame
-from pytest_edgeq.localize.codes import channel_steps, code_limits
+from pytest_edgeq.localize.constant_checks import is_of_parameters, origin_findings
 from pytest_edgeq.localize.execution import Execution, Made
 from pytest_edgeq.localize.float_forms import Forms, by_name, forms_of, paired
 from pytest_edgeq.localize.kernels import float_bound, float_reach, rounding_bound
-from pytest_edgeq.localize.masks import MASKING, masking_ops, what_is_lost
-from pytest_edgeq.localize.measured import Measured, channel_maxima, is_at_limit
-from pytest_edgeq.localize.origins import origin_findings
-from pytest_edgeq.localize.readers import Readers
+from pytest_edgeq.localize.measured import (
+    Beside,
+    Codes,
+    Measured,
+    Sums,
+    channel_maxima,
+    channel_steps,
+    code_limits,
+    ends_of,
+    is_at_limit,
+    summed,
+)
+from pytest_edgeq.localize.readers import (
+    MASKING,
+    Readers,
+    masking_ops,
+    moved_findings,
+    what_is_lost,
+)
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
-from pytest_edgeq.localize.scales import moved_findings
 from pytest_edgeq.localize.structure import Structure
-from pytest_edgeq.localize.sums import Beside, Codes, Sums, ends_of, summed
 from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.parallel import MOST_WORKERS, begin, in_order, on_one_thread
 from pytest_edgeq.reference import undisturbed

@@ -1,23 +1,244 @@
-"""What the ops behind a tensor say of its range, which need not be that of its values."""
+"""What the ops behind a tensor, its readers, tell of its range and its scale."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
+import torch
 
-from pytest_edgeq.localize.biases import qparams
+from pytest_edgeq.localize.constant_checks import INPUT_AT, qparams, unexpected_qparams
+from pytest_edgeq.localize.measured import Measured, code_limits
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
-from pytest_edgeq.tflite.graph import Op, OpGraph
-from pytest_edgeq.tflite.op_facts import ACTIVATIONS, MOVING
+from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
+from pytest_edgeq.tflite.op_facts import ACTIVATIONS, FIXED_SCALES, HANDS_ON, KEEPS_SCALE, MOVING
 from pytest_edgeq.tflite.roles import stored_constant
 
-if TYPE_CHECKING:
-    from pytest_edgeq.localize.measured import Measured
+__all__ = [
+    "MASKING",
+    "Readers",
+    "changed_input",
+    "is_shared",
+    "masking_ops",
+    "moved_findings",
+    "what_is_lost",
+]
 
-__all__ = ["Readers"]
+
+# Shares that float32 adds to one another and to 1 without a trace: torch leaves such values out.
+_NOTHING = 2.0**-24
+
+# Half a step of a share in 8 bits, which any softmax may round away.
+_LEAST_SHARE = 1 / 512
+
+# A number that masks: what is so far below others gets `_NOTHING`.
+MASKING = math.log(_NOTHING)
+
+# Ratio of powers of one bit, 6.02 dB.
+_BIT = 4.0
+
+# Ops that put a mask to scores, or make it.
+_PUTS = ("SELECT", "SELECT_V2", "ADD", "SUB", "MUL")
+
+_WAY_OUT = "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float"
+
+
+def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
+    """By softmax, the ops that may put a mask to what it takes, in order."""
+    for softmax in whole.ops:
+        if softmax.name == "SOFTMAX":
+            size = whole.tensors[softmax.inputs[0]].shape[-1:]
+            ops = {op.index: op for op in _masking(whole, softmax.inputs[0])}
+            alike = [i for i in ops if whole.tensors[ops[i].outputs[0]].shape[-1:] == size]
+            yield [ops[i] for i in sorted(alike)]
+
+
+def _masking(whole: Subgraph, index: int) -> Iterator[Op]:
+    """The ops in front of a tensor that may put a mask to it, up to what makes the scores."""
+    left, seen = [index], {index}
+    while left:
+        maker = whole.producer.get(left.pop())
+        # Behind a TRANSPOSE another axis is the last one.
+        if maker is None or maker.name == "TRANSPOSE":
+            continue
+        if maker.name in _PUTS:
+            yield maker
+        if maker.name in _PUTS or maker.name in MOVING:
+            left += [each for each in maker.inputs if each not in seen]
+            seen.update(maker.inputs)
+
+
+def what_is_lost(
+    wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float
+) -> str | None:
+    """
+    Say what becomes of a mask and of the scores.
+
+    Args:
+        wanted: What the op gives in float of what it took in the file, float64.
+        file: What it gives in the file, dequantized, float64.
+        tensor: Of the file.
+        lowest: The least constant that is put to the scores.
+    """
+    # Where all of a row is masked no share is less than another: −inf gives NaN there.
+    text = _is_flat(wanted, file, tensor, lowest) or _leaks(wanted, file)
+    return None if text is None else text.replace("-", "−")
+
+
+def _leaks(wanted: torch.Tensor, file: torch.Tensor) -> str | None:
+    """Return a finding on a mask that lets masked values through; None where it does not."""
+    left_out = wanted.softmax(-1) < _NOTHING
+    shares = file.softmax(-1).where(left_out, 0.0)
+    most = int(shares.argmax())
+    if not float(shares.max()) > _LEAST_SHARE:
+        return None
+    return (
+        f"the mask is lost: {float(wanted.flatten()[most]):.3g} in torch is "
+        f"{float(file.flatten()[most]):.3g} in the file, and what is masked keeps up to "
+        f"{100 * float(shares.max()):.2g} % of what the softmax gives; {_WAY_OUT}"
+    )
+
+
+def _is_flat(wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float) -> str | None:
+    """Return a finding on scores that a mask's range rounds to one value; else None."""
+    limits = code_limits(tensor)
+    if limits is None:
+        return None
+    _, high, step, zero_point = limits
+    # Above, the range may cut. The kernel's own rounding is less than another half of a step.
+    held = wanted.clamp(max=(high - zero_point) * step)
+    if not float((file - held).abs().max()) <= step:
+        return None
+    shares, made = (each.softmax(-1).nan_to_num(0.0) for each in (wanted, file))
+    signal, noise = float(shares.square().sum()), float((shares - made).square().sum())
+    if not noise > signal / _BIT:
+        return None
+    return (
+        f"the mask's {min(lowest, float(wanted.min())):.3g} takes the range: a step is {step:.3g}, "
+        f"and of the scores the softmax gives {10 * math.log10(signal / noise):.1f} dB SQNR, not "
+        "one bit; of a mask, −30 does as much; else leave that op in float"
+    )
+
+
+def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:
+    scale, zero_point = parameters
+    return qparams(tensor) == (float(np.float32(scale)), zero_point)
+
+
+def is_shared(graph: OpGraph, op: Op, given: Collection[tuple[float, int]]) -> bool:
+    """
+    Whether what an op takes is taken by one, too, that hands its scale on.
+
+    The converter (litert-torch 0.10.0) gives it the scale of a pool or a resize behind, and leaves
+    the bias of a convolution beside as it was written, for the scale that it was observed to have.
+    Where the quantizer gave that scale, the op that hands it on need not have it as well.
+
+    Args:
+        graph: The file.
+        op: With a bias.
+        given: Scale and zero point of each activation, as the quantizer gave them.
+    """
+    subgraph = graph.subgraphs[op.subgraph]
+    index, above = op.inputs[INPUT_AT[op.name]], {op.index}
+    own = qparams(subgraph.tensors[index])
+    while True:
+        others = (each for each in subgraph.ops if index in each.inputs)
+        keeping = [o for o in others if o.name in KEEPS_SCALE and o.index not in above]
+        if any(qparams(subgraph.tensors[each.outputs[0]]) == own for each in keeping):
+            return True
+        if keeping and any(_has(subgraph.tensors[index], each) for each in given):
+            return True
+        maker = subgraph.producer.get(index)
+        if maker is None or maker.name not in MOVING or not _hands_on(graph, maker):
+            return False
+        index = maker.inputs[0]
+        above.add(maker.index)
+
+
+def _hands_on(graph: OpGraph, op: Op) -> bool:
+    """Whether an op gives the codes that it takes, in the scale that it takes them in."""
+    if op.name not in HANDS_ON:
+        return False
+    taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
+    same = np.array_equal(taken.scales, made.scales)
+    return same and np.array_equal(taken.zero_points, made.zero_points)
+
+
+def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> tuple[int, str]:
+    """
+    Tell of an op's input whose scale is not the one that its bias was written with.
+
+    Returns:
+        The index of the op that makes the input, or of this one where none does, and a sentence.
+    """
+    producer = graph.subgraphs[op.subgraph].producer
+    maker = producer.get(op.inputs[INPUT_AT[op.name]])
+    while maker is not None and maker.inputs[0] in producer and _hands_on(graph, maker):
+        maker = producer[maker.inputs[0]]
+    text = (
+        f"its output has scale {scale:.6g}, which is {scale / written:.4g} × the one that the bias "
+        f"of {op.name} #{op.index} was written with ({written:.6g})"
+    )
+    return (op.index if maker is None else maker.index), text
+
+
+def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
+    """
+    Tell of ops that only move codes and say that these mean something else behind them.
+
+    (https://ai.google.dev/edge/litert/models/quantization_spec: inputs and outputs must all have
+    the same scale and zero point.) And of those whose kernels know no such constants.
+
+    Returns:
+        Findings by the index of the op.
+    """
+    found: dict[int, tuple[str, ...]] = {}
+    for op in graph.subgraphs[subgraph].ops:
+        fixed = (
+            FIXED_SCALES.get((op.name, graph.tensor(op, op.outputs[0]).dtype))
+            if op.outputs
+            else None
+        )
+        if fixed is not None:
+            given = qparams(graph.tensor(op, op.outputs[0]))
+            text = given and unexpected_qparams("its output", given, fixed, "the kernel")
+            if text:
+                found[op.index] = (text,)
+        text = _misread_constant(graph, op) if op.name == "BATCH_MATMUL" else None
+        if text:
+            found[op.index] = (text,)
+        if op.name not in HANDS_ON or not op.inputs or op.inputs[0] < 0:
+            continue
+        taken, made = (qparams(graph.tensor(op, i)) for i in (op.inputs[0], op.outputs[0]))
+        if taken is None or made is None:
+            continue
+        text = unexpected_qparams("its output", made, taken, "the input")
+        if text:
+            found[op.index] = (f"{text}: it only moves codes",)
+    return found
+
+
+def _misread_constant(graph: OpGraph, op: Op) -> str | None:
+    """Return a finding on a BATCH_MATMUL whose kernels cannot read its constant; else None."""
+    taken = [graph.tensor(op, index) for index in op.inputs[:2]]
+    constants = [each for each in taken if each.is_constant and each.is_quantized]
+    if len(constants) == 2 and graph.tensor(op, op.outputs[0]).is_floating_point:
+        return (
+            "it gives floats of two constants that are codes, which its kernels read as floats: "
+            "leave the op in float, or compute what it gives before the model is exported"
+        )
+    # Floats times codes is another kernel, which knows them.
+    in_codes = all(each.is_quantized for each in taken)
+    for each in constants if in_codes else ():
+        if len(each.scales) > 1:
+            return (
+                f"its constant operand has {len(each.scales)} scales, and its kernels know one for "
+                "all alone: give that constant one scale, or leave the op in float"
+            )
+    return None
+
 
 _SELECTS = ("SELECT", "SELECT_V2")
 

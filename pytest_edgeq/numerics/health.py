@@ -19,7 +19,7 @@ from .checks import (
     overlap_finding,
     repeated_finding,
 )
-from .errors import BorderSpec
+from .error_sums import BorderSpec
 from .findings import (
     BAD_SCALE,
     BIAS_AT_INT32_LIMIT,

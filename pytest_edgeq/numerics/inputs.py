@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .errors import BorderSpec
+from .error_sums import BorderSpec
 from .findings import CLIPPED_INPUT, COARSE_INPUT, Finding
 from .health import CLIPPED_LSB, Outside
 from .sums import Array

@@ -2,8 +2,8 @@
 Remembered files: record, store, compare, update policy, obsolete.
 
 - `record`: who owns a file, what a test claimed.
-- `layout`: where a file lives. `store`: how it is written and read.
-- `kinds`: what is remembered. `align` and `compare`: the text of a change.
+- `paths`: where a file lives. `store`: how it is written and read.
+- `kinds`: what is remembered. `align` and `op_changes`: the text of a change.
 - `session`: the memory of one run, with its update policy.
 - `obsolete` and `summary`: what the run says at its end.
 

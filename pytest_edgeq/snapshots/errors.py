@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_edgeq.snapshots.build import build_problem, describe_build
-from pytest_edgeq.snapshots.paired import (
+from pytest_edgeq.snapshots.paired_limits import (
     HIGHER_IS_BETTER,
     floor_db,
     narrowed,

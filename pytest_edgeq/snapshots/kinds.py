@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pytest_edgeq.snapshots import errors
-from pytest_edgeq.snapshots.compare import describe_change, io_text
+from pytest_edgeq.snapshots.op_changes import describe_change, io_text
 
 
 @dataclasses.dataclass(frozen=True)

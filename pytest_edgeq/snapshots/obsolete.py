@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pytest_edgeq.snapshots import store
-from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import ClaimRecord, Owner, TestRecord
 
 _PHASES = frozenset({"setup", "call", "teardown"})

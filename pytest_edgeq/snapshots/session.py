@@ -16,7 +16,7 @@ from typing import Any
 from pytest_edgeq.snapshots import store
 from pytest_edgeq.snapshots.errors import NOT_COMPARED
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
-from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.producer import producer, version_changes
 from pytest_edgeq.snapshots.record import Category, Claim, Owner, Phase, RunningTest, TestRecord
 

@@ -14,7 +14,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from pytest_edgeq.snapshots.layout import FOLDER
+from pytest_edgeq.snapshots.paths import FOLDER
 
 SCHEMA = 1
 READABLE_SCHEMAS = (1,)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pytest_edgeq.snapshots.layout import Layout
 from pytest_edgeq.snapshots.obsolete import RunLog, Survey
+from pytest_edgeq.snapshots.paths import Layout
 
 Severity = Literal["error", "warning", "info"]
 

@@ -13,7 +13,7 @@ import torch
 from fixtures.models import DepthwiseSeparable, ResidualNet, SmallModel, samples, seeded
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.models import ResidualNet, samples
 from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
-from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import CLIPPED_INPUT, Finding
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.unmatched import UnmatchedError

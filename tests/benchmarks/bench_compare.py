@@ -67,13 +67,15 @@ def overhead(preset: str, samples: int = 48, repeats: int = 5) -> list[float]:
     quantized = maker.quantize(MobileNet().eval(), (image[0],), quantizer=preset, calibration=image)
     clock = _Clock()
     no_grad = torch.no_grad()
-    ((key, leg),) = quantized._legs.items()
-    assert leg.float_model is not None
-    leg = dataclasses.replace(leg, float_model=clock.around(no_grad(leg.float_model)))
-    if leg.make_simulated is not None:
-        simulated: Any = clock.around(no_grad(leg.make_simulated()))
-        leg = dataclasses.replace(leg, make_simulated=lambda: simulated)
-    quantized._legs = {key: leg}
+    ((key, counterpart),) = quantized._counterparts.items()
+    assert counterpart.float_model is not None
+    counterpart = dataclasses.replace(
+        counterpart, float_model=clock.around(no_grad(counterpart.float_model))
+    )
+    if counterpart.make_simulated is not None:
+        simulated: Any = clock.around(no_grad(counterpart.make_simulated()))
+        counterpart = dataclasses.replace(counterpart, make_simulated=lambda: simulated)
+    quantized._counterparts = {key: counterpart}
     for edge in (quantized.edge, quantized.float_edge):
         if edge is not None:
             runner = edge.runner("xnnpack")

@@ -29,9 +29,9 @@ from fixtures.models import (
 )
 from pytest_edgeq import Edgeq, QuantizedModel, litert
 from pytest_edgeq.cache.digest import UnknownError
+from pytest_edgeq.cache.directory import Store
 from pytest_edgeq.cache.graphs import decode_graph, encode_graph
 from pytest_edgeq.cache.parts import Exported, read_exported, write_exported
-from pytest_edgeq.cache.store import Store
 from pytest_edgeq.cache.trace import graph_digest
 
 PT2E, STATIC, DYNAMIC = "pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32"

@@ -19,7 +19,7 @@ from fixtures.models import normal
 from pytest_edgeq import Edgeq, litert
 from pytest_edgeq.cache import environment
 from pytest_edgeq.cache.conversions import ConversionCache
-from pytest_edgeq.cache.store import Store
+from pytest_edgeq.cache.directory import Store
 from pytest_edgeq.litert import Traced
 
 INPUT = (normal(1, 4, 8, 8, seed=0),)

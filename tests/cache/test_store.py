@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.cache.store import Store, size_of
+from pytest_edgeq.cache.directory import Store, size_of
 
 KEY, PARTS = "a" * 64, {"tflite": bytes(range(256)) * 40, "facts": b"{}", "empty": b""}
 

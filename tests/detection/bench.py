@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner
 from pytest_edgeq.snapshots.session import SnapshotSession
 from pytest_edgeq.tflite.registry import Runtime

@@ -340,7 +340,7 @@ def _weighted(sound: Sound) -> list[str]:
 
 
 def _pt2e_preset(flow: str) -> Any:
-    from pytest_edgeq.litert.pt2e import pt2e_preset
+    from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
 
     return pt2e_preset(flow)
 

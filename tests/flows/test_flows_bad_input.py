@@ -25,7 +25,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq
-from pytest_edgeq.flows.refusals import refusal
+from pytest_edgeq.flows.conversion_refusals import refusal
 
 STATIC = ("pt2e_static_int8", "recipe_static_wi8_ai8")
 

@@ -100,7 +100,7 @@ def test_a_static_quantizer_whose_observers_see_nothing(monkeypatch: pytest.Monk
 
     def blind(exported: Any, quantizer: Any) -> Any:
         prepared = original(exported, quantizer)
-        _, observer = litert.pt2e._static_activations(prepared)[1]
+        _, observer = litert.pt2e_graphs._static_activations(prepared)[1]
         observer.forward = lambda x: x
         return prepared
 

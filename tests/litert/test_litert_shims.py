@@ -377,7 +377,7 @@ def _lowering_db() -> float:
 
 def test_a_dropout_still_parts_a_bias_from_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """litert-torch 0.10.0; see `drop_dropouts`. Kernels alone stay above 35 dB here."""
-    monkeypatch.setattr("pytest_edgeq.litert.pt2e.drop_dropouts", lambda exported: None)
+    monkeypatch.setattr("pytest_edgeq.litert.pt2e_graphs.drop_dropouts", lambda exported: None)
 
     assert _lowering_db() < 15
 

@@ -26,8 +26,13 @@ from fixtures.models import (
 )
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.against_torch import AgainstTorch, Parting
-from pytest_edgeq.localize.file_constants import axis_orders, nearest_constants
-from pytest_edgeq.localize.float_forms import Forms, forms_of, paired
+from pytest_edgeq.localize.float_forms import (
+    Forms,
+    axis_orders,
+    forms_of,
+    nearest_constants,
+    paired,
+)
 from pytest_edgeq.localize.structure import ConstantPair, Structure
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile

@@ -12,7 +12,7 @@ from torch import nn
 
 from fixtures.models import SmallModel, integers, normal, samples, seeded
 from pytest_edgeq import Edgeq
-from pytest_edgeq.localize.constants import check_stored_weight, hold_all
+from pytest_edgeq.localize.constant_checks import check_stored_weight, hold_all
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.roles import roles_of
 from tests.localize.builds import PT2E, STATIC, Build, blamed, rounded

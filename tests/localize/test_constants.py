@@ -14,8 +14,12 @@ import torch
 
 from fixtures.models import Conv1dNet, DepthwiseSeparable, ResidualNet, SmallModel, Upsampler
 from fixtures.tflite.writer import pack, unpack
-from pytest_edgeq.localize.biases import check_bias, unexpected_qparams, written_scale
-from pytest_edgeq.localize.constants import check_stored_weight
+from pytest_edgeq.localize.constant_checks import (
+    check_bias,
+    check_stored_weight,
+    unexpected_qparams,
+    written_scale,
+)
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import roles_of

@@ -337,7 +337,7 @@ class Branching(ResidualNet):
 def test_a_reference_without_a_graph_is_told_with_the_exporter_s_words(
     maker: Edgeq, build: Build
 ) -> None:
-    """What it computes is held against the file all the same."""
+    """Its outputs are still held against the file."""
     tflite = build(ResidualNet, "recipe_static_wi8_ai8").tflite
     loaded = maker.load(tflite, reference=seeded(Branching))
 

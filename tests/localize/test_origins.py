@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.localize.origins import origin_findings
+from pytest_edgeq.localize.constant_checks import origin_findings
 from pytest_edgeq.tflite.edge import EdgeFile
 from tests.detection.flatfile import FlatFile
 

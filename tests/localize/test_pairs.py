@@ -13,7 +13,7 @@ from fixtures.models import (
     SmallModel,
     SqueezeExcite,
 )
-from pytest_edgeq.localize.pairs import Pairs, pair_ops
+from pytest_edgeq.localize.structure import Pairs, pair_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from pytest_edgeq.tflite.op_facts import HOLDING

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pytest_edgeq.localize.sums import SMALL, Beside, Codes, Sums, ends_of, summed
+from pytest_edgeq.localize.measured import SMALL, Beside, Codes, Sums, ends_of, summed
 
 Floats = npt.NDArray[np.float32]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pytest_edgeq.numerics.bootstrap import Limit, limits
-from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.results import LOWER_BOUNDED, OutputErrors
 
 Array = np.ndarray[Any, Any]

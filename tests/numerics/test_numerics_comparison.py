@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample, WorstSamples
-from pytest_edgeq.numerics.errors import BorderSpec, StageAccumulator, StageErrors
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator, StageErrors
 from pytest_edgeq.numerics.health import Finding
 
 TABLE = """\

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_edgeq.numerics.errors import (
+from pytest_edgeq.numerics.error_sums import (
     BorderSpec,
     ElementError,
     OutputErrors,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_edgeq.numerics.errors import BorderSpec
+from pytest_edgeq.numerics.error_sums import BorderSpec
 from pytest_edgeq.numerics.health import (
     Finding,
     OutputHealth,

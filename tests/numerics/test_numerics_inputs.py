@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pytest_edgeq.numerics.errors import BorderSpec
+from pytest_edgeq.numerics.error_sums import BorderSpec
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.inputs import InputHealth
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.cache.store import Store
+from pytest_edgeq.cache.directory import Store
 
 MODEL = """
 import numpy as np

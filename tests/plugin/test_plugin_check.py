@@ -171,7 +171,7 @@ def test_a_budget_that_fails_names_the_layer(run_test: Run) -> None:
 
 
 def test_a_reference_that_is_no_module_has_layers_too(run_test: Run) -> None:
-    """The file is held against what it gives, end to end."""
+    """The outputs of the file are held against those of the callable."""
     call = _BUDGET.replace(
         "edgeq.compare(model",
         'edgeq.compare(edgeq.load("model.tflite", reference=lambda x, y: x - y)',

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_edgeq.snapshots.compare import describe_change
+from pytest_edgeq.snapshots.op_changes import describe_change
 
 OpMap = dict[str, Any]
 Make = Callable[..., Any]

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_edgeq.snapshots import session, store
 from pytest_edgeq.snapshots.errors import is_explained, loose
-from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner
 from pytest_edgeq.snapshots.session import SnapshotSession
 

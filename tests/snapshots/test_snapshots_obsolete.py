@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.snapshots import store
-from pytest_edgeq.snapshots.layout import Layout
 from pytest_edgeq.snapshots.obsolete import RunLog, Survey, prune, survey
+from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner
 from pytest_edgeq.snapshots.session import SnapshotSession
 from pytest_edgeq.snapshots.summary import Outcome, summarize

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_edgeq.numerics.results import OutputErrors, SampleErrors
 from pytest_edgeq.snapshots.errors import REGRESSED, describe_change, loose, problem, tightened
-from pytest_edgeq.snapshots.paired import (
+from pytest_edgeq.snapshots.paired_limits import (
     FEWEST_SAMPLES,
     FLOOR_DB,
     SUMS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.snapshots import session, store
-from pytest_edgeq.snapshots.layout import Layout
+from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner, Phase
 from pytest_edgeq.snapshots.session import SnapshotSession
 

@@ -41,7 +41,7 @@ def built(maker: Edgeq, kind: type[SmallModel], flow: str) -> QuantizedModel:
 
 
 def sqnr_db(quantized: QuantizedModel, content: bytes, kind: type[SmallModel]) -> float:
-    """Hold a float file against the graph, in dB of the first output, the worst of two samples."""
+    """Return the SQNR in dB of a float file's first output to the graph's, worse of two."""
     simulated = quantized.simulated
     assert isinstance(simulated, torch.fx.GraphModule)
     graph, edge = without_rounding(simulated), EdgeFile(content)

@@ -13,7 +13,7 @@ __all__ = ["refusal", "refuser"]
 
 
 def refuser(error: Exception) -> str:
-    """Say who refused a model in a call that exports it and lowers it."""
+    """Name the library that raised an error: the export of torch, or the converter."""
     exported = type(error).__module__.startswith(("torch._dynamo", "torch.fx", "torch._export"))
     return "torch.export" if exported else "the converter"
 
