@@ -451,8 +451,17 @@ class Localizer:
         if made.value.dtype.kind != "f":
             off = float(np.max(made.value.astype(np.float64) != made.rounded, initial=0.0))
             return math.inf if off else -1.0
-        size = max(sums.peak, output.reach, made.taken)
-        allowed, worst = 2 * output.bound * size, sums.off
+        peak, worst = sums.peak, sums.off
+        if not math.isfinite(worst):
+            # A mask of −inf is sound where both have it.
+            finite = np.isfinite(made.value) & np.isfinite(made.rounded)
+            if not np.array_equal(made.value[~finite], made.rounded[~finite], equal_nan=True):
+                return math.inf
+            value, rounded = made.value[finite], made.rounded[finite]
+            peak = float(np.abs(rounded).max(initial=0.0))
+            worst = float(np.abs(value - rounded).max(initial=0.0))
+        size = max(peak, output.reach, made.taken)
+        allowed = 2 * output.bound * size
         if worst > allowed and made.halves is not None:
             given, halves = made.halves
             tied = self._execution.hybrids[made.op.index].ties(given, halves)
@@ -531,7 +540,8 @@ def _excess_of_codes(output: _Output, made: Made, sums: Sums) -> float:
     excess = sums.off - 0.5 - output.bound
     if excess > 0:
         # The float kernel that it is held against rounds, too.
-        size = max(made.taken, float(np.abs(made.rounded).max(initial=0.0)))
+        finite = made.rounded[np.isfinite(made.rounded)]
+        size = max(made.taken, float(np.abs(finite).max(initial=0.0)))
         excess -= output.slack * size / scale
     return excess
 
