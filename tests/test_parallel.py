@@ -72,7 +72,8 @@ def test_the_layer_to_blame_does_not_depend_on_the_number_of_cores(
     given[7] = tuple(4 * each for each in given[7])
     found = [Edgeq(threads=threads).localize(changed, given) for threads in (1, 2, 3)]
     assert repr(found[0]) == repr(found[1]) == repr(found[2])
-    assert (found[0].culprit is not None and found[0].culprit.index == op) or factor == 1
+    culprit = found[0].culprit
+    assert (culprit is not None and culprit.index == op) == (factor != 1)
 
 
 @pytest.mark.parametrize("flow", [PT2E, STATIC])

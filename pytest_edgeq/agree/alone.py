@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.agree.pair import make_pair
 from pytest_edgeq.agree.runtime_results import RuntimeResults
-from pytest_edgeq.tflite.cut import Cut, cut_ops, grouped_ops
+from pytest_edgeq.tflite.cut import KEPT_GROUPS, Cut, cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op
 from pytest_edgeq.tflite.runtimes import Runner
@@ -22,13 +22,6 @@ __all__ = ["Alone"]
 __tracebackhide__ = True
 
 Array = npt.NDArray[Any]
-
-
-_MOST_BYTES = 1 << 26
-"""Of the tensors of ops that are run together."""
-
-_KEPT_GROUPS = 2
-"""So many groups stay open between samples."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,9 +73,7 @@ class Alone:
             self._ran = index
         if not self._groups:
             ops = self._edge.graph.subgraphs[self._edge.signature.subgraph].ops
-            groups = grouped_ops(
-                self._edge.graph, ops, lambda each: kept.tensor(each).shape, _MOST_BYTES
-            )
+            groups = grouped_ops(self._edge.graph, ops, lambda each: kept.tensor(each).shape)
             self._groups = [_Group(each) for each in groups]
         for group in self._groups:
             try:
@@ -100,10 +91,10 @@ class Alone:
                 )
                 return
             finally:
-                if len(self._groups) > _KEPT_GROUPS:
+                if len(self._groups) > KEPT_GROUPS:
                     self._close(group, results)
                     group.cut = group.file = None
-        if len(self._groups) > _KEPT_GROUPS:
+        if len(self._groups) > KEPT_GROUPS:
             self._edge, self._ran = self._edge.apart(), None
 
     def _compare(
@@ -125,7 +116,7 @@ class Alone:
             pair.update(index, kept.tensor(tensor), actual, values)
 
     def close(self, results: RuntimeResults) -> None:
-        """Let go of the sessions that a runtime of one's own has for the ops."""
+        """Close the sessions that a user's runtime has open for the ops."""
         for group in self._groups:
             self._close(group, results)
 

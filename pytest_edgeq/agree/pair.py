@@ -49,6 +49,8 @@ class Pair:
         ends: Least and greatest code.
         worst: The greatest difference so far, in what `bound` is in; `at` says where.
         allowed: What float arithmetic explains there, and `apart` what the values are; absolute.
+        factors: Of `_float_allowance`, which the weights tell: of the greatest value, what that is
+            at the least, and of a code of the input. None until asked for.
     """
 
     op: Op
@@ -76,12 +78,8 @@ class Pair:
             self.worst, self.n_differ = math.inf, self.n_differ + base.size
             self.at = self._where(sample, "", list(actual.shape), list(base.shape))
             return
-        if np.array_equal(base, actual, equal_nan=self.is_float):
-            if self.ends is not None:
-                self.n_inside += int(
-                    np.count_nonzero((base > self.ends[0]) & (base < self.ends[1]))
-                )
-            return
+        if self.is_float and np.array_equal(base, actual, equal_nan=True):
+            return  # of codes those within the range are counted
         one, two = base.astype(np.float64), actual.astype(np.float64)
         same = (base == actual) | (np.isnan(one) & np.isnan(two))
         if self.is_float:

@@ -1,4 +1,4 @@
-"""Hold the constants of a file, its biases among them, against those of its float form."""
+"""Compare the constants of a file, biases included, with those of its float form."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ _AXES = {
 
 
 def _axis_names(op_name: str, ndim: int) -> tuple[str, ...]:
-    """What to call an index along each axis of an op's constant."""
+    """Return a name for each axis of an op's constant."""
     names = _AXES.get(op_name, ())
     if len(names) == ndim:
         return names
@@ -188,7 +188,7 @@ def _in_blocks(stored: Constant) -> bool:
 
 
 def half_spacing(dtype: str, reference: Array) -> Array:
-    """What rounding to a shorter float may take: half the distance to the next one."""
+    """Return the greatest error of rounding to a shorter float: half the spacing."""
     if dtype == "bfloat16":
         halves: Array = np.abs(reference) * _BFLOAT16
         return halves
@@ -244,7 +244,7 @@ def _most(alike: list[bool]) -> bool:
 
 
 def _least_scales(stored: Constant, steps: Array, right: Array) -> list[bool]:
-    """Of each scale whose values are all right whether it is the least that holds them."""
+    """Return, for each scale of right values, whether it is the least that holds them."""
     assert stored.scales is not None, "codes have scales"
     scales, shape = stored.scales, steps.shape
     size = int(str(stored.grouping).split("_")[-1]) if _in_blocks(stored) else 0
@@ -304,7 +304,7 @@ def _unused_range(stored: Constant, claim: Claim) -> list[str]:
 
 
 _ROUNDED_PRODUCT = 2.0**-22
-"""Of a bias's scale: one product, by libraries that round the factors first, or the result, too."""
+"""Relative tolerance of a bias's scale: libraries round its factors, or the product, in turn."""
 
 SAME_SCALE = 2.0**-8
 """

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pytest_edgeq.localize.kernels import Halves, HybridInput, hybrid_position
 from pytest_edgeq.localize.measured import by_channel, code_limits
 from pytest_edgeq.localize.structure import ConstantPair, Pairs
 from pytest_edgeq.reference import in_file_order
 from pytest_edgeq.tflite.constants import dequantized
-from pytest_edgeq.tflite.cut import cut_ops, grouped_ops
+from pytest_edgeq.tflite.cut import KEPT_GROUPS, cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import Op, OpGraph
@@ -26,12 +25,6 @@ from pytest_edgeq.tflite.runtimes import Runner
 __all__ = ["Execution", "Made"]
 
 Array = npt.NDArray[Any]
-
-_MOST_BYTES = 1 << 26
-"""Of the tensors of ops that are run together."""
-
-_KEPT_GROUPS = 2
-"""So many groups stay open between samples."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,26 +138,23 @@ class Execution:
         for group in groups:
             values = _Values(self._file.graph, self._ours.index, self._runner)
             yield from self._run_group(group, values)
-            if len(groups) > _KEPT_GROUPS:
+            if len(groups) > KEPT_GROUPS:
                 group.files = None
 
     def _grouped(self) -> list[_Group]:
         """Split the ops of the file so that the partners of a group run in bounded memory."""
         held = [op for op in self._ours.ops if op.name in HOLDING or op.index in self._pairs.ops]
         partners = [self._pairs.ops[op.index] for op in held if op.index in self._pairs.ops]
-        in_order = grouped_ops(
-            self._form.graph, partners, lambda index: self._whole.tensor(index).shape, _MOST_BYTES
+        split = grouped_ops(
+            self._form.graph, partners, lambda index: self._whole.tensor(index).shape
         )
-        ops = iter(held)
-        groups = []
-        for group in in_order or [()]:
-            taken: list[Op] = []
-            left = len(group)
-            while left:
-                taken.append(next(ops))
-                left -= taken[-1].index in self._pairs.ops
-            groups.append(_Group(taken))
-        groups[-1].ops.extend(ops)
+        places = {partner.index: n for n, group in enumerate(split) for partner in group}
+        groups = [_Group([]) for _ in split or [()]]
+        place = 0
+        for op in held:
+            if op.index in self._pairs.ops:
+                place = places[self._pairs.ops[op.index].index]
+            groups[place].ops.append(op)
         return groups
 
     def _run_group(self, group: _Group, values: _Values) -> Iterator[Made]:
@@ -277,7 +267,7 @@ class _Values(dict[int, Array]):
                 scale, zero_point = limits[2:]
                 value = (value.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
             elif tensor.is_quantized and len(tensor.scales) > 1:
-                value = by_channel(tensor, torch.from_numpy(value)).numpy()
+                value = by_channel(tensor, value)
         self[index] = value
         return value
 

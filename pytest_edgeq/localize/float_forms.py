@@ -60,7 +60,7 @@ def is_rounded_to(pair: ConstantPair, floats: Array, *, cut: bool = False) -> bo
     Whether a constant of the file is the rounding of floats.
 
     Args:
-        pair: The constant; `pair.floats` is what it stands for.
+        pair: The constant; `pair.floats` holds its dequantized values.
         floats: Of the same shape.
         cut: Whether a number that is all of the constant may lie beyond the last code, too.
     """
@@ -91,15 +91,17 @@ def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
     A converter may fold the 1/N of a mean into the weights behind it.
 
     Args:
-        pair: The constant; `pair.floats` is what it stands for.
+        pair: The constant; `pair.floats` holds its dequantized values.
         floats: Of the same shape.
 
     Returns:
         The product; None where it is not, within half a step, most of the constant.
     """
+    if not floats.size or floats.dtype.kind != "f":
+        return None
     given, steps = pair.floats, _steps(pair)
     large = np.abs(floats) >= np.median(np.abs(floats))
-    if not floats.size or not floats[large].all() or floats.dtype.kind != "f":
+    if not floats[large].all():
         return None
     ratio = float(np.median(given[large] / floats[large]))
     for _ in range(2):

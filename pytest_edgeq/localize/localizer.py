@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from pytest_edgeq.localize.against_torch import AgainstTorch
 from pytest_edgeq.localize.cause import WAYS_OUT, blame
 from pytest_edgeq.localize.constant_checks import is_of_parameters, origin_findings
 from pytest_edgeq.localize.execution import Execution, Made
-from pytest_edgeq.localize.float_forms import Forms, by_name, forms_of, paired
+from pytest_edgeq.localize.float_forms import by_name, forms_of, paired
 from pytest_edgeq.localize.kernels import float_bound, float_reach, rounding_bound
 from pytest_edgeq.localize.measured import (
     Beside,
@@ -143,8 +143,9 @@ class Localizer:
         self._count = 0
         self._open = contextlib.ExitStack()
 
-    def _start(self, forms: Forms, sample: Sample) -> None:
+    def _start(self, sample: Sample) -> None:
         """Prepare what needs the float form, which a first sample may be needed for."""
+        forms = forms_of(self._quantized, sample)
         self._torch = AgainstTorch(self._quantized, forms, sample)
         edge, form = self._quantized.edge, forms.exact
         self._form = form
@@ -180,7 +181,7 @@ class Localizer:
             ValueError, TypeError: The sample does not fit the file.
         """
         if not self._count:
-            self._start(forms_of(self._quantized, sample), sample)
+            self._start(sample)
         self._add(self._measure(self._execution, sample))
         self._torch.update(sample, known, is_run=self._is_one_form)
 
@@ -195,19 +196,24 @@ class Localizer:
             if not begin(samples, self._quantized, threads, self.update):
                 return
 
-            def measure(execution: Execution, sample: Sample) -> tuple[Sample, _SampleErrors, Any]:
-                # Of a graph that is held against the file in its place torch is run in order.
-                return sample, self._measure(execution, sample), self._torch.reference(sample)
+            def measure(
+                execution: Execution, sample: Sample
+            ) -> tuple[Sample, _SampleErrors, dict[str, Arrays]]:
+                errors, known = self._measure(execution, sample), dict[str, Arrays]()
+                if self._torch.parting is None:  # else outputs are compared no more
+                    known["reference"] = self._torch.reference(sample)
+                    if self._is_one_form:
+                        known["form"] = errors.form
+                return sample, errors, known
 
             def worker() -> Execution:
                 return self._execution.apart(self._runtime)
 
             copies = (sample.clone() for sample in samples)
             count = min(threads, MOST_WORKERS)
-            for sample, errors, outputs in in_order(copies, worker, measure, count):
+            for sample, errors, known in in_order(copies, worker, measure, count):
                 self._add(errors)
-                form = {"form": errors.form} if self._is_one_form else {}
-                self._torch.update(sample, {"reference": outputs, **form})
+                self._torch.update(sample, known)
 
     def _measure(self, execution: Execution, sample: Sample) -> _SampleErrors:
         """Measure every op on one sample, by interpreters of which each thread has its own."""

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pytest_edgeq.localize.constant_checks import qparams
 from pytest_edgeq.numerics.health import CLIPPED_LSB
@@ -250,7 +249,7 @@ def _sum_together(given: Sequence[Beside], found: Sequence[Sums]) -> None:
 
 
 def _finite_ones(values: Array) -> Array:
-    """What is not finite is beyond every bound."""
+    """Replace what is not finite by infinity, which exceeds every bound."""
     return np.where(np.isfinite(values), values, math.inf)
 
 
@@ -399,14 +398,11 @@ def code_limits(tensor: Tensor) -> tuple[int, int, float, int] | None:
     return None if parameters is None else (*code_range(tensor.dtype), *parameters)
 
 
-def by_channel(tensor: Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """What codes of a tensor with a scale a channel stand for; samples may stand in front."""
-    shape = shape_along(len(tensor.scales), len(tensor.shape), tensor.quantized_dimension)
-    scales, points = (
-        torch.as_tensor(each, dtype=torch.float32).reshape(shape)
-        for each in (tensor.scales, tensor.zero_points)
-    )
-    return (codes.to(torch.float32) - points) * scales
+def by_channel(tensor: Tensor, codes: Array) -> npt.NDArray[np.float32]:
+    """Dequantize codes of a tensor that has a scale for each channel."""
+    scales = channel_steps(tensor)
+    points = tensor.zero_points.astype(np.float32).reshape(scales.shape)
+    return (codes.astype(np.float32) - points) * scales
 
 
 def channel_steps(tensor: Tensor) -> npt.NDArray[np.float32]:
@@ -461,16 +457,6 @@ class Measured:
     greatest: float = -math.inf
     nonfinite: int = 0
     channel_noise: npt.NDArray[np.float64] | None = None
-
-    @property
-    def beyond(self) -> float:
-        """Share of the float reference's values outside of what codes reach."""
-        return (self.beyond_low + self.beyond_high) / max(self.elements, 1)
-
-    @property
-    def rms(self) -> float:
-        """Root mean square of the differences from the float reference; 0 without elements."""
-        return math.sqrt(self.noise / max(self.elements, 1))
 
     @property
     def loss(self) -> float:

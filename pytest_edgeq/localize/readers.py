@@ -1,4 +1,4 @@
-"""What the ops behind a tensor, its readers, tell of its range and its scale."""
+"""Check the range and the scale of a tensor by the ops that read it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _WAY_OUT = "add a mask of −30 to the scores, as a sum has a range of its own, 
 
 
 def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
-    """By softmax, the ops that may put a mask to what it takes, in order."""
+    """Give, for each SOFTMAX, the ops that may mask its input, in execution order."""
     for softmax in whole.ops:
         if softmax.name == "SOFTMAX":
             size = whole.tensors[softmax.inputs[0]].shape[-1:]
@@ -129,7 +129,7 @@ def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:
 
 def is_shared(graph: OpGraph, op: Op, given: Collection[tuple[float, int]]) -> bool:
     """
-    Whether what an op takes is taken by one, too, that hands its scale on.
+    Whether the input of an op is also read by an op that passes its scale on.
 
     The converter (litert-torch 0.10.0) gives it the scale of a pool or a resize behind, and leaves
     the bias of a convolution beside as it was written, for the scale that it was observed to have.

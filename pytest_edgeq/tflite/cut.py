@@ -21,7 +21,7 @@ from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
 
-__all__ = ["Cut", "cut_ops", "grouped_ops"]
+__all__ = ["KEPT_GROUPS", "Cut", "cut_ops", "grouped_ops"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -32,6 +32,12 @@ _RANDOM = frozenset({"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"})
 # The offsets of a flatbuffer are signed, of 32 bits; what is not data takes far less than this.
 _MOST_BYTES = 2**31 - 2**26
 
+
+# Bytes that the tensors of a group of ops take, unless one op alone takes more.
+_MOST_OF_A_GROUP = 1 << 26
+
+KEPT_GROUPS = 2
+"""Groups of ops that callers keep open between samples; of more, each is closed after its run."""
 
 # Room for what is not data, at first.
 _SMALL_PARTS = 1 << 16
@@ -94,7 +100,6 @@ def grouped_ops(
     graph: OpGraph,
     ops: Iterable[Op],
     shape_of: Callable[[int], tuple[int, ...]],
-    most: int,
 ) -> list[tuple[Op, ...]]:
     """
     Split ops into groups, in order, so that each can be cut out and run in bounded memory.
@@ -103,8 +108,6 @@ def grouped_ops(
         graph: The whole file.
         ops: Of one subgraph.
         shape_of: Gives the shape of a tensor that is no constant.
-        most: Bytes that the inputs, outputs and constants of a group take, unless one op alone
-            takes more.
     """
     groups: list[list[Op]] = []
     total = 0
@@ -116,7 +119,7 @@ def grouped_ops(
                 shape = tensor.shape if tensor.is_constant else shape_of(index)
                 dtype = numpy_dtype(tensor.dtype)
                 size += math.prod(shape) * (1 if dtype is None else np.dtype(dtype).itemsize)
-        if not groups or total + size > most:
+        if not groups or total + size > _MOST_OF_A_GROUP:
             groups.append([])
             total = 0
         groups[-1].append(op)

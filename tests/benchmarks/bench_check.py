@@ -15,40 +15,11 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+
+from tests.benchmarks.bench_speed import network
 
 COUNT = 16
 NETWORKS = ("mobilenetv2", "resnet50", "vit_b_16", "encoder")
-
-
-def network(name: str) -> tuple[Any, tuple[int, ...]]:
-    """Return a model with random weights, settled batch norms, and the shape of its input."""
-    import torch
-    import transformers
-    from torch import nn
-
-    class Logits(nn.Module):
-        def __init__(self, net: Any) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, pixels: torch.Tensor) -> Any:
-            return self.net(pixels).logits
-
-    torch.manual_seed(0)
-    if name == "encoder":
-        layer = nn.TransformerEncoderLayer(384, 6, 1536, batch_first=True, activation="gelu")
-        return nn.TransformerEncoder(layer, 6, enable_nested_tensor=False).eval(), (1, 128, 384)
-    make, config = {
-        "mobilenetv2": (transformers.MobileNetV2ForImageClassification, "MobileNetV2Config"),
-        "resnet50": (transformers.ResNetForImageClassification, "ResNetConfig"),
-        "vit_b_16": (transformers.ViTForImageClassification, "ViTConfig"),
-    }[name]
-    model = Logits(make(getattr(transformers, config)(num_labels=1000)))
-    with torch.no_grad():
-        for _ in range(4):  # random weights let activations vanish, but for batch norms that learn
-            model(torch.randn(4, 3, 224, 224))
-    return model.eval(), (1, 3, 224, 224)
 
 
 def _peak(*, reset: bool = False) -> float:
@@ -68,8 +39,13 @@ def measure(name: str) -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    model, shape = network(name)
-    samples = [torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n in range(COUNT)]
+    model, sample = network(name)
+    samples = [sample(n) for n in range(COUNT)]
+    model.train()
+    with torch.no_grad():
+        for _ in range(4):  # random weights let activations vanish, but for batch norms that learn
+            model(torch.cat(samples[:4]))
+    model.eval()
     maker = Edgeq(threads=1)
     quantized = maker.quantize(model, (samples[0],), quantizer="recipe_dynamic_wi8_afp32")
     converted = _peak()

@@ -77,12 +77,16 @@ def network(name: str) -> tuple[Any, Callable[[int], Any]]:
             return self.head(x.mean((2, 3)))
 
     torch.manual_seed(0)
-    if name.startswith("resnet"):
+    if name == "resnet50":
+        made: Any = Logits(transformers.ResNetForImageClassification(transformers.ResNetConfig()))
+    elif name.startswith("resnet"):
         depths = [2 if name == "resnet18" else 1] * 4
         config = transformers.ResNetConfig(
             hidden_sizes=[64, 128, 256, 512], depths=depths, layer_type="basic"
         )
-        made: Any = Logits(transformers.ResNetForImageClassification(config))
+        made = Logits(transformers.ResNetForImageClassification(config))
+    elif name == "vit_b_16":
+        made = Logits(transformers.ViTForImageClassification(transformers.ViTConfig()))
     elif name == "mobilenetv2":
         made = Logits(
             transformers.MobileNetV2ForImageClassification(transformers.MobileNetV2Config())

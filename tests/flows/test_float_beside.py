@@ -11,6 +11,7 @@ import torch
 from fixtures.models import ResidualNet, TwoInputs, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
 from tests.detection.flatfile import FlatFile
+from tests.localize.edits import ops_of, zeroed_channel
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 
@@ -63,11 +64,7 @@ def test_ops_are_held_against_those_of_the_float_file(maker: Edgeq, made: Quanti
     inputs = list(samples(ResidualNet, 3))
     assert maker.localize(_loaded(maker, made), inputs).culprit is None
     file = FlatFile(made.tflite)
-    weight = file.weights()[1].tensor
-    values = file.constant(weight)
-    assert values is not None
-    values[2] = 0
-    file.store(weight, values)
+    zeroed_channel(file, ops_of(file, "CONV_2D")[1], 2)
     errors = maker.localize(_loaded(maker, made, file.content()), inputs)
     assert "the weight's codes: output channel 2 is zero" in errors.cause
 

@@ -40,6 +40,15 @@ def edited(file: FlatFile, op: int, operand: int, change: Callable[[np.ndarray],
     file.store(tensor, values)
 
 
+def zeroed_channel(file: FlatFile, op: int, channel: int) -> None:
+    """Wipe one channel of an op's weight."""
+
+    def wipe(values: np.ndarray) -> None:
+        values[channel] = 0
+
+    edited(file, op, 1, wipe)
+
+
 def rescaled(file: FlatFile, tensors: Iterable[int], factor: float) -> None:
     """Give tensors of one scale another one."""
     for tensor in tensors:

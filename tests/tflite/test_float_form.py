@@ -22,6 +22,7 @@ from pytest_edgeq.litert import without_rounding
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from tests.detection.flatfile import FlatFile
+from tests.localize.edits import ops_of, zeroed_channel
 
 APART_DB = 30.0
 """Weights of 8 bits, which are rounded on one side, leave more; a lost channel leaves less."""
@@ -70,11 +71,7 @@ def test_a_broken_file_is_as_broken_in_float(maker: Edgeq) -> None:
     """One channel of one weight is enough to tell."""
     quantized = built(maker, ResidualNet, "pt2e_static_int8")
     file = FlatFile(quantized.tflite)
-    weight = file.weights()[0].tensor
-    values = file.constant(weight)
-    assert values is not None
-    values[1] = 0
-    file.store(weight, values)
+    zeroed_channel(file, ops_of(file, "CONV_2D")[0], 1)
     broken = quantized.with_tflite(file.content())
     assert sqnr_db(quantized, write_in_float(broken.graph), ResidualNet) < APART_DB
 
