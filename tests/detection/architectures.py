@@ -16,6 +16,7 @@ import argparse
 import functools
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.localize.rows import LOWERING, LayerErrors
+from pytest_edgeq import Edgeq
+from pytest_edgeq.localize.rows import LOWERING
+from tests.detection.sound import FLOAT, Net, Sample, sound
 
-Sample = tuple[torch.Tensor, ...]
-
-FLOAT = "float"
 FLOWS = (FLOAT, "recipe_dynamic_wi8_afp32", "recipe_static_wi8_ai8", "pt2e_static_int8")
 """The first is plain float, `quantizer=None`."""
 
@@ -167,34 +166,14 @@ def settle(model: nn.Module, samples: Sequence[Sample]) -> None:
         handle.remove()
 
 
-def build(maker: Edgeq, name: str, flow: str) -> QuantizedModel:
-    """
-    Quantize an architecture.
-
-    Args:
-        maker: Of the build.
-        name: In `ARCHITECTURES`.
-        flow: Of `FLOWS`; static ones are calibrated on eight samples.
-    """
+def net(name: str) -> Net:
+    """Give an architecture with its data: static flows calibrate on eight samples of it."""
     architecture = ARCHITECTURES[name]
-    calibration = [architecture.sample(100 + i) for i in range(_CALIBRATED)]
-    return maker.quantize(
-        architecture.model(),
-        architecture.sample(0),
-        quantizer=None if flow == FLOAT else flow,
-        calibration=calibration if "static" in flow else None,
-        name=name,
-    )
 
+    def inputs(stream: int) -> Iterator[Sample]:
+        return (architecture.sample(100 * stream + i) for i in itertools.count())
 
-def judge(maker: Edgeq, quantized: QuantizedModel, name: str) -> LayerErrors:
-    """Localize on three samples that were not calibrated with."""
-    return maker.localize(quantized, evaluation(name))
-
-
-def evaluation(name: str) -> list[Sample]:
-    """The samples that a build is judged on."""
-    return [ARCHITECTURES[name].sample(200 + i) for i in range(_JUDGED)]
+    return Net(name, lambda _: architecture.model(), inputs, _JUDGED, _CALIBRATED, large=True)
 
 
 # ------------------------------------------------------------------------------------- inputs
@@ -879,19 +858,24 @@ _transformer(
 )
 
 
+_SEQ2SEQ = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 64,
+    "vocab_size": _VOCABULARY,
+}
+
+
 def _whisper() -> nn.Module:
     library = _library("transformers")
     config = library.WhisperConfig(
-        d_model=32,
-        encoder_layers=2,
-        encoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_layers=1,
-        decoder_attention_heads=4,
-        decoder_ffn_dim=64,
+        **_SEQ2SEQ,
         num_mel_bins=16,
         max_source_positions=32,
-        vocab_size=_VOCABULARY,
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
@@ -902,17 +886,7 @@ def _whisper() -> nn.Module:
 
 def _bart() -> nn.Module:
     library = _library("transformers")
-    config = library.BartConfig(
-        d_model=32,
-        encoder_layers=2,
-        encoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_layers=1,
-        decoder_attention_heads=4,
-        decoder_ffn_dim=64,
-        max_position_embeddings=32,
-        vocab_size=_VOCABULARY,
-    )
+    config = library.BartConfig(**_SEQ2SEQ, max_position_embeddings=32)
     return Encoder(library.BartModel(config).encoder, "input_ids")
 
 
@@ -935,19 +909,19 @@ def judged(maker: Edgeq, name: str, flow: str) -> Result:
     result = Result(name, ARCHITECTURES[name].family, flow)
     began = time.perf_counter()
     try:
-        quantized = build(maker, name, flow)
+        built = sound(maker, net(name), flow)
     except Exception as error:  # any library's
         result = replace(result, verdict="refused", quantize_s=time.perf_counter() - began)
         # The converter's own words come last.
         return replace(result, told=_first(error), findings=tuple(str(error).splitlines()[-3:]))
-    built = time.perf_counter()
-    result = replace(result, quantize_s=built - began)
+    converted = time.perf_counter()
+    result = replace(result, quantize_s=converted - began)
     try:
-        errors = judge(maker, quantized, name)
+        errors = maker.localize(built.quantized, built.evaluation)
         localized = time.perf_counter()
-        sqnr = maker.compare(quantized, evaluation(name)).total.sqnr_db
+        sqnr = maker.compare(built.quantized, built.evaluation).total.sqnr_db
     except Exception as error:  # ours, or of what ours calls
-        result = replace(result, verdict="failed", localize_s=time.perf_counter() - built)
+        result = replace(result, verdict="failed", localize_s=time.perf_counter() - converted)
         frames = traceback.format_tb(error.__traceback__)
         return replace(result, told=_first(error), findings=tuple(frames))
     wrong = [row for row in errors.rows if row.verdict == LOWERING]
@@ -960,7 +934,7 @@ def judged(maker: Edgeq, name: str, flow: str) -> Result:
         coverage=errors.coverage,
         unpaired=tuple(row.name for row in errors.rows if not row.matched),
         sqnr_db=sqnr,
-        localize_s=localized - built,
+        localize_s=localized - converted,
     )
 
 

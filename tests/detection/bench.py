@@ -4,6 +4,7 @@ The detection bench: sound models × defects × seeds, through the default gate 
     python -m tests.detection.bench                 small networks, a minute a network and flow
     python -m tests.detection.bench --full          all networks, and 200 sound rebuilds: hours
     python -m tests.detection.bench --net Mlp --flow pt2e_static_int8 --kind "zero point ± 1"
+    python -m tests.detection.bench --net bert --where file        an architecture by others
 
 Writes `README.md` beside it, and with `--json FILE` every case. What was missed, what was blamed
 wrongly and what was a false alarm is listed by name.
@@ -37,7 +38,7 @@ from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner
 from pytest_edgeq.snapshots.session import SnapshotSession
 from pytest_edgeq.tflite.registry import Runtime
-from tests.detection import defects_file, defects_model, defects_runtime, peers
+from tests.detection import architectures, defects_file, defects_model, defects_runtime, peers
 from tests.detection.flatfile import FlatFile
 from tests.detection.plain import Run, same_codes
 from tests.detection.sound import FLOWS, NETS, Net, Sound, build, sound
@@ -53,7 +54,8 @@ _LARGE_KINDS = (
     *("activation scale × 1.02", "weight scale × 1.1, one channel", "zero point ± 1"),
     *("weight: one bit", "channel zeroed", "channels swapped", "weights transposed"),
     *("bias ± 16", "fused activation dropped", "padding changed", "op made float"),
-    "buffers aliased",
+    *("buffers aliased", "softmax sharper", "operands exchanged", "operand replaced"),
+    *("transpose permuted", "constant: largest zeroed", "constant rolled by one"),
 )
 """Of networks that take seconds a case, some of everything."""
 
@@ -470,7 +472,7 @@ def _in_a_worker(directory: Path, net: str, flow: str, seed: int) -> tuple[str, 
     gate = Gate(directory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        of = sound(gate.maker, NETS[net], flow, seed)
+        of = sound(gate.maker, _net(net), flow, seed)
     return gate.check(Case(of, "sound", _WORKER, "", of.quantized, changed=False))
 
 
@@ -636,9 +638,10 @@ def summary(outcomes: list[Outcome]) -> str:
 def main(arguments: list[str]) -> int:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m tests.detection.bench")
+    every = [*NETS, *architectures.ARCHITECTURES]
     parser.add_argument("--full", action="store_true", help="all networks, 200 sound rebuilds")
     parser.add_argument("--seeds", type=int, default=1, help="places a kind of defect")
-    parser.add_argument("--net", action="append", choices=list(NETS))
+    parser.add_argument("--net", action="append", choices=every, metavar="NET")
     parser.add_argument("--flow", action="append", choices=FLOWS)
     parser.add_argument("--kind", action="append", help="of defects, as the page names them")
     parser.add_argument("--where", action="append", choices=("file", "model", "runtime", "sound"))
@@ -647,28 +650,29 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--page", type=Path, default=None, help="in place of the page beside this")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    nets = chosen.net or [n for n, net in NETS.items() if chosen.full or not net.large]
+    names = chosen.net or [n for n, net in NETS.items() if chosen.full or not net.large]
     where = chosen.where or ("file", "model", "runtime", "sound")
     outcomes = _known(chosen.json)
     known = {(_build(o), o.where) for o in outcomes}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), with_peers=not chosen.no_peers)
-        for net, flow in itertools.product(nets, chosen.flow or FLOWS):
-            if NETS[net].large and flow not in (chosen.flow or _LARGE_FLOWS):
+        for name, flow in itertools.product(names, chosen.flow or FLOWS):
+            net = _net(name)
+            if net.large and flow not in (chosen.flow or _LARGE_FLOWS):
                 continue
-            if flow in NETS[net].unsound:
+            if flow in net.unsound:
                 continue
             # Rebuilds of other weights, until there are 200 over the small networks.
-            weights = range(2 if chosen.full and not NETS[net].large else 1)
+            weights = range(2 if chosen.full and not net.large else 1)
             for seed in weights:
-                left = [w for w in where if ((net, flow, str(seed)), w) not in known]
+                left = [w for w in where if ((name, flow, str(seed)), w) not in known]
                 if not left or (seed and "sound" not in left):
                     continue
                 start = time.perf_counter()
-                ours = _run(bench, NETS[net], flow, seed, left, chosen, Path(folder))
+                ours = _run(bench, net, flow, seed, left, chosen, Path(folder))
                 outcomes += ours
                 took = time.perf_counter() - start
-                print(f"{net} {flow} {seed}: {summary(ours)} in {took:.0f} s", flush=True)
+                print(f"{name} {flow} {seed}: {summary(ours)} in {took:.0f} s", flush=True)
                 for line in _lists(ours).splitlines():
                     print(f"    {line}" if line else "", flush=True)
                 if chosen.json:
@@ -681,6 +685,11 @@ def main(arguments: list[str]) -> int:
         target.write_text(page(outcomes, command), encoding="utf-8")
     print(summary(outcomes))
     return 0
+
+
+def _net(name: str) -> Net:
+    """Return a network of the bench, or an architecture by others."""
+    return NETS[name] if name in NETS else architectures.net(name)
 
 
 def _asked(arguments: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+from tests.detection import defects_ops
 from tests.detection.flatfile import Array, FlatFile, Stored, shuffled
 
 _RELU = schema.ActivationFunctionType.RELU
@@ -559,4 +560,10 @@ KINDS: dict[str, Kind] = {
     "op made float": Kind(_float_places, _made_float),
     "I/O dtype changed": Kind(_borders, _border_dtype),
     "buffers aliased": Kind(_pairs, _alias),
+    "softmax sharper": Kind(defects_ops.softmaxes, defects_ops.sharper),
+    "operands exchanged": Kind(defects_ops.ordered_operands, defects_ops.exchange),
+    "operand replaced": Kind(defects_ops.replaceable, defects_ops.rewire),
+    "transpose permuted": Kind(defects_ops.transposes, defects_ops.permute),
+    "constant: largest zeroed": Kind(defects_ops.constants, defects_ops.erase),
+    "constant rolled by one": Kind(defects_ops.constants, defects_ops.roll),
 }

@@ -27,6 +27,7 @@ FLOWS = (
     "recipe_dynamic_wi8_afp32",
     "recipe_weight_only_wi8_afp32",
 )
+FLOAT = "float"
 STATIC = tuple(flow for flow in FLOWS if "static" in flow)
 
 
@@ -105,12 +106,15 @@ def build(
 
 
 def sound(maker: Edgeq, net: Net, flow: str, seed: int = 0) -> Sound:
-    """Make a sound build."""
+    """Make a sound build, of `FLOAT` without a quantizer."""
     module = net.make(seed)
-    return Sound(net, flow, seed, module, build(maker, net, flow, module), net.evaluation())
+    made = build(maker, net, None if flow == FLOAT else flow, module)
+    return Sound(net, flow, seed, module, made, net.evaluation())
 
 
-def _small(model: type[SmallModel]) -> Net:
+def small(model: type[SmallModel]) -> Net:
+    """Return a model of the fixtures as a network of the bench."""
+
     def inputs(stream: int) -> Iterator[Sample]:
         return samples(model, 1000, seed=stream)
 
@@ -191,11 +195,11 @@ NETS: dict[str, Net] = {
     net.name: net
     for net in (
         Net("digits", _trained_digits, _digits_inputs),
-        _small(ResidualNet),
-        _small(DsCnn),
-        _small(ConcatSkip),
-        _small(Mlp),
-        _small(EncoderBlock),
+        small(ResidualNet),
+        small(DsCnn),
+        small(ConcatSkip),
+        small(Mlp),
+        small(EncoderBlock),
         Net("ResNet-18", functools.partial(_settled, _resnet), _images, 3, 16, large=True),
         Net("MobileNetV2", functools.partial(_settled, _mobilenet), _images, 3, 16, large=True),
         Net(

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fixtures.models import EmbeddingMean
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Edgeq
 from tests.detection.defects_file import KINDS, Defect, defect, runs
 from tests.detection.flatfile import FlatFile
-from tests.detection.sound import NETS, sound
+from tests.detection.sound import NETS, small, sound
 
 # What may differ, as paths into the file; and how many values at most, where that is the point.
 _SCALE = r"graph\.tensors\[\d+\]\.quantization\.scale\[\d+\]"
 _POINT = r"graph\.tensors\[\d+\]\.quantization\.zeroPoint\[0\]"
 _DATA = r"buffers\[\d+\]\.data\[\d+\]"
 _BUFFER = r"graph\.tensors\[\d+\]\.buffer"
+_OPERAND = r"graph\.operators\[\d+\]\.inputs\[\d+\]"
 _OPTION = r"graph\.operators\[\d+\]\.builtinOptions\."
 _ORDER = r"graph\.outputs\[\d+\]"
 _NAMED = r"signatureDefs\[0\]\.outputs\[\d+\]\.tensorIndex"
@@ -59,6 +61,12 @@ CHANGES: dict[str, tuple[str, int | None]] = {
     "outputs swapped": (f"{_ORDER}|{_NAMED}", 4),
     "outputs' names swapped": (_NAMED, 2),
     "buffers aliased": (_BUFFER, 1),
+    "softmax sharper": (_OPTION + "beta", 1),
+    "operands exchanged": (_OPERAND, 2),
+    "operand replaced": (_OPERAND, 1),
+    "transpose permuted": (_DATA, None),
+    "constant: largest zeroed": (_DATA, 4),
+    "constant rolled by one": (_DATA, None),
 }
 
 # What these change has other ops and tensors, so it is looked at below.
@@ -67,11 +75,14 @@ GROWING = {"QUANTIZE/DEQUANTIZE inserted", "op made float", "I/O dtype changed"}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A convolutional network with batch norms and strides, and one with two outputs."""
+    """Networks with batch norms and strides, with two outputs, and with attention."""
     maker = Edgeq(directory=tmp_path_factory.mktemp("sound"))
     return {
-        name: sound(maker, NETS[name], "pt2e_static_int8").quantized.tflite
-        for name in ("ResidualNet", "DsCnn", "Mlp")
+        net.name: sound(maker, net, "pt2e_static_int8").quantized.tflite
+        for net in (
+            *(NETS[name] for name in ("ResidualNet", "DsCnn", "Mlp", "EncoderBlock", "ConcatSkip")),
+            small(EmbeddingMean),
+        )
     }
 
 
