@@ -290,19 +290,14 @@ def _behind_activations(node: Any) -> list[Any]:
 
 
 def _value(graph: torch.fx.GraphModule, node: Any) -> Any:
-    """Compute what a constant node gives."""
+    """Compute the value of a node whose operands, in lists too, are constants."""
     import torch
 
     if node.op == "get_attr":
         return operator.attrgetter(node.target)(graph)
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _value(graph, each))
     with torch.no_grad():
-        return node.target(
-            *(
-                _value(graph, each) if isinstance(each, torch.fx.Node) else each
-                for each in node.args
-            ),
-            **node.kwargs,
-        )
+        return node.target(*args, **kwargs)
 
 
 def _fold(graph: torch.fx.GraphModule, node: Any, place: int) -> None:

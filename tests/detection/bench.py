@@ -723,6 +723,9 @@ def _run(
     except AssertionError as error:
         name = f"{net.name}-{flow}-{seed}: {_ITSELF}"
         return [Outcome(name, "sound", _ITSELF, False, True, _first(str(error)), str(error))]
+    except RuntimeError as error:  # of a network by others, which nothing converts
+        print(f"{net.name} {flow} {seed}: refused: {_first(str(error))}")
+        return []
     kinds = chosen.kind
     outcomes: list[Outcome] = []
     if seed == 0:

@@ -12,6 +12,7 @@ from torch import nn
 
 from fixtures.models import SmallModel, normal, seeded
 from pytest_edgeq import Edgeq
+from pytest_edgeq.litert import with_computed_weights
 from pytest_edgeq.localize.rows import LOWERING
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
@@ -130,6 +131,31 @@ class Asked(SmallModel):
         return (normal(1, 9, 16, seed=seed),)
 
 
+class Distances(SmallModel):
+    """Attention whose scores have a learned bias for each distance, as Swin's do."""
+
+    places: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.table = nn.Parameter(normal(13, 2, seed=4))
+        place = torch.arange(7)
+        self.register_buffer("places", place[:, None] - place[None] + 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give as many tokens."""
+        bias = self.table[self.places.view(-1)].view(7, 7, -1).permute(2, 0, 1)
+        scores = (x @ self.keys(x).transpose(1, 2)).unsqueeze(1) + bias.unsqueeze(0)
+        tokens: torch.Tensor = scores.softmax(-1) @ self.values(x).unsqueeze(1)
+        return tokens
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Seven tokens."""
+        return (normal(1, 7, 8, seed=seed),)
+
+
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
@@ -138,6 +164,7 @@ class Asked(SmallModel):
         (Spiking, DYNAMIC),
         (Mixed, PT2E),
         (Asked, None),
+        (Distances, PT2E),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -149,6 +176,16 @@ def test_what_is_computed_or_folded_is_matched_and_not_blamed(
 
     assert [row.name for row in errors.rows if not row.matched] == [], errors
     assert blamed(errors) == {}
+
+
+def test_a_quantized_graph_may_compute_its_constants_once(build: Build) -> None:
+    """The operands of an index are a list; the results are equal to the last bit."""
+    simulated = build(Distances, PT2E).simulated
+    assert simulated is not None
+    (given,) = Distances.sample_inputs(5)
+
+    with torch.no_grad():
+        assert torch.equal(with_computed_weights(simulated)(given), simulated(given))
 
 
 def _largest_flipped(file: FlatFile) -> int:
