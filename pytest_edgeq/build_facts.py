@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytest_edgeq.numerics.checks import SampleLedger
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Tensor
 from pytest_edgeq.tflite.roles import roles_of
@@ -11,19 +12,23 @@ from pytest_edgeq.tflite.roles import roles_of
 __all__ = ["build_of"]
 
 
-def build_of(edge: EdgeFile, *, n_calibrated: int) -> dict[str, Any]:
+def build_of(edge: EdgeFile, ledger: SampleLedger, reference: object) -> dict[str, Any]:
     """
     Give what is remembered of a file beside the errors.
 
     Args:
         edge: The file.
-        n_calibrated: How many different samples calibrated it; 0 where that is not known.
+        ledger: Of the samples that it was calibrated on, as far as they are known.
+        reference: The float model.
 
     Returns:
         `scales`: of each op's first output, where that is a quantized activation.
         `asymmetric`: ops with a weight whose zero points are not all 0.
         `shared`: ops whose first output has the scale and zero point of their first input.
-        `n_calibrated`.
+        `n_calibrated`: how many different samples calibrated it; 0 where that is not known.
+        `calibration`: SHA-256 over these samples; empty where they are not known.
+        `weights`: SHA-256 over the parameters and buffers of the reference; empty of what is no
+            torch module, or has parameters that cannot be read.
     """
     scales, asymmetric, shared = {}, [], []
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
@@ -38,10 +43,25 @@ def build_of(edge: EdgeFile, *, n_calibrated: int) -> dict[str, Any]:
             shared.append(entry.where)
     return {
         "scales": scales,
-        "n_calibrated": n_calibrated,
+        "n_calibrated": len(ledger),
+        "calibration": ledger.fingerprint,
+        "weights": _weights_digest(reference),
         "asymmetric": asymmetric,
         "shared": shared,
     }
+
+
+def _weights_digest(reference: object) -> str:
+    import torch
+
+    from pytest_edgeq.cache.digest import UnknownError, digest_of
+
+    if not isinstance(reference, torch.nn.Module):
+        return ""
+    try:
+        return digest_of(dict(reference.state_dict()))
+    except UnknownError:
+        return ""
 
 
 def _same(taken: Tensor, made: Tensor) -> bool:

@@ -21,6 +21,7 @@ from pytest_edgeq.localize.constant_checks import origin_findings
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
 from pytest_edgeq.measurement import Outcome
+from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.checks import SampleLedger
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
@@ -222,7 +223,7 @@ class _Gate:
         if runs:
             self.comparison = comparer.result()
             self._look_at_health(self.comparison)
-            self._look_at_total(self.comparison.total)
+            self._look_at_total(self.comparison.total, comparer.calibration)
         if localizer is not None:
             self._look_at_layers(localizer.result())
         elif not self.fits:
@@ -367,7 +368,7 @@ class _Gate:
                 ),
             )
 
-    def _look_at_total(self, total: StageErrors) -> None:
+    def _look_at_total(self, total: StageErrors, calibration: Calibration) -> None:
         """Outputs of which less than a bit is left."""
         for name, errors in total.outputs.items():
             rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
@@ -382,7 +383,7 @@ class _Gate:
             if tiny:
                 text += (
                     f"\nwhy: its values are less than a step of its scale, {errors.scale:.3g}: its "
-                    "range is too wide; calibrated with an outlier, or with other preprocessing"
+                    f"range is too wide; {calibration.too_wide(errors.scale)}"
                 )
             self._add(_HEALTH, text)
 

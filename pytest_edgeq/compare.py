@@ -12,6 +12,7 @@ import numpy as np
 
 from pytest_edgeq.build_facts import build_of
 from pytest_edgeq.measurement import Arrays, Measurement, Outcome, SampleRunner
+from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
@@ -167,10 +168,15 @@ class Comparer:
         self._overlap += arrays in self._quantized.ledger
         self._count += 1
 
+    @property
+    def calibration(self) -> Calibration:
+        """Return how the samples measured relate to those of the calibration."""
+        return Calibration(self._count, self._overlap)
+
     def result(self) -> Comparison:
         """Give what was measured."""
         quantized, measurement = self._quantized, self._measurement
-        findings = measurement.findings()
+        findings = measurement.findings(self.calibration)
         met_again = overlap_finding(self._overlap, self._count, chance=quantized.ledger.chance)
         findings += [each for each in (met_again, repeated_finding(quantized.ledger)) if each]
         if self._changed:
@@ -184,7 +190,9 @@ class Comparer:
             health=(*findings, *static_findings(quantized.edge)),
             worst_samples=worst,
             fingerprint=self._digest.hexdigest(),
-            build=build_of(quantized.edge, n_calibrated=len(quantized.ledger)),
+            build=functools.partial(
+                build_of, quantized.edge, quantized.ledger, quantized.float_model
+            ),
             explain=self._explanation(worst),
             **results,
         )

@@ -10,6 +10,7 @@ import numpy as np
 
 from pytest_edgeq import litert
 from pytest_edgeq.foreign import is_keras, keras_output_names
+from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
@@ -198,10 +199,13 @@ class Measurement:
         """Return the errors of every stage that the flow has."""
         return {name: accumulator.result() for name, accumulator in self._stages.items()}
 
-    def findings(self) -> list[Finding]:
-        """Return what is wrong with inputs and outputs."""
-        findings = [finding for _, watch in self._inputs for finding in watch.findings()]
-        return findings + [finding for watch in self._health for finding in watch.findings()]
+    def findings(self, calibration: Calibration) -> list[Finding]:
+        """Return what is wrong with inputs and outputs, on samples that are so related to it."""
+        watches: list[InputHealth | OutputHealth] = [
+            *(watch for _, watch in self._inputs),
+            *self._health,
+        ]
+        return [finding for watch in watches for finding in watch.findings(calibration)]
 
 
 _Sides = dict[str, tuple[str, str]]

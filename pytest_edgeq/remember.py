@@ -40,7 +40,7 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
             },
             "float_noise_db": FLOAT_NOISE_DB,
         },
-        **comparison.build,
+        **comparison.build(),
         "errors": [
             _with_samples(row, comparison.stages) for row in _rows(comparison, comparison.stages)
         ],

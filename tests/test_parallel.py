@@ -21,6 +21,7 @@ from torch import nn
 from fixtures.models import ConcatSkip, ResidualNet, SmallModel, normal, samples, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.measurement import Measurement, SampleRunner
+from pytest_edgeq.numerics.calibration import UNKNOWN
 from pytest_edgeq.parallel import on_one_thread, run_together, state_of
 from pytest_edgeq.samples import read_samples
 from pytest_edgeq.tflite.runtimes import Runner
@@ -96,7 +97,7 @@ def test_any_split_merges_to_the_same_figures(flow: str) -> None:
             first.merge(other)
         stages = {name: (stage.to_dict(), repr(stage)) for name, stage in first.stages().items()}
         kept = [(each.index, each.sqnr_db) for each in first.worst.result()]
-        told.append((stages, first.findings(), kept))
+        told.append((stages, first.findings(UNKNOWN), kept))
     assert all(each == told[0] for each in told[1:])
 
 

@@ -359,21 +359,28 @@ def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> str
         if given.scale and not given.untaken
     ]
     for test, text in _EVERYWHERE:
-        count = sum(test(row, given) is not None for row, given in scaled)
-        if count and 2 * count >= len(scaled):
-            return f"{count} of {len(scaled)} outputs {text}"
+        found = [given for row, given in scaled if test(row, given) is not None]
+        if found and 2 * len(found) >= len(scaled):
+            return f"{len(found)} of {len(scaled)} outputs {text(_typical(found))}"
     return None
 
 
-_EVERYWHERE: tuple[tuple[Callable[[LayerError, Evidence], str | None], str], ...] = (
-    (lambda _, given: never_calibrated(given), "were never calibrated (scale 1.0, zero point 0)"),
+def _typical(found: Sequence[Evidence]) -> Evidence:
+    """Return the evidence of the middle scale, for what has to be said of all of them."""
+    return sorted(found, key=lambda given: given.scale or 0.0)[len(found) // 2]
+
+
+_EVERYWHERE: tuple[
+    tuple[Callable[[LayerError, Evidence], str | None], Callable[[Evidence], str]], ...
+] = (
+    (
+        lambda _, given: never_calibrated(given),
+        lambda _: "were never calibrated (scale 1.0, zero point 0)",
+    ),
     (
         lambda _, given: calibrated_on_nothing(given),
-        "have a range of next to nothing: calibrated on zeros",
+        lambda _: "have a range of next to nothing: calibrated on zeros",
     ),
-    (clipped, "have too narrow a range: calibrate with samples like those evaluated"),
-    (
-        too_wide,
-        "have too wide a range: calibrated with an outlier, or with other preprocessing",
-    ),
+    (clipped, lambda given: f"have too narrow a range: {given.calibration.too_narrow()}"),
+    (too_wide, lambda given: f"have too wide a range: {given.calibration.too_wide(given.scale)}"),
 )

@@ -42,6 +42,7 @@ from pytest_edgeq.localize.readers import (
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.structure import Structure
 from pytest_edgeq.measurement import Arrays
+from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration
 from pytest_edgeq.parallel import MOST_WORKERS, begin, in_order, on_one_thread
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.tflite.boundary import code_range
@@ -141,6 +142,7 @@ class Localizer:
         self._outputs: dict[tuple[int, int], _Output] = {}
         self._measured: dict[tuple[int, int], Measured] = {}
         self._count = 0
+        self._calibration = UNKNOWN
         self._open = contextlib.ExitStack()
 
     def _start(self, sample: Sample) -> None:
@@ -182,6 +184,7 @@ class Localizer:
         """
         if not self._count:
             self._start(sample)
+        self._note(sample)
         self._add(self._measure(self._execution, sample))
         self._torch.update(sample, known, is_run=self._is_one_form)
 
@@ -212,6 +215,7 @@ class Localizer:
             copies = (sample.clone() for sample in samples)
             count = min(threads, MOST_WORKERS)
             for sample, errors, known in in_order(copies, worker, measure, count):
+                self._note(sample)
                 self._add(errors)
                 self._torch.update(sample, known)
 
@@ -239,6 +243,12 @@ class Localizer:
             judge()
         return _SampleErrors(found, masks, execution.form_outputs())
 
+    def _note(self, sample: Sample) -> None:
+        """Count the sample, and whether the file was calibrated on it."""
+        evaluated, known = self._calibration
+        is_known = sample.arrays() in self._quantized.ledger
+        self._calibration = Calibration(evaluated + 1, known + is_known)
+
     def _add(self, errors: _SampleErrors) -> None:
         for key, measured in errors.measured.items():
             if key in self._measured:
@@ -260,6 +270,7 @@ class Localizer:
             RuntimeError: The kernels fail.
             ValueError, TypeError: The sample does not fit the file.
         """
+        self._note(sample)
         self._torch.update(sample, known)
 
     def _look_at_mask(self, made: Made, masks: dict[int, str]) -> None:
@@ -326,6 +337,7 @@ class Localizer:
                     given,
                     widened=readers.widens(op) if own else None,
                     untaken=op.index in untaken or self._is_mask_cut(op),
+                    calibration=self._calibration,
                 )
             )
         return blame(rows, evidence)

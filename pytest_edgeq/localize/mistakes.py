@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_edgeq.localize.rows import Evidence, LayerError
+from pytest_edgeq.numerics.calibration import LEAST_SCALE
 from pytest_edgeq.numerics.health import AVERAGES, more_than_chance
 
 __all__ = [
@@ -80,17 +81,19 @@ def other_samples(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> O
     if filled < _HALF:
         text = (
             f"values fill {100 * filled:.2g} % of their ranges, in the median of {len(spans)}: "
-            "evaluated with others than calibrated, or preprocessed otherwise"
+            f"{spans[0][1].calibration.too_wide()}"
         )
         return OtherSamples(text, half_empty=True)
     narrow = [(fill, given) for fill, given in spans if overshoot(given) >= FAR]
     if len(narrow) < max(2, len(spans) / 8):
         return OtherSamples()
     averages = AVERAGES if any(given.averaged for _, given in narrow) else ""
+    calibration = narrow[0][1].calibration
+    more = "" if calibration.is_own else ", and on more"
     return OtherSamples(
         f"{len(narrow)} of {len(spans)} ranges are too narrow (values span "
-        f"{median(fill for fill, _ in narrow):.2g} × as much, in the median of these): calibrate "
-        f"on samples like those evaluated, and on more{averages}"
+        f"{median(fill for fill, _ in narrow):.2g} × as much, in the median of these): "
+        f"{calibration.too_narrow()}{more}{averages}"
     )
 
 
@@ -122,11 +125,6 @@ _FEW_LEVELS = 1 / 8
 
 _UNEVEN = 16.0
 """Ratio of the channels' largest weights at which one scale leaves the least 4 bits fewer."""
-
-_LEAST_SCALE = 2.0**-12
-"""What torchao's observers give all that has less (its quantizers' `eps`)."""
-
-_TOO_SMALL = "PT2E gives no scale below 2⁻¹²: leave what is so small in float, or scale it up"
 
 _ENOUGH = 32
 """Elements that span 31/33 of what their like spans, on average: fewer say nothing of a range."""
@@ -258,7 +256,7 @@ def too_narrow(row: LayerError, evidence: Evidence) -> str:
     at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
     return (
         f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie "
-        f"beyond{at_ends}; calibrate with samples like those evaluated"
+        f"beyond{at_ends}; {evidence.calibration.too_narrow()}"
         f"{AVERAGES if evidence.averaged else ''}"
     )
 
@@ -280,10 +278,12 @@ def too_wide(row: LayerError, evidence: Evidence) -> str | None:
     if not spanned < all_levels * _FEW_LEVELS:
         return None
     met = f", and the values reach {_between(evidence.met)}" if evidence.met else ""
-    why = evidence.widened or "calibrated with an outlier, or with other preprocessing"
+    why = evidence.calibration.too_wide(evidence.scale)
+    if evidence.widened and evidence.scale != LEAST_SCALE:
+        why = evidence.widened
     return (
-        f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are "
-        f"used{met}; {_TOO_SMALL if evidence.scale == _LEAST_SCALE else why}"
+        f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are used{met}; "
+        f"{why}"
     )
 
 

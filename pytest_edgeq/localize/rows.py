@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration
 from pytest_edgeq.numerics.metrics import json_number
 
 __all__ = [
@@ -126,6 +127,7 @@ class Evidence:
         widened: Whose range its output has, if not that of its values, and the way out.
         untaken: What it loses is lost where a SELECT behind takes the other branch.
         scheme: As `OpDtypes.scheme`: ops are compared with those of the same op and scheme.
+        calibration: How the samples looked at relate to those of the calibration.
     """
 
     scale: float | None = None
@@ -144,6 +146,7 @@ class Evidence:
     widened: str | None = None
     untaken: bool = False
     scheme: str | None = None
+    calibration: Calibration = UNKNOWN
 
     @property
     def reach(self) -> tuple[float, float] | None:

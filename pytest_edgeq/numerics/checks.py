@@ -157,6 +157,11 @@ class SampleLedger:
         return min(1.0, (repeats + _SIGMAS * math.sqrt(repeats)) / (self._n_added + 1))
 
     @property
+    def fingerprint(self) -> str:
+        """Return SHA-256 over the different samples, in whatever order; empty without any."""
+        return hashlib.sha256(b"".join(sorted(self._digests))).hexdigest() if self._digests else ""
+
+    @property
     def n_added(self) -> int:
         """Return the number of samples, those that are alike, too."""
         return self._n_added

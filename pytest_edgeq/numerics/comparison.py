@@ -93,7 +93,7 @@ class Comparison:
         health: what is wrong whatever the budget says.
         worst_samples: the samples of the least SQNR, the worst first.
         fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order.
-        build: what of the file the errors may not show; remembered beside them.
+        build: gives what of the file the errors may not show, which is remembered beside them.
         explain: says which layer is to blame, for the text of a check that fails; None where
             nothing can.
     """
@@ -108,7 +108,7 @@ class Comparison:
     health: tuple[Finding, ...] = ()
     worst_samples: tuple[WorstSample, ...] = ()
     fingerprint: str = ""
-    build: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    build: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False, compare=False)
     explain: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .calibration import UNKNOWN, Calibration
 from .checks import (
     SampleLedger,
     check_bias,
@@ -301,10 +302,15 @@ class OutputHealth:
             self._nonfinite[i] += other._nonfinite[i]
             self._extremes[i].merge(other._extremes[i])
 
-    def findings(self) -> list[Finding]:
-        """Return what is wrong with this output; empty where it is sound."""
+    def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
+        """
+        Return what is wrong with this output; empty where it is sound.
+
+        Args:
+            calibration: How the evaluated samples relate to those of the calibration.
+        """
         found = [self._nonfinite_finding(), self._constant_finding()]
-        found += [self._clipped_finding(), self._saturated_finding()]
+        found += [self._clipped_finding(calibration), self._saturated_finding()]
         return [finding for finding in found if finding is not None]
 
     def _finding(self, kind: str, message: str) -> Finding:
@@ -355,7 +361,7 @@ class OutputHealth:
             "names it",
         )
 
-    def _clipped_finding(self) -> Finding | None:
+    def _clipped_finding(self, calibration: Calibration) -> Finding | None:
         if not self._clipped.more_than_chance(averaged=self.averaged):
             return None
         return self._finding(
@@ -363,8 +369,8 @@ class OutputHealth:
             f"expected the reference within what the codes reach, "
             f"{self._reach()}, got {self._share(self._clipped.count)} outside, as far as "
             f"[{self._extremes[0].low:.3g}, {self._extremes[0].high:.3g}]; "
-            f"{self._share(self._at_ends)} are at qmin or qmax; calibrate with samples like those "
-            f"evaluated, preprocessed alike{AVERAGES if self.averaged else ''}",
+            f"{self._share(self._at_ends)} are at qmin or qmax; {calibration.too_narrow()}"
+            f"{AVERAGES if self.averaged else ''}",
         )
 
     def _saturated_finding(self) -> Finding | None:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from .calibration import UNKNOWN, Calibration
 from .error_sums import BorderSpec
 from .findings import CLIPPED_INPUT, COARSE_INPUT, Finding
 from .health import CLIPPED_LSB, Outside
@@ -84,8 +85,13 @@ class InputHealth:
         self._greatest = max(self._greatest, other._greatest)
         self._outside.merge(other._outside)
 
-    def findings(self) -> list[Finding]:
-        """Return what is wrong with this input; empty where it is sound."""
+    def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
+        """
+        Return what is wrong with this input; empty where it is sound.
+
+        Args:
+            calibration: How the evaluated samples relate to those of the calibration.
+        """
         count, elements = self._outside.count, self._outside.elements
         if not elements:
             return []
@@ -99,7 +105,7 @@ class InputHealth:
                     CLIPPED_INPUT,
                     f"expected values within what its codes reach, {reach}, got {count} of "
                     f"{elements} elements ({share:.3g} %) outside, as far as {met}; "
-                    "calibrate with samples like those evaluated, preprocessed alike",
+                    f"{calibration.too_narrow()}",
                 )
             ]
         codes = (max(self._greatest, 0.0) - min(self._least, 0.0)) / self._scale + 1
@@ -111,8 +117,7 @@ class InputHealth:
                     COARSE_INPUT,
                     f"expected values over {_FEWEST_CODES} codes or more, got {codes:.2g} of "
                     f"{all_codes}: they lie in {met}, and the codes reach {reach} in steps of "
-                    f"{self._scale:.3g}; it was calibrated with an outlier, or with samples "
-                    "preprocessed otherwise",
+                    f"{self._scale:.3g}; {calibration.too_wide(self._scale)}",
                 )
             ]
         return []

@@ -11,10 +11,16 @@ scale than what it takes, rounds once more.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["build_problem", "describe_build"]
+from pytest_edgeq.sequences import common
+
+__all__ = ["build_problem", "describe_build", "describe_origin"]
+
+_NUMBERS = re.compile(r"\d+")
 
 _HALF = 0.5
 """A bit: another order of the same data moves averaged ranges by some per cent, others not."""
@@ -28,6 +34,9 @@ def build_problem(data: Mapping[str, Any]) -> str:
     calibrated = data.get("n_calibrated", 0)
     if isinstance(calibrated, bool) or not isinstance(calibrated, int):
         return "data.n_calibrated is not a whole number"
+    for key in ("calibration", "weights"):
+        if not isinstance(data.get(key, ""), str):
+            return f"data.{key} is not a text"
     for key in ("asymmetric", "shared"):
         ops = data.get(key, [])
         if not isinstance(ops, list) or not all(isinstance(each, str) for each in ops):
@@ -45,21 +54,75 @@ def describe_build(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [*_ranges(old, new), *_samples(old, new), *_weights(old, new), *_sharing(old, new)]
 
 
+def describe_origin(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """
+    Tell which of the things that a file is made from differ from those remembered.
+
+    Returns:
+        A clause on the weights and the calibration samples; empty where neither is known of both.
+    """
+    weights, samples = (_is_other(old, new, key) for key in ("weights", "calibration"))
+    if weights:
+        also = " and other calibration samples" if samples else ""
+        return f"the weights differ from the baseline's: another checkpoint{also}"
+    if samples:
+        same = "of the same weights, " if weights is False else ""
+        return f"{same}calibrated on other samples than the baseline"
+    if weights is False:
+        both = " and calibration samples" if samples is False else ""
+        return (
+            f"the weights{both} are the baseline's: the model's code, the quantizer's settings or "
+            "a library changed"
+        )
+    return ""
+
+
+def _is_other(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> bool | None:
+    """Whether a fingerprint differs; None where one is missing."""
+    before, after = old.get(key), new.get(key)
+    return before != after if before and after else None
+
+
 def _ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Activations whose range is another by a bit; the op-dtype map tells of ops not in both."""
     before, after = old.get("scales", {}), new.get("scales", {})
-    ratios = {
-        where: after[where] / scale for where, scale in before.items() if where in after and scale
-    }
+    pairs = _paired(before, after)
+    ratios = {one: after[other] / before[one] for one, other in pairs.items() if before[one]}
     moved = {where: ratio for where, ratio in ratios.items() if not _HALF <= ratio <= 1 / _HALF}
     if not moved:
         return []
     where = max(moved, key=lambda each: abs(math.log(moved[each] or math.ulp(0.0))))
+    unknown = (
+        ": another checkpoint, or calibrated on other data, on an outlier or with other "
+        "preprocessing; a baseline that is accepted anew will tell which"
+    )
     return [
         f"activation ranges moved: {where}: expected a scale within 2 × of {before[where]:.4g}, "
-        f"got {after[where]:.4g} ({len(moved)} of {len(ratios)} activations): calibrated with "
-        "other data, an outlier, or other preprocessing"
+        f"got {after[pairs[where]]:.4g} ({len(moved)} of {len(ratios)} activations)"
+        f"{'' if describe_origin(old, new) else unknown}"
     ]
+
+
+def _position(where: str) -> tuple[int, ...]:
+    """Return subgraph and index of an op named `ADD at block (op 12)` or `… (op 1:12)`."""
+    return tuple(map(int, _NUMBERS.findall(where.rpartition(" (op ")[2])))
+
+
+def _paired(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """
+    Pair the names of ops of two builds, in the order of execution, whatever their positions.
+
+    An op without a module has no name but its kind: it is paired only where both builds have as
+    many of the kind.
+    """
+    before, after = sorted(names, key=_position), sorted(others, key=_position)
+    one, other = ([each.rpartition(" (op ")[0] for each in side] for side in (before, after))
+    numbers = Counter(one), Counter(other)
+    return {
+        before[i]: after[j]
+        for i, j in common(one, other)
+        if " at " in one[i] or numbers[0][one[i]] == numbers[1][one[i]]
+    }
 
 
 def _samples(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -91,8 +154,9 @@ def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def _sharing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Ops that no longer give the scale and zero point that they take; known ones alone."""
-    known = set(new.get("scales", {}))
-    parted = [op for op in old.get("shared", []) if op in known and op not in new.get("shared", [])]
+    pairs = _paired(old.get("scales", {}), new.get("scales", {}))
+    shared = new.get("shared", [])
+    parted = [op for op in old.get("shared", []) if op in pairs and pairs[op] not in shared]
     if not parted:
         return []
     more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from pytest_edgeq.snapshots.build import build_problem, describe_build
+from pytest_edgeq.snapshots.build import build_problem, describe_build, describe_origin
 from pytest_edgeq.snapshots.paired_limits import (
     HIGHER_IS_BETTER,
     floor_db,
@@ -128,6 +128,8 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     lines = _told(before, after, worse, gone, came)
     # What is another in the build is why the errors are worse; where they are not, it is the news.
     lines[1:1] = [f"{_WHY}{each}" for each in built] if worse else built
+    if origin := describe_origin(old, new):
+        lines[0] += f"; {origin}"
     if old["runtime"] != new["runtime"]:
         lines.append(f"  runtime: remembered on {old['runtime']}, now on {new['runtime']}")
     return "\n".join(lines)

@@ -69,7 +69,7 @@ def _told(maker: Edgeq, kind: type[SmallModel], flow: Any) -> dict[str, Any]:
         "file": quantized.tflite,
         "float file": quantized.float_tflite,
         "comparison": comparison.to_dict(),
-        "build": comparison.build,
+        "build": comparison.build(),
         "layers": maker.localize(quantized, samples(kind, 2, seed=3)).to_dict(),
         "strictly": quantized.exported_strictly,
         "warnings": sorted((str(each.message), each.filename, each.lineno) for each in caught),

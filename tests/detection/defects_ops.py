@@ -84,7 +84,7 @@ def transposes(file: FlatFile) -> list[int]:
 
 
 def permute(file: FlatFile, op: int, rng: random.Random) -> Done:
-    """Exchange two axes of equal size in a TRANSPOSE's permutation, so that its shape holds."""
+    """Exchange two axes of equal size in a permutation, so that the shape of an op holds."""
     tensor, permutation = (int(each) for each in file.operators[op].inputs)
     axes = file.constant(permutation)
     if axes is None:
@@ -100,8 +100,7 @@ def permute(file: FlatFile, op: int, rng: random.Random) -> Done:
         return None
     i, j = rng.choice(pairs)
     axes[[i, j]] = axes[[j, i]]
-    file.store(permutation, axes)
-    return f"permutation of #{op} TRANSPOSE: {list(axes)}", frozenset((op,))
+    return _stored(file, permutation, axes, f"{axes.tolist()}")
 
 
 def constants(file: FlatFile) -> Iterator[tuple[int, int]]:

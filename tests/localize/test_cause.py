@@ -11,6 +11,7 @@ import pytest
 from pytest_edgeq.localize.cause import blame
 from pytest_edgeq.localize.mistakes import lossy
 from pytest_edgeq.localize.rows import SPREAD, Evidence, LayerErrors
+from pytest_edgeq.numerics.calibration import Calibration
 from tests.localize.rows import row
 
 SOUND = Evidence(
@@ -146,6 +147,12 @@ def test_the_worst_of_several_losses_is_to_blame() -> None:
     assert errors.culprit.index == 6
 
 
+TOO_WIDE = (
+    "either a calibration sample is an outlier (compare the greatest values of each), or the "
+    "evaluated samples are other data or preprocessed otherwise (then edgeq.localize finds the "
+    "ranges filled by the calibration samples)"
+)
+
 LOSSY: dict[str, tuple[dict[str, Any], str]] = {
     "never calibrated": (
         {"scale": 1.0, "zero_point": 0},
@@ -160,12 +167,31 @@ LOSSY: dict[str, tuple[dict[str, Any], str]] = {
     "clipped": (
         {"scale": 0.02, "beyond": (0.1, 0.13)},
         "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond, 1 % of its "
-        "codes are at an end; calibrate with samples like those evaluated",
+        "codes are at an end; calibrate with samples like those evaluated, preprocessed alike",
     ),
     "too wide": (
         {"scale": 10.0, "codes": (-1, 1)},
         "its range [−1.28e+03, 1.27e+03] is too wide: 3 of 256 levels are used, and the values "
-        "reach [−10, 10]; calibrated with an outlier, or with other preprocessing",
+        f"reach [−10, 10]; {TOO_WIDE}",
+    ),
+    "too wide for its own samples": (
+        {"scale": 10.0, "codes": (-1, 1), "calibration": Calibration(3, 3)},
+        "its range [−1.28e+03, 1.27e+03] is too wide: 3 of 256 levels are used, and the values "
+        "reach [−10, 10]; the file was calibrated on all 3 samples evaluated, so they are not the "
+        "cause: another calibration sample is an outlier (compare the greatest values of each), or "
+        "the model's weights or code changed after the calibration",
+    ),
+    "too wide at the least scale": (
+        {"scale": 2.0**-12, "codes": (-1, 1), "reference": (-0.0002, 0.0002)},
+        "its range [−0.0312, 0.031] is too wide: 3 of 256 levels are used, and the values reach "
+        "[−0.000244, 0.000244]; PT2E gives no scale below 2⁻¹²: leave what is so small in float, "
+        "or scale it up",
+    ),
+    "clipped on its own samples": (
+        {"scale": 0.02, "beyond": (0.1, 0.13), "calibration": Calibration(1, 1)},
+        "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond, 1 % of its "
+        "codes are at an end; the file was calibrated on the one sample evaluated, so others will "
+        "not widen it: the model's weights or code changed after the calibration",
     ),
     "uneven": (
         {"weight_granularity": "per_tensor", "weight_maxima": (4.0, 0.1, 2.0)},
@@ -214,12 +240,17 @@ def test_a_certain_mistake_is_told_among_few_layers(known: str) -> None:
         ),
         (
             {"beyond": (0.0, 0.2)},
-            "4 of 4 outputs have too narrow a range: calibrate with samples like those evaluated",
+            "4 of 4 outputs have too narrow a range: calibrate with samples like those evaluated, "
+            "preprocessed alike",
         ),
         (
             {"codes": (-1, 4)},
-            "4 of 4 outputs have too wide a range: calibrated with an outlier, or with other "
-            "preprocessing",
+            f"4 of 4 outputs have too wide a range: {TOO_WIDE}",
+        ),
+        (
+            {"scale": 2.0**-12, "codes": (-1, 4), "reference": (-0.0002, 0.001)},
+            "4 of 4 outputs have too wide a range: PT2E gives no scale below 2⁻¹²: leave what is "
+            "so small in float, or scale it up",
         ),
     ],
 )
@@ -240,7 +271,7 @@ def test_many_ranges_that_are_too_narrow_are_told_together() -> None:
     assert errors.culprit is None
     assert errors.cause == (
         "no single layer: 2 of 16 ranges are too narrow (values span 1.3 × as much, in the median "
-        "of these): calibrate on samples like those evaluated, and on more"
+        "of these): calibrate with samples like those evaluated, preprocessed alike, and on more"
     )
     averaged = judged({}, {i: BEYOND | {"averaged": 4} for i in (1, 4)}, n=16)
     assert averaged.cause.startswith(f"{errors.cause}; a recipe averages the ranges")
@@ -257,8 +288,7 @@ def test_ranges_that_are_half_empty_are_told_together() -> None:
     for errors in (judged({}, quiet), judged(lost, quiet | wide)):
         assert errors.culprit is None
         assert errors.cause == (
-            "no single layer: values fill 18 % of their ranges, in the median of 8: evaluated with "
-            "others than calibrated, or preprocessed otherwise"
+            f"no single layer: values fill 18 % of their ranges, in the median of 8: {TOO_WIDE}"
         )
     alone = judged(lost, wide)
     assert alone.culprit is not None
@@ -272,8 +302,8 @@ def test_a_loss_beyond_the_range_is_told_as_that() -> None:
     errors = judged({4: {"local_sqnr_db": 20.0}}, {4: BEYOND})
     assert errors.cause == (
         "CONV_2D #4 (layer4): its range [−12.8, 12.7] is too narrow: 2 % of torch's values lie "
-        "beyond, 1 % of its codes are at an end; calibrate with samples like those evaluated; 20.0 "
-        "dB locally, where the median of 8 CONV_2D ops is 40.5 dB"
+        "beyond, 1 % of its codes are at an end; calibrate with samples like those evaluated, "
+        "preprocessed alike; 20.0 dB locally, where the median of 8 CONV_2D ops is 40.5 dB"
     )
 
 

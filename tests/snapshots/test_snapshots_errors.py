@@ -209,14 +209,56 @@ def test_a_range_that_is_another_by_a_bit_is_told(check: Check, data: Data) -> N
     data["scales"] = {"CONV_2D at stem (op 1)": 0.02, "ADD (op 2)": 0.05}
     check(data, "new")
     check({**data, "scales": {"CONV_2D at stem (op 1)": 0.038, "ADD (op 2)": 0.03}})
-    check({**data, "scales": {"CONV_2D at stem (op 3)": 2.0}})
+    moved = {"ADD (op 1)": 9.0, "CONV_2D at stem (op 2)": 0.03, "ADD (op 3)": 0.03}
+    check({**data, "scales": moved})  # an op without a name, of which there are two now
     wide = {"CONV_2D at stem (op 1)": 0.02, "ADD (op 2)": 0.2}
     assert failure(check, {**data, "scales": wide}).startswith(
         "activation ranges moved: ADD (op 2): expected a scale within 2 × of 0.05, got 0.2 (1 of 2 "
-        "activations): calibrated with other data, an outlier, or other preprocessing\n"
+        "activations): another checkpoint, or calibrated on other data, on an outlier or "
+        "with other preprocessing; a baseline that is accepted anew will tell which\n"
     )
+    shifted = {"MUL (op 1)": 0.1, "CONV_2D at stem (op 2)": 2.0, "ADD (op 3)": 0.05}
+    assert "moved: CONV_2D at stem (op 1)" in failure(check, {**data, "scales": shifted})
     nothing = {"CONV_2D at stem (op 1)": 0.0, "ADD (op 2)": 0.05}
     assert "CONV_2D at stem (op 1)" in failure(check, {**data, "scales": nothing})
+
+
+@pytest.mark.parametrize(
+    ("change", "origin"),
+    [
+        ({"weights": "b"}, "the weights differ from the baseline's: another checkpoint"),
+        (
+            {"weights": "b", "calibration": "d"},
+            "the weights differ from the baseline's: another checkpoint and other calibration "
+            "samples",
+        ),
+        (
+            {"calibration": "d"},
+            "of the same weights, calibrated on other samples than the baseline",
+        ),
+        (
+            {},
+            "the weights and calibration samples are the baseline's: the model's code, the "
+            "quantizer's settings or a library changed",
+        ),
+        (
+            {"calibration": ""},
+            "the weights are the baseline's: the model's code, the quantizer's settings or a "
+            "library changed",
+        ),
+    ],
+)
+def test_what_a_file_is_made_from_is_told_in_the_first_line(
+    check: Check, data: Data, change: Data, origin: str
+) -> None:
+    """Of errors that regressed and of ranges that moved; what is equal is no failure."""
+    data |= {"weights": "a", "calibration": "c", "scales": {"ADD (op 2)": 0.05}}
+    check(data, "new")
+    check(data | change)
+    worse = failure(check, with_values(data, 60.0, 31.0, 9.0) | change)
+    assert worse.splitlines()[0].endswith(f"; {origin}")
+    wide = failure(check, data | change | {"scales": {"ADD (op 2)": 0.2}})
+    assert wide.splitlines()[0].endswith(f"(1 of 1 activations); {origin}")
 
 
 def test_less_than_half_of_the_calibration_samples_is_told(check: Check, data: Data) -> None:
@@ -297,6 +339,7 @@ def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
     [
         ({"runtime": None}, "data.runtime is not a text"),
         ({"scales": {"a": "wide"}}, "data.scales is not a scale for each of some ops"),
+        ({"weights": 64}, "data.weights is not a text"),
         ({"n_calibrated": "64"}, "data.n_calibrated is not a whole number"),
         ({"asymmetric": [1]}, "data.asymmetric is not a list of ops"),
         ({"shared": "MEAN"}, "data.shared is not a list of ops"),

@@ -1,0 +1,72 @@
+"""Why a range does not fit the values met, as far as the calibration samples are known."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["LEAST_SCALE", "UNKNOWN", "Calibration"]
+
+LEAST_SCALE: Final = 2.0**-12
+"""The least scale that torchao's observers give (`eps` of its quantizers)."""
+
+_TOO_SMALL = "PT2E gives no scale below 2⁻¹²: leave what is so small in float, or scale it up"
+
+_OUTLIER = "a calibration sample is an outlier (compare the greatest values of each)"
+
+
+class Calibration(NamedTuple):
+    """
+    How the evaluated samples relate to those of the calibration.
+
+    Attributes:
+        evaluated: How many samples were evaluated.
+        known: How many of them the file was calibrated on; 0, too, where a loaded file does not
+            tell.
+    """
+
+    evaluated: int = 0
+    known: int = 0
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the file was calibrated on every sample that was evaluated."""
+        return 0 < self.evaluated <= self.known
+
+    def too_wide(self, scale: float | None = None) -> str:
+        """
+        List what leaves a range mostly unused, with the check that tells the causes apart.
+
+        Args:
+            scale: Of the range, where it is one.
+        """
+        if scale == LEAST_SCALE:
+            return _TOO_SMALL
+        if self.is_own:
+            return (
+                f"the file was calibrated on {self._samples}, so they are not the cause: another "
+                "calibration sample is an outlier (compare the greatest values of each), or the "
+                "model's weights or code changed after the calibration"
+            )
+        return (
+            f"either {_OUTLIER}, or the evaluated samples are other data or preprocessed otherwise "
+            "(then edgeq.localize finds the ranges filled by the calibration samples)"
+        )
+
+    def too_narrow(self) -> str:
+        """Say what cuts values off, or how to calibrate."""
+        if self.is_own:
+            return (
+                f"the file was calibrated on {self._samples}, so others will not widen it: the "
+                "model's weights or code changed after the calibration"
+            )
+        return "calibrate with samples like those evaluated, preprocessed alike"
+
+    @property
+    def _samples(self) -> str:
+        if self.evaluated == 1:
+            return "the one sample evaluated"
+        return f"all {self.evaluated} samples evaluated"
+
+
+UNKNOWN: Final = Calibration()
+"""Nothing is known of the calibration samples."""
