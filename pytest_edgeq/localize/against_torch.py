@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,13 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.localize.float_forms import Forms, axis_orders
+from pytest_edgeq.localize.float_forms import Forms, axis_orders, paired
 from pytest_edgeq.localize.kernels.site import ULP
 from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op, Subgraph
+from pytest_edgeq.tflite.runtimes import Runner
 
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
@@ -62,6 +63,15 @@ _ROUNDINGS = 2.0
 How much further constants of unknown rounding may move an output than half a step on each does.
 
 Half a step is √3 times what rounding is off in the mean; the rest is for few constants.
+"""
+
+_MOVERS = ("RESHAPE", "TRANSPOSE")
+
+_IN_A_ROW = 3
+"""
+Ops up to which a constant that torch has nothing like is to blame for what differs.
+
+A layer, a product and a sum, which the converter folds in one file and not in the other.
 """
 
 _EQUAL = 2.0**-15
@@ -158,10 +168,11 @@ class AgainstTorch:
         if parting is not None and self.aligned is None:
             parting = self._unexplained(sample, torchs, parting)
         if parting is not None:
-            self.parting = self._located(sample, parting)
+            self.parting = self._located(sample, torchs, parting)
 
-    def _run(self, form: EdgeFile, sample: Sample) -> None:
-        self._runner.run(form.encode(list(self._quantized.input_names), sample.arrays()))
+    def _run(self, form: EdgeFile, sample: Sample, runner: Runner | None = None) -> None:
+        inputs = form.encode(list(self._quantized.input_names), sample.arrays())
+        (runner or self._runner).run(inputs)
 
     def _unexplained(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting | None:
         """Return what is left to explain, if constants that torch has nothing like do not."""
@@ -229,9 +240,11 @@ class AgainstTorch:
 
     def _outputs(self) -> Sequence[Array]:
         """Return the outputs of the form's last run, in the order of the file."""
-        tensor = self._runner.tensor
+        return self._outputs_of(self._form, self._runner)
+
+    def _outputs_of(self, form: EdgeFile, runner: Runner) -> Sequence[Array]:
         outputs = [
-            (border.name, tensor(border.tensor.index)) for border in self._form.signature.outputs
+            (border.name, runner.tensor(border.tensor.index)) for border in form.signature.outputs
         ]
         return in_file_order(outputs, self._wanted, self._quantized.name)
 
@@ -306,11 +319,13 @@ class AgainstTorch:
         signal = _rms(three)
         return 20 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
 
-    def _located(self, sample: Sample, parting: Parting) -> Parting:
+    def _located(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting:
         """Add the first op of the form that differs though all that it takes is torch's."""
         known = _NodeValues.of(self._reference, sample)
         if known is None:
             return parting
+        converted = self._values_as_converted(sample, torchs)
+        known.add(converted.values())
         subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
         equal = {index for index in subgraph.inputs}
         for op in subgraph.ops:
@@ -319,22 +334,104 @@ class AgainstTorch:
         place = self._wanted.index(parting.output)
         last = places.get(parting.output, self._form.signature.outputs[place].tensor.index)
         region = _behind(subgraph, last, equal)
-        # What a wrong op gives may be what torch has elsewhere.
-        unlike: list[Op] = []
-        for chosen in (region, _behind(subgraph, last, set())):
-            unlike = unlike or [
-                subgraph.ops[number]
-                for number in sorted(chosen)
-                if self._forms.unlike.intersection(subgraph.ops[number].outputs)
-            ]
-        for op in unlike or subgraph.ops:
-            live = [i for i in op.inputs if i >= 0 and not subgraph.tensors[i].is_constant]
-            is_first = all(i in equal or i not in subgraph.producer for i in live)
-            if unlike or (op.index in region and is_first):
-                made = self._runner.tensor(op.outputs[0])
-                negated = made.dtype.kind == "f" and known.holds(-made)
-                return dataclasses.replace(parting, op=op, is_negated=negated)
-        return parting
+        first = [
+            op
+            for op in subgraph.ops
+            if op.index in region
+            and all(
+                i in equal or i not in subgraph.producer
+                for i in op.inputs
+                if i >= 0 and not subgraph.tensors[i].is_constant
+            )
+        ]
+        strange = self._strange(subgraph, last, equal, is_known=bool(converted))
+        if strange is None and not first:
+            return parting
+        op = strange or self._wrong_mover(first[0], converted) or first[0]
+        made = self._runner.tensor(op.outputs[0])
+        negated = made.dtype.kind == "f" and known.holds(-made)
+        return dataclasses.replace(parting, op=op, is_negated=negated)
+
+    def _strange(
+        self, subgraph: Subgraph, last: int, equal: set[int], *, is_known: bool
+    ) -> Op | None:
+        """
+        Return the first op that the reference has another one for, or no constant like its own.
+
+        Args:
+            subgraph: Of the form.
+            last: The output that differs.
+            equal: Tensors whose values torch has.
+            is_known: Whether the values that the converter computes are among these. Else most that
+                differ are sound, and what a wrong op gives may be what torch has elsewhere.
+        """
+        substituted, unlike = self._forms.substituted, self._forms.unlike
+        for numbers, outputs in (
+            (_behind(subgraph, last, equal), substituted | unlike),
+            (_behind(subgraph, last, set()), substituted if is_known else substituted | unlike),
+        ):
+            for number in sorted(numbers):
+                op = subgraph.ops[number]
+                place = next((index for index in op.outputs if index in outputs), None)
+                near = place is not None and (
+                    not is_known
+                    or place in substituted
+                    or len(_behind(subgraph, place, equal)) <= _IN_A_ROW
+                )
+                if near:
+                    return op
+        return None
+
+    def _values_as_converted(self, sample: Sample, torchs: _Torchs) -> dict[int, Array]:
+        """
+        Return the values of all float tensors that ops of the reference's float file give.
+
+        The converter computes what torch's graph has no node for, such as a factor that it moves in
+        front of a product. Empty where that file, too, leaves torch.
+        """
+        form = self._forms.converted
+        if form is None:
+            return {}
+        runner = form.runner("builtin", keep=True)
+        self._run(form, sample, runner)
+        if self._compare(torchs, self._outputs_of(form, runner)) is not None:
+            return {}
+        ops = form.graph.subgraphs[form.signature.subgraph].ops
+        values = {i: runner.tensor(i) for op in ops for i in op.outputs if i >= 0}
+        return {i: each.astype(np.float64) for i, each in values.items() if each.dtype.kind == "f"}
+
+    def _wrong_mover(self, op: Op, converted: Mapping[int, Array]) -> Op | None:
+        """
+        Return the RESHAPE or TRANSPOSE in front of an op that moves other values than its partner.
+
+        Its values are torch's all the same, those of another tensor or in another order, so that
+        the op behind it is the first to differ.
+        """
+        form = self._forms.converted
+        if form is None or not converted:
+            return None
+        subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
+        partners = paired(self._form, form).ops
+        wrong = None
+        for index in op.inputs:
+            maker = subgraph.producer.get(index)
+            while maker is not None and maker.name in _MOVERS:
+                partner = partners.get(maker.index)
+                if partner is not None and partner.name == maker.name:
+                    wanted = converted.get(partner.outputs[0])
+                    made = self._runner.tensor(maker.outputs[0])
+                    if wanted is not None and _is_moved(made, wanted):
+                        wrong = maker
+                maker = subgraph.producer.get(maker.inputs[0])
+        return wrong
+
+
+def _is_moved(made: Array, wanted: Array) -> bool:
+    """Whether a tensor of the shape of another has other values, or has them elsewhere."""
+    near = _EQUAL * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
+    with np.errstate(invalid="ignore"):
+        same = (made == wanted) | (np.abs(made - wanted) <= near)
+    return made.shape == wanted.shape and not bool(same.all())
 
 
 def _in_double(reference: Callable[..., Any] | None) -> torch.nn.Module | None:
@@ -420,7 +517,7 @@ def _export(
 class _NodeValues:
     """Values of torch's graph in one run, by their number of elements."""
 
-    by_size: Mapping[int, list[Array]] = field(default_factory=dict)
+    by_size: dict[int, list[Array]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, reference: Callable[..., Any], sample: Sample) -> _NodeValues | None:
@@ -444,6 +541,11 @@ class _NodeValues:
         wanted = made.astype(np.float64).reshape(-1)
         near = _EQUAL * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
         return any(_same(each, wanted, near) for each in self.by_size.get(made.size, ()))
+
+    def add(self, values: Iterable[Array]) -> None:
+        """Take other values for torch's as well."""
+        for value in values:
+            self.by_size.setdefault(value.size, []).append(value)
 
 
 class _Recorder(torch.fx.Interpreter):

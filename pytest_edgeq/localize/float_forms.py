@@ -197,24 +197,28 @@ class Forms:
             the flow rounded.
         modules: Paths of torch modules by the index of an op of the file, where the reference's own
             float file knows them.
-        unlike: Tensors of `checked` that ops give which the reference's float file has another op
-            for, or with constants that the reference has nothing like.
+        substituted: Tensors of `checked` that ops give which the reference's float file has another
+            op for.
+        unlike: Likewise, of ops with constants that the reference has nothing like.
         shaken: Return `checked` with half a step on each of these constants that is rounded; None
             where there is none.
         aligned: Return `checked` with the constants that ops at the same place of the reference's
             float file have in their place; None where there is none.
         is_nearest: Whether most constants of the file are those of the reference's float file,
             rounded to the nearest code, so that one that is not is wrong.
+        converted: The reference's float file, where `checked` is another one.
     """
 
     exact: EdgeFile
     checked: EdgeFile
     reference: Callable[..., Any]
     modules: Mapping[int, str] = field(default_factory=dict)
+    substituted: frozenset[int] = frozenset()
     unlike: frozenset[int] = frozenset()
     shaken: Callable[[], EdgeFile] | None = None
     aligned: Callable[[], EdgeFile] | None = None
     is_nearest: bool = False
+    converted: EdgeFile | None = None
 
 
 def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
@@ -301,10 +305,12 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         exact,
         _reference(quantized, sample),
         modules,
-        substituted | unlike,
+        substituted,
+        frozenset(unlike),
         functools.partial(_in_float, made, found | off) if off else None,
         functools.partial(_in_float, made, found | others) if others else None,
         is_nearest,
+        base,
     )
 
 

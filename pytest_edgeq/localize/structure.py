@@ -323,9 +323,10 @@ class Structure:
             op = self._ours.ops[number]
             if op.name != partner.name:
                 continue  # whether it gives the same is told by its values
-            told = [*self._options(op, partner), *self._operands(op, partner)]
-            if told:
-                found[number] = told
+            for text in self._options(op, partner):
+                found.setdefault(number, []).append(text)
+            for reader, text in self._operands(op, partner):
+                found.setdefault(reader.index, []).append(text)
         for name, index, wanted in outputs:
             source = self._pairs.source(index)
             partner_index = self._pairs.float_source(wanted)
@@ -401,7 +402,18 @@ class Structure:
     def _options(self, op: Op, partner: Op) -> Iterator[str]:
         yield from option_differences(self._form, self._file, partner, op, ignored=_OF_QUANTIZATION)
 
-    def _operands(self, op: Op, partner: Op) -> Iterator[str]:
+    def _reader(self, op: Op, tensor: int) -> Op:
+        """Return the op that reads what an operand holds, itself or a RESHAPE of its own."""
+        reader, maker = op, self._ours.producer.get(tensor)
+        while (
+            maker is not None and maker.name in HOLDING and len(self._ours.consumers[tensor]) == 1
+        ):
+            reader, tensor = maker, maker.inputs[0]
+            maker = self._ours.producer.get(tensor)
+        return reader
+
+    def _operands(self, op: Op, partner: Op) -> Iterator[tuple[Op, str]]:
+        """Give a text on each operand that is not the partner's, and the op that reads it."""
         places = max(len(op.inputs), len(partner.inputs))
         ours, theirs = (
             [*each.inputs, *[-1] * (places - len(each.inputs))] for each in (op, partner)
@@ -409,9 +421,10 @@ class Structure:
         if op.name in COMMUTATIVE and self._fit(ours, theirs[::-1]):
             return
         for place, (here, there) in enumerate(zip(ours, theirs, strict=True)):
-            told = self._operand(place, here, there)
+            reader = op if here < 0 else self._reader(op, here)
+            told = self._operand(place if reader is op else 0, here, there)
             if told:
-                yield told
+                yield reader, told
 
     def _fit(self, ours: Sequence[int], theirs: Sequence[int]) -> bool:
         pairs = zip(ours, theirs, strict=True)

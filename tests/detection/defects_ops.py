@@ -75,7 +75,7 @@ def rewire(file: FlatFile, place: tuple[int, int, int], _: random.Random) -> Don
     words = f"operand {at} of #{op} {file.name(op)}: tensor {inputs[at]} → {other}"
     inputs[at] = other
     file.operators[op].inputs = inputs
-    return words, frozenset((op,))
+    return words, frozenset((op, *_behind(file, [op])))
 
 
 def transposes(file: FlatFile) -> list[int]:
@@ -148,6 +148,11 @@ def _stored(file: FlatFile, tensor: int, values: np.ndarray, words: str) -> Done
     file.store(tensor, values)
     readers = file.readers(tensor)
     names = ", ".join(f"#{op} {file.name(op)}" for op in readers)
-    through = [op for op in readers if file.name(op) == "DEQUANTIZE"]
-    behind = [r for op in through for t in file.operators[op].outputs for r in file.readers(int(t))]
-    return f"constant of {names}: {words}", frozenset((*readers, *behind))
+    return f"constant of {names}: {words}", frozenset((*readers, *_behind(file, readers)))
+
+
+def _behind(file: FlatFile, ops: list[int]) -> list[int]:
+    """Return the readers of what these ops dequantize: the float form has no DEQUANTIZE."""
+    through = [op for op in ops if file.name(op) == "DEQUANTIZE"]
+    made = [int(tensor) for op in through for tensor in file.operators[op].outputs]
+    return [reader for tensor in made for reader in file.readers(tensor)]

@@ -37,6 +37,7 @@ from pytest_edgeq.localize.structure import ConstantPair, Structure
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
+from tests.detection.defects_file import defect
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed
 from tests.localize.edits import edited, ops_of
@@ -277,3 +278,51 @@ def test_one_constant_among_those_rounded_to_the_nearest_code(
     loaded = maker.load(file.content(), reference=quantized.float_model)
     found = blamed(maker.localize(loaded, list(samples(ResidualNet, 3, seed=2))))
     assert set(found) == ({op} if codes else set())
+
+
+class PatchAttention(SmallModel):
+    """
+    Patches of an image, then torch's own attention, as a vision transformer has them.
+
+    The converter multiplies queries and keys by the root of the factor that torch multiplies the
+    scores by: values that torch's graph has no node for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, stride=4)
+        self.norm = nn.LayerNorm(16)
+        self.mixed = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Give a vector a patch."""
+        tokens = self.patches(image).flatten(2).transpose(1, 2)
+        query, key, value = (
+            each.reshape(1, -1, 2, 8).transpose(1, 2)
+            for each in self.mixed(self.norm(tokens)).chunk(3, dim=-1)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+        out: torch.Tensor = tokens + self.out(mixed.transpose(1, 2).reshape(1, -1, 16))
+        return out
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """One image of nine patches."""
+        return (normal(1, 3, 12, 12, seed=seed),)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["softmax sharper", "operand replaced", "transpose permuted"])
+def test_a_defect_in_an_op_of_a_loaded_file_is_located(
+    maker: Edgeq, build: Build, kind: str, seed: int
+) -> None:
+    """By the values that the reference converts to, where torch's graph has none of them."""
+    made = defect(build(PatchAttention, PT2E).tflite, kind, seed)
+    assert made is not None
+    loaded = maker.load(made.tflite, reference=seeded(PatchAttention))
+
+    errors = maker.localize(loaded, list(samples(PatchAttention, 3, seed=2)))
+
+    assert errors.culprit is not None
+    assert errors.culprit.index in made.ops, f"{made.place}: {errors.cause}"
