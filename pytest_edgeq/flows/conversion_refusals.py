@@ -62,6 +62,10 @@ _KNOWN = (
         re.compile("'type' object is not iterable"),
         "its forward gives a namedtuple; wrap it in a module that gives a plain tuple or a dict",
     ),
+)
+
+# The same, of a graph that a quantizer has annotated.
+_OF_ANNOTATIONS = (
     (
         re.compile("'(tuple|list)' object has no attribute"),
         "the quantizer observes an op that gives several tensors (unbind, split, chunk): take the "
@@ -103,7 +107,14 @@ _TRANSPOSED = (
 )
 
 
-def refusal(name: str, who: str, error: Exception, tried: Iterable[litert.Traced] = ()) -> str:
+def refusal(
+    name: str,
+    who: str,
+    error: Exception,
+    tried: Iterable[litert.Traced] = (),
+    *,
+    is_annotated: bool = False,
+) -> str:
     """
     Our hint, then the library's own message.
 
@@ -112,6 +123,7 @@ def refusal(name: str, who: str, error: Exception, tried: Iterable[litert.Traced
         who: Refuses it: `torch.export`, `the quantizer`, `calibration sample 3`, `the converter`.
         error: As it came.
         tried: The user's own models, where it may be these that fail, and not who traces them.
+        is_annotated: Whether a quantizer has annotated the graph that is refused.
     """
     tried = list(tried)
     for traced in tried:
@@ -138,7 +150,8 @@ def refusal(name: str, who: str, error: Exception, tried: Iterable[litert.Traced
         unknown = [name for traced in tried for name in _unknown_transposed(traced.model)]
         if unknown:
             return f"{who} refuses {name}: {_TRANSPOSED.format(', '.join(unknown))}\n{words}"
-    known = (hint for symptom, hint in _KNOWN if symptom.search(words))
+    meanings = (*_KNOWN, *(_OF_ANNOTATIONS if is_annotated else ()))
+    known = (hint for symptom, hint in meanings if symptom.search(words))
     hint = next(known, _HINTS[who.split(" sample")[0]])
     verb = "stops" if who.startswith("calibration") else "refuses"
     return f"{who} {verb} {name}: {hint}\n{words}"

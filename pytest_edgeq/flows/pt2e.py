@@ -348,4 +348,5 @@ def _refuse_clearly(
         raise ValueError(f"{name}: {refused}") from None
     except Exception as error:
         # Whatever it was, the user gets it whole, with the hint first.
-        raise RuntimeError(refusal(name, who, error, tried)) from error
+        is_annotated = who != "torch.export"
+        raise RuntimeError(refusal(name, who, error, tried, is_annotated=is_annotated)) from error

@@ -550,10 +550,19 @@ def test_images_as_they_were_read(maker: Edgeq) -> None:
 def test_an_observer_at_what_gives_several_tensors() -> None:
     """Met where a decoder parts queries, keys and values by unbind (torchao 0.18.0)."""
     error = AttributeError("'tuple' object has no attribute 'numel'")
-    assert refusal("Net", "calibration sample 0", error).startswith(
+    assert refusal("Net", "calibration sample 0", error, is_annotated=True).startswith(
         "calibration sample 0 stops Net: the quantizer observes an op that gives several tensors "
         "(unbind, split, chunk): take the parts by indices or slices in the model (x[:, 0] in "
     )
+
+
+@pytest.mark.parametrize("who", ["torch.export", "the converter"])
+def test_no_quantizer_is_blamed_where_none_annotated(who: str) -> None:
+    """The same words come from the export of a float model, such as a Nystromformer's."""
+    error = RuntimeError("Attempting to broadcast a dimension of length 16 at -2!")
+    text = refusal("Net", who, error)
+    assert text.startswith(f"{who} refuses Net: ")
+    assert "quantizer" not in text
 
 
 @pytest.mark.slow
