@@ -27,6 +27,7 @@ __all__ = [
     "half_spacing",
     "hold_all",
     "is_of_parameters",
+    "left_in_float",
     "origin_findings",
     "qparams",
     "unexpected_qparams",
@@ -516,6 +517,35 @@ def unexpected_qparams(
     return f"{what} has {' and '.join(parts)}" if parts else None
 
 
+_CONVERSIONS = frozenset({"QUANTIZE", "DEQUANTIZE"})
+
+
+def _same_ops(edge: EdgeFile, origin: EdgeFile) -> Iterator[tuple[Op, Op]]:
+    """Pair ops in order; none where there are others than those that put an op into float."""
+    ops, others = (
+        list(each.graph.subgraphs[each.signature.subgraph].ops) for each in (edge, origin)
+    )
+    if [op.name for op in ops] != [op.name for op in others]:
+        ops, others = ([op for op in each if op.name not in _CONVERSIONS] for each in (ops, others))
+    if [op.name for op in ops] == [op.name for op in others]:
+        yield from zip(ops, others, strict=True)
+
+
+def left_in_float(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ...]]:
+    """Return a finding for each op that gives float32, and codes in the file the flow made."""
+    found: dict[int, tuple[str, ...]] = {}
+    for op, other in _same_ops(edge, origin):
+        dtypes, wanted = (
+            [each.graph.tensor(one, index).dtype for index in one.outputs]
+            for each, one in ((edge, op), (origin, other))
+        )
+        if dtypes != wanted and set(dtypes) == {"float32"}:
+            found[op.index] = (
+                f"it gives float32, where the flow's own file gives {wanted[0]}: left in float",
+            )
+    return found
+
+
 def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ...]]:
     """
     Hold activations' parameters and constants against those of the file that the flow made.
@@ -526,10 +556,11 @@ def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ..
         Findings by the index of the op; none where the ops are others.
     """
     ours, theirs = (each.graph.subgraphs[each.signature.subgraph] for each in (edge, origin))
-    if [op.name for op in ours.ops] != [op.name for op in theirs.ops]:
-        return {}
+    floats = left_in_float(edge, origin)
     found: dict[int, tuple[str, ...]] = {}
-    for op, other in zip(ours.ops, theirs.ops, strict=True):
+    for op, other in _same_ops(edge, origin):
+        if op.index in floats:
+            continue
         told = []
         # A damaged file may give an op fewer outputs or operands: `same` tells of that.
         for mine, its in zip(op.outputs, other.outputs, strict=False):

@@ -16,7 +16,11 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.localize.against_torch import AgainstTorch
 from pytest_edgeq.localize.cause import WAYS_OUT, blame
-from pytest_edgeq.localize.constant_checks import is_of_parameters, origin_findings
+from pytest_edgeq.localize.constant_checks import (
+    is_of_parameters,
+    left_in_float,
+    origin_findings,
+)
 from pytest_edgeq.localize.execution import Execution, Made
 from pytest_edgeq.localize.float_forms import by_name, forms_of, paired
 from pytest_edgeq.localize.kernels import float_bound, float_reach, rounding_bound
@@ -383,6 +387,7 @@ class Localizer:
             for index, texts in origin_findings(edge, quantized.origin).items():
                 if index not in found:
                     found[index] = texts
+            found |= left_in_float(edge, quantized.origin)
         return found
 
     def _parting(self) -> dict[int, tuple[str, ...]]:

@@ -12,6 +12,7 @@ from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.constant_checks import origin_findings
 from pytest_edgeq.tflite.edge import EdgeFile
+from tests.detection.defects_file import defect
 from tests.detection.flatfile import FlatFile
 
 
@@ -87,3 +88,22 @@ def test_a_constants_scale_is_held_against_the_flows(
     assert found == {
         op: (f"its {role}: expected the scale {scales[0]:.6g}, got {scales[0] * 1.1:.6g}",)
     }
+
+
+@pytest.mark.parametrize("name", ["ADD", "CONV_2D"])
+def test_an_op_that_was_left_in_float_is_told(
+    built: QuantizedModel, maker: Edgeq, name: str
+) -> None:
+    """Though a range elsewhere, which the flow wrote as well, costs more."""
+    seed, made = 0, None
+    while made is None or name not in made.place:
+        made = defect(built.tflite, "op made float", seed)
+        seed += 1
+
+    errors = maker.localize(built.with_tflite(made.tflite), samples(ResidualNet, 3, seed=2))
+
+    assert errors.culprit is not None
+    assert made.origins[errors.culprit.index] in made.ops
+    assert errors.culprit.findings == (
+        "it gives float32, where the flow's own file gives int8: left in float",
+    )
