@@ -14,7 +14,9 @@ import pytest
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
 from pytest_edgeq.remember import errors_to_remember
+from pytest_edgeq.snapshots import errors, paired_limits
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
@@ -81,6 +83,14 @@ def test_the_file_states_how_its_margins_were_made() -> None:
     assert len(rows["sqnr_db"]["samples"]) == 16
     noise = math.fsum(rows["sqnr_db"]["samples"])
     assert noise / 160 == pytest.approx(rows["rmse"]["value"] ** 2, rel=1e-4)
+
+
+def test_every_metric_is_ranked_and_limited() -> None:
+    """Snapshots import no numbers: they have names of their own."""
+    metrics = {*UPPER_BOUNDED, *LOWER_BOUNDED}
+    assert {*errors._METRICS} == metrics
+    assert {*paired_limits._DECIBELS} == metrics - {"top1_agreement"}
+    assert metrics.intersection(paired_limits.HIGHER_IS_BETTER) == {*LOWER_BOUNDED}
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 0.0])
