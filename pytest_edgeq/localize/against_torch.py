@@ -344,7 +344,7 @@ class AgainstTorch:
                 if i >= 0 and not subgraph.tensors[i].is_constant
             )
         ]
-        strange = self._strange(subgraph, last, equal, is_known=bool(converted))
+        strange = self._strange(subgraph, last, region, equal, is_known=bool(converted))
         if strange is None and not first:
             return parting
         op = strange or self._wrong_mover(first[0], converted) or first[0]
@@ -353,7 +353,13 @@ class AgainstTorch:
         return dataclasses.replace(parting, op=op, is_negated=negated)
 
     def _strange(
-        self, subgraph: Subgraph, last: int, equal: set[int], *, is_known: bool
+        self,
+        subgraph: Subgraph,
+        last: int,
+        region: set[int],
+        equal: set[int],
+        *,
+        is_known: bool,
     ) -> Op | None:
         """
         Return the first op that the reference has another one for, or no constant like its own.
@@ -361,13 +367,14 @@ class AgainstTorch:
         Args:
             subgraph: Of the form.
             last: The output that differs.
+            region: Ops between it and tensors whose values torch has.
             equal: Tensors whose values torch has.
             is_known: Whether the values that the converter computes are among these. Else most that
                 differ are sound, and what a wrong op gives may be what torch has elsewhere.
         """
         substituted, unlike = self._forms.substituted, self._forms.unlike
         for numbers, outputs in (
-            (_behind(subgraph, last, equal), substituted | unlike),
+            (region, substituted | unlike),
             (_behind(subgraph, last, set()), substituted if is_known else substituted | unlike),
         ):
             for number in sorted(numbers):
@@ -427,11 +434,13 @@ class AgainstTorch:
 
 
 def _is_moved(made: Array, wanted: Array) -> bool:
-    """Whether a tensor of the shape of another has other values, or has them elsewhere."""
+    """Whether two tensors of one shape differ; False of different shapes, which tell nothing."""
+    if made.shape != wanted.shape:
+        return False
     near = _EQUAL * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
     with np.errstate(invalid="ignore"):
         same = (made == wanted) | (np.abs(made - wanted) <= near)
-    return made.shape == wanted.shape and not bool(same.all())
+    return not bool(same.all())
 
 
 def _in_double(reference: Callable[..., Any] | None) -> torch.nn.Module | None:

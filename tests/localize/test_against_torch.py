@@ -25,7 +25,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.localize.against_torch import AgainstTorch, Parting
+from pytest_edgeq.localize.against_torch import AgainstTorch, Parting, _is_moved
 from pytest_edgeq.localize.float_forms import (
     Forms,
     axis_orders,
@@ -326,3 +326,11 @@ def test_a_defect_in_an_op_of_a_loaded_file_is_located(
 
     assert errors.culprit is not None
     assert errors.culprit.index in made.ops, f"{made.place}: {errors.cause}"
+
+
+def test_values_of_another_shape_are_not_taken_for_moved() -> None:
+    """Partners may differ in shape; values of one shape are compared in their order."""
+    values = np.arange(6.0).reshape(2, 3)
+    assert not _is_moved(values, values.T)
+    assert not _is_moved(values, values.copy())
+    assert _is_moved(values, values[::-1])
