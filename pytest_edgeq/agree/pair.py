@@ -79,7 +79,7 @@ class Pair:
             self.at = self._where(sample, "", list(actual.shape), list(base.shape))
             return
         if self.is_float and np.array_equal(base, actual, equal_nan=True):
-            return  # of codes those within the range are counted
+            return  # NaN on both sides agrees; codes go on, as those within the range are counted
         one, two = base.astype(np.float64), actual.astype(np.float64)
         same = (base == actual) | (np.isnan(one) & np.isnan(two))
         if self.is_float:

@@ -476,7 +476,7 @@ class Localizer:
             return math.inf if off else -1.0
         peak, worst = sums.peak, sums.off
         if not math.isfinite(worst):
-            # A mask of −inf is sound where both have it.
+            # A mask of −inf is sound where both have it; NaN that torch has not is told apart.
             finite = np.isfinite(made.value) & np.isfinite(made.rounded)
             if not np.array_equal(made.value[~finite], made.rounded[~finite], equal_nan=True):
                 return math.inf

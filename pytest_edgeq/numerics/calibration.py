@@ -53,7 +53,7 @@ class Calibration(NamedTuple):
         )
 
     def too_narrow(self) -> str:
-        """Say what cuts values off, or how to calibrate."""
+        """Return the cause of a range that clips values, or the calibration that mends it."""
         if self.is_own:
             return (
                 f"the file was calibrated on {self._samples}, so others will not widen it: the "

@@ -9,6 +9,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from tests.detection.flatfile import FlatFile
+from tests.localize.edits import ops_of
 
 Done = tuple[str, frozenset[int]] | None
 
@@ -23,7 +24,7 @@ def _shape(file: FlatFile, tensor: int) -> list[int]:
 
 def softmaxes(file: FlatFile) -> list[int]:
     """Positions of the SOFTMAX ops."""
-    return [op for op in range(len(file.operators)) if file.name(op) == "SOFTMAX"]
+    return ops_of(file, "SOFTMAX")
 
 
 def sharper(file: FlatFile, op: int, _: random.Random) -> Done:
@@ -32,22 +33,20 @@ def sharper(file: FlatFile, op: int, _: random.Random) -> Done:
     return f"beta of #{op} SOFTMAX × {_BETA}", frozenset((op,))
 
 
-def ordered_operands(file: FlatFile) -> Iterator[tuple[int, int, int]]:
-    """Ops whose operands do not commute, each with the positions of two of one shape and dtype."""
+def ordered_operands(file: FlatFile) -> Iterator[int]:
+    """Ops whose first two operands do not commute, and have one shape and dtype."""
     for position, op in enumerate(file.operators):
         if file.name(position) in _NOT_COMMUTATIVE:
             one, other = (int(each) for each in list(op.inputs)[:2])
             same_type = file.tensor(one).type == file.tensor(other).type
             if one != other and same_type and _shape(file, one) == _shape(file, other):
-                yield position, 0, 1
+                yield position
 
 
-def exchange(file: FlatFile, place: tuple[int, int, int], _: random.Random) -> Done:
-    """Exchange two operands of an op."""
-    op, one, other = place
-    inputs = [int(each) for each in file.operators[op].inputs]
-    inputs[one], inputs[other] = inputs[other], inputs[one]
-    file.operators[op].inputs = inputs
+def exchange(file: FlatFile, op: int, _: random.Random) -> Done:
+    """Exchange the first two operands of an op."""
+    first, second, *others = (int(each) for each in file.operators[op].inputs)
+    file.operators[op].inputs = [second, first, *others]
     return f"operands of #{op} {file.name(op)} exchanged", frozenset((op,))
 
 
@@ -69,7 +68,7 @@ def replaceable(file: FlatFile) -> Iterator[tuple[int, int, int]]:
 
 
 def rewire(file: FlatFile, place: tuple[int, int, int], _: random.Random) -> Done:
-    """Let an op read another tensor of the same shape and dtype."""
+    """Replace an operand of an op by another tensor of the same shape and dtype."""
     op, at, other = place
     inputs = [int(each) for each in file.operators[op].inputs]
     words = f"operand {at} of #{op} {file.name(op)}: tensor {inputs[at]} → {other}"
@@ -80,7 +79,7 @@ def rewire(file: FlatFile, place: tuple[int, int, int], _: random.Random) -> Don
 
 def transposes(file: FlatFile) -> list[int]:
     """Positions of the TRANSPOSE ops."""
-    return [op for op in range(len(file.operators)) if file.name(op) == "TRANSPOSE"]
+    return ops_of(file, "TRANSPOSE")
 
 
 def permute(file: FlatFile, op: int, rng: random.Random) -> Done:

@@ -251,7 +251,7 @@ def test_a_range_that_is_another_by_a_bit_is_told(check: Check, data: Data) -> N
 def test_what_a_file_is_made_from_is_told_in_the_first_line(
     check: Check, data: Data, change: Data, origin: str
 ) -> None:
-    """Of errors that regressed and of ranges that moved; what is equal is no failure."""
+    """For regressed errors and moved ranges; a changed fingerprint alone does not fail."""
     data |= {"weights": "a", "calibration": "c", "scales": {"ADD (op 2)": 0.05}}
     check(data, "new")
     check(data | change)
