@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -420,8 +421,13 @@ class Structure:
         )
         if op.name in COMMUTATIVE and self._fit(ours, theirs[::-1]):
             return
+        # Operands in another order are the op's own, whatever stands between them and the op.
+        is_reordered = Counter(map(self._pairs.partner, ours)) == Counter(
+            there if (there := self._pairs.float_source(each)) in self._standing else None
+            for each in theirs
+        )
         for place, (here, there) in enumerate(zip(ours, theirs, strict=True)):
-            reader = op if here < 0 else self._reader(op, here)
+            reader = op if here < 0 or is_reordered else self._reader(op, here)
             told = self._operand(place if reader is op else 0, here, there)
             if told:
                 yield reader, told

@@ -10,9 +10,9 @@ import pytest
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq
+from tests.detection.edits import edited, ops_of
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import blamed
-from tests.localize.edits import edited, ops_of
 
 FILES = Path(__file__).parents[2] / "fixtures" / "tflite" / "litert_torch_0_9_4"
 FLOWS = ("float", "pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32")

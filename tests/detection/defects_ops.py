@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
+from tests.detection.edits import ops_of
 from tests.detection.flatfile import FlatFile
-from tests.localize.edits import ops_of
 
 Done = tuple[str, frozenset[int]] | None
 

@@ -16,6 +16,7 @@ from pytest_edgeq.tflite.constants import Constant
 Array = npt.NDArray[Any]
 Build = Callable[[type[SmallModel], Any], QuantizedModel]
 STATIC, PT2E = "recipe_static_wi8_ai8", "pt2e_static_int8"
+DYNAMIC = "recipe_dynamic_wi8_afp32"
 
 
 def built_once(

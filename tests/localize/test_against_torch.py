@@ -38,9 +38,9 @@ from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from tests.detection.defects_file import defect
+from tests.detection.edits import edited, ops_of
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed
-from tests.localize.edits import edited, ops_of
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 KINDS = [ConcatSkip, LayerNormGelu, NonContiguous, ResidualNet]

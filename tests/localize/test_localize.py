@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,102 +22,30 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq
-from pytest_edgeq.localize.rows import LOWERING, SOUND, LayerErrors
+from pytest_edgeq.localize.rows import LOWERING, SOUND
 from tests.detection.defects_file import defect
 from tests.detection.defects_model import rebuilt
 from tests.detection.flatfile import FlatFile
 from tests.detection.nets import DsCnn, EncoderBlock
 from tests.detection.sound import NETS, sound
-from tests.localize.builds import Build, built_once
+from tests.localize.builds import DYNAMIC, PT2E, STATIC, Build, blamed, localized
 
 pytestmark = pytest.mark.figures
 
 FLOWS = (
-    "pt2e_static_int8",
-    "recipe_static_wi8_ai8",
-    "recipe_dynamic_wi8_afp32",
+    PT2E,
+    STATIC,
+    DYNAMIC,
     "recipe_weight_only_wi8_afp32",
     None,
 )
 
 
-class Normed(SmallModel):
-    """A linear layer between two layer norms with γ and β, and an instance norm at the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.LayerNorm(8)
-        self.linear = nn.Linear(8, 8)
-        self.second = nn.LayerNorm(8)
-        self.third = nn.InstanceNorm1d(8, affine=True)
-        generator = torch.Generator().manual_seed(0)
-        for norm in (self.first, self.second, self.third):
-            for parameter in norm.parameters():
-                parameter.data.add_(torch.randn(8, generator=generator), alpha=0.3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give features of the same size."""
-        x = self.first(x)
-        x = self.second(self.linear(x) + x)
-        y: torch.Tensor = self.third(x.transpose(1, 2))
-        return y
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """Five tokens."""
-        return (normal(1, 5, 8, seed=seed),)
-
-
-class Folding(SmallModel):
-    """What the converter folds into a layer beside it, or does not, and what it takes apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(4, 8, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm1d(8)
-        self.fresh = nn.BatchNorm1d(8)
-        self.again = nn.Conv1d(8, 8, 1)
-        self.lift = nn.Linear(8, 8)
-        self.place = nn.Parameter(normal(1, 6, 8, seed=4))
-        self.head = nn.Linear(8, 3)
-        generator = torch.Generator().manual_seed(0)
-        for value in (self.norm.running_mean, self.norm.weight, self.norm.bias):
-            assert value is not None
-            value.data.add_(torch.randn(8, generator=generator), alpha=0.3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give scores a place: batch norms of their own, a bias moved to what is added behind."""
-        x = torch.relu(self.norm(self.conv(x)))
-        x = self.fresh(self.again(x)).transpose(1, 2)
-        x = nn.functional.elu(self.lift(x) + self.place)
-        scores: torch.Tensor = self.head(x)
-        return scores
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """Six places."""
-        return (normal(1, 4, 6, seed=seed),)
-
-
-MODELS = (ResidualNet, SqueezeExcite, EmbeddingMean, DsCnn, EncoderBlock, Normed, Folding)
-
-
-@pytest.fixture(scope="module")
-def build(maker: Edgeq) -> Build:
-    """Convert each model by each flow once."""
-    return built_once(
-        maker,
-        lambda kind: kind().eval() if kind in (Normed, Folding) else seeded(kind),
-        calibrate=32,
-    )
+MODELS = (ResidualNet, SqueezeExcite, EmbeddingMean, DsCnn, EncoderBlock)
 
 
 def _evaluation(kind: type[SmallModel], n: int = 3) -> list[Any]:
     return list(samples(kind, n, seed=2))
-
-
-def _blamed(errors: LayerErrors) -> list[tuple[str, float | None, tuple[str, ...]]]:
-    return [(r.name, r.excess_lsb, r.findings) for r in errors.rows if r.verdict == LOWERING]
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=str)
@@ -127,11 +54,11 @@ def test_a_sound_file_is_matched_and_not_blamed(
     maker: Edgeq, build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
     """Every op is measured, and none computes anything else."""
-    errors = maker.localize(build(kind, flow), _evaluation(kind))
+    errors = localized(maker, build(kind, flow), kind)
 
     assert [row.name for row in errors.rows if not row.matched] == []
     assert errors.coverage == errors.weight_coverage == 1
-    assert _blamed(errors) == []
+    assert blamed(errors) == {}
     judged = [row for row in errors.rows if row.excess_lsb is not None]
     # What hands a weight on, and what rounds within a group, has no bound of its own.
     assert len(judged) > 0.5 * len(errors.rows)
@@ -140,13 +67,13 @@ def test_a_sound_file_is_matched_and_not_blamed(
 
 def test_a_recurrent_net_is_matched_to_its_end(maker: Edgeq, build: Build) -> None:
     """Its state is made of what lies far behind; the layer behind takes one result alone."""
-    errors = maker.localize(build(LstmNet, None), _evaluation(LstmNet))
+    errors = localized(maker, build(LstmNet, None), LstmNet)
 
     assert [row.name for row in errors.rows if not row.matched] == []
-    assert _blamed(errors) == []
+    assert blamed(errors) == {}
 
 
-@pytest.mark.parametrize("flow", ["pt2e_static_int8", "recipe_static_wi8_ai8", None], ids=str)
+@pytest.mark.parametrize("flow", [PT2E, STATIC, None], ids=str)
 def test_a_first_sample_that_tells_nothing_misleads_nobody(
     maker: Edgeq, build: Build, flow: str | None
 ) -> None:
@@ -156,7 +83,7 @@ def test_a_first_sample_that_tells_nothing_misleads_nobody(
     errors = maker.localize(build(ResidualNet, flow), [zeros, *_evaluation(ResidualNet)])
 
     assert errors.coverage == 1
-    assert _blamed(errors) == []
+    assert blamed(errors) == {}
 
 
 @pytest.mark.parametrize("factor", [0.0, 1e-4, 1000.0, -1000.0])
@@ -165,16 +92,14 @@ def test_inputs_beyond_the_range_are_no_lowering_error(
 ) -> None:
     """All codes saturated, or all at the zero point, is what torch does too, clipped."""
     inputs = [(each[0] * factor,) for each in _evaluation(ResidualNet)]
-    for flow in ("pt2e_static_int8", "recipe_static_wi8_ai8"):
-        assert _blamed(maker.localize(build(ResidualNet, flow), inputs)) == []
+    for flow in (PT2E, STATIC):
+        assert blamed(maker.localize(build(ResidualNet, flow), inputs)) == {}
 
 
 def test_it_says_the_same_each_time(maker: Edgeq, build: Build) -> None:
     """Not a digit differs, and the data is plain JSON."""
-    quantized = build(ResidualNet, "recipe_static_wi8_ai8")
-    first, second = (
-        maker.localize(quantized, _evaluation(ResidualNet)).to_dict() for _ in range(2)
-    )
+    quantized = build(ResidualNet, STATIC)
+    first, second = (localized(maker, quantized, ResidualNet).to_dict() for _ in range(2))
 
     assert json.loads(json.dumps(first, allow_nan=False)) == first
     assert json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
@@ -201,12 +126,12 @@ def test_a_constant_that_is_rounded_at_run_time_is_rounded(maker: Edgeq) -> None
     """A QUANTIZE stands between it and the ADD; the float module has it as it is."""
     inputs = [(integers(1, 6, below=17, seed=seed),) for seed in range(40)]
     model = Placed().eval()
-    made = maker.quantize(model, inputs[0], quantizer="pt2e_static_int8", calibration=inputs[1:33])
+    made = maker.quantize(model, inputs[0], quantizer=PT2E, calibration=inputs[1:33])
 
     errors = maker.localize(maker.load(made.tflite, reference=model), inputs[33:])
 
     assert "QUANTIZE" in [row.op for row in errors.rows]
-    assert _blamed(errors) == []
+    assert blamed(errors) == {}
 
 
 DEFECTS = (
@@ -222,7 +147,7 @@ DEFECTS = (
 )
 
 
-@pytest.mark.parametrize("flow", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
+@pytest.mark.parametrize("flow", [PT2E, STATIC])
 @pytest.mark.parametrize(("kind", "word"), DEFECTS, ids=[kind for kind, _ in DEFECTS])
 def test_a_defect_is_found_where_it_sits(
     maker: Edgeq, build: Build, flow: str, kind: str, word: str
@@ -233,7 +158,7 @@ def test_a_defect_is_found_where_it_sits(
     if found is None:
         pytest.fail(f"ResidualNet has no place for {kind}")
 
-    errors = maker.localize(quantized.with_tflite(found.tflite), _evaluation(ResidualNet))
+    errors = localized(maker, quantized.with_tflite(found.tflite), ResidualNet)
 
     assert errors.culprit is not None, f"{found.place} was not found:\n{errors}"
     assert errors.culprit.verdict == LOWERING
@@ -244,8 +169,8 @@ def test_a_defect_is_found_where_it_sits(
 @pytest.mark.parametrize(
     ("flow", "told"),
     [
-        ("pt2e_static_int8", "fused activation: expected RELU, got RELU_N1_TO_1"),
-        ("recipe_static_wi8_ai8", "fused activation: expected RELU, got RELU_N1_TO_1"),
+        (PT2E, "fused activation: expected RELU, got RELU_N1_TO_1"),
+        (STATIC, "fused activation: expected RELU, got RELU_N1_TO_1"),
     ],
 )
 def test_a_wrong_fused_activation_is_found(
@@ -266,9 +191,7 @@ def test_a_wrong_fused_activation_is_found(
     assert told in errors.cause
 
 
-@pytest.mark.parametrize(
-    ("name", "flow"), [("Mlp", "recipe_dynamic_wi8_afp32"), ("Mlp", "recipe_static_wi8_ai8")]
-)
+@pytest.mark.parametrize(("name", "flow"), [("Mlp", DYNAMIC), ("Mlp", STATIC)])
 def test_a_layer_left_in_float_is_named_and_no_error(maker: Edgeq, name: str, flow: str) -> None:
     """It loses nothing and may be meant: the one thing to tell where nothing else is wrong."""
     made = sound(maker, NETS[name], flow)
@@ -285,10 +208,10 @@ def test_a_layer_left_in_float_is_named_and_no_error(maker: Edgeq, name: str, fl
 
 def test_its_text_names_the_op_the_cause_and_the_coverage(maker: Edgeq, build: Build) -> None:
     """Of a file with one bias off by one."""
-    quantized = build(ResidualNet, "pt2e_static_int8")
+    quantized = build(ResidualNet, PT2E)
     found = defect(quantized.tflite, "bias ± 16")
     assert found is not None, "the net has biases"
-    errors = maker.localize(quantized.with_tflite(found.tflite), _evaluation(ResidualNet))
+    errors = localized(maker, quantized.with_tflite(found.tflite), ResidualNet)
     first, second, headings, worst, *_ = str(errors).splitlines()
 
     assert errors.culprit is not None
@@ -305,24 +228,22 @@ def test_its_text_names_the_op_the_cause_and_the_coverage(maker: Edgeq, build: B
 
 def test_without_a_reference_it_says_what_to_give(maker: Edgeq, build: Build) -> None:
     """A file alone has nothing to be held against."""
-    loaded = maker.load(build(ResidualNet, "recipe_static_wi8_ai8").tflite)
+    loaded = maker.load(build(ResidualNet, STATIC).tflite)
 
     with pytest.raises(ValueError, match=r"there is none: give one, edgeq\.load\("):
-        maker.localize(loaded, _evaluation(ResidualNet))
+        localized(maker, loaded, ResidualNet)
 
 
 def test_kernels_that_keep_nothing_are_refused(maker: Edgeq, build: Build) -> None:
     """XNNPACK overwrites what lies between."""
     with pytest.raises(ValueError, match="keeps no intermediate tensors; these do: builtin"):
-        maker.localize(
-            build(ResidualNet, "pt2e_static_int8"), _evaluation(ResidualNet), runtime="xnnpack"
-        )
+        maker.localize(build(ResidualNet, PT2E), _evaluation(ResidualNet), runtime="xnnpack")
 
 
 def test_no_sample_is_refused(maker: Edgeq, build: Build) -> None:
     """Nothing measured is no result."""
     with pytest.raises(ValueError, match="no sample"):
-        maker.localize(build(ResidualNet, "pt2e_static_int8"), [])
+        maker.localize(build(ResidualNet, PT2E), [])
 
 
 class Branching(ResidualNet):
@@ -338,13 +259,13 @@ def test_a_reference_without_a_graph_is_told_with_the_exporter_s_words(
     maker: Edgeq, build: Build
 ) -> None:
     """Its outputs are still held against the file."""
-    tflite = build(ResidualNet, "recipe_static_wi8_ai8").tflite
+    tflite = build(ResidualNet, STATIC).tflite
     loaded = maker.load(tflite, reference=seeded(Branching))
 
     with pytest.warns(UserWarning, match=r"cannot be converted in float: (.|\n)*GuardOnDataDep"):
-        errors = maker.localize(loaded, _evaluation(ResidualNet))
+        errors = localized(maker, loaded, ResidualNet)
 
-    assert _blamed(errors) == []
+    assert blamed(errors) == {}
 
 
 def test_a_bound_method_and_a_double_precision_model_are_references(
@@ -361,73 +282,26 @@ def test_a_bound_method_and_a_double_precision_model_are_references(
             logits: torch.Tensor = self.net(image.double()).float()
             return logits
 
-    tflite = build(ResidualNet, "recipe_static_wi8_ai8").tflite
+    tflite = build(ResidualNet, STATIC).tflite
     bound = maker.load(tflite, reference=seeded(ResidualNet).forward)
     precise = maker.load(tflite, reference=Precise().eval())
     with pytest.warns(UserWarning, match="the converter refuses Precise"):
-        errors = maker.localize(precise, _evaluation(ResidualNet))
-    for each in (errors, maker.localize(bound, _evaluation(ResidualNet))):
+        errors = localized(maker, precise, ResidualNet)
+    for each in (errors, localized(maker, bound, ResidualNet)):
         assert each.coverage == 1
-        assert _blamed(each) == []
+        assert blamed(each) == {}
 
 
 def test_another_model_s_reference_is_not_called_sound(maker: Edgeq, build: Build) -> None:
     """Other weights are findings; another network computes something else."""
-    tflite = build(ResidualNet, "recipe_static_wi8_ai8").tflite
+    tflite = build(ResidualNet, STATIC).tflite
     other = seeded(ResidualNet, seed=5)
-    errors = maker.localize(maker.load(tflite, reference=other), _evaluation(ResidualNet))
+    errors = localized(maker, maker.load(tflite, reference=other), ResidualNet)
     assert errors.culprit is not None
     assert "weight" in errors.cause
 
     size = ResidualNet.sample_inputs()[0].numel()
     alien = nn.Sequential(nn.Flatten(), nn.Linear(size, 7)).eval()
-    errors = maker.localize(maker.load(tflite, reference=alien), _evaluation(ResidualNet))
+    errors = localized(maker, maker.load(tflite, reference=alien), ResidualNet)
     assert errors.culprit is not None
     assert "does not compute what torch does" in errors.cause
-
-
-# The parts. --------------------------------------------------------------------------------------
-
-
-class Composed(nn.Module):
-    """One of each that the converter takes apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LayerNorm((6, 8))
-        self.plain = nn.LayerNorm(8, elementwise_affine=False)
-        self.root = nn.RMSNorm(8)
-        self.groups = nn.GroupNorm(2, 8)
-        self.instance = nn.InstanceNorm1d(8, affine=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give features of the same size."""
-        x = self.root(self.plain(self.layer(x)))
-        y = self.instance(self.groups(x.transpose(1, 2))).transpose(1, 2)
-        attended = nn.functional.scaled_dot_product_attention(y, x, y, is_causal=True)
-        masked = nn.functional.scaled_dot_product_attention(
-            x, y, y, attn_mask=torch.ones(6, 6).tril().bool()
-        )
-        return nn.functional.silu(attended) + nn.functional.hardswish(masked).double().float()
-
-
-# Networks that people ship. ----------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flow", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
-@pytest.mark.parametrize(
-    ("name", "least"), [("resnet", 1.0), ("mobilenet_v2", 1.0), ("vit", 0.9), ("bert", 0.9)]
-)
-def test_an_architecture_is_matched(tmp_path: Path, name: str, least: float, flow: str) -> None:
-    """Every op with weights and nearly all others; none of them blamed."""
-    from tests.test_architectures import MODELS as ARCHITECTURES
-    from tests.test_architectures import quantized_architecture
-
-    maker = Edgeq(directory=tmp_path)
-    quantized = quantized_architecture(maker, name, flow)
-    errors = maker.localize(quantized, map(ARCHITECTURES[name][1], range(200, 203)))
-
-    assert errors.weight_coverage == 1
-    assert errors.coverage >= least
-    assert _blamed(errors) == []

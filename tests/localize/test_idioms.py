@@ -1,0 +1,89 @@
+"""Idioms that the converter rewrites: sound files are not blamed, and defects in them are found."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fixtures.models.idioms import IDIOMS
+from pytest_edgeq import Edgeq
+from pytest_edgeq.localize.rows import LOWERING
+from tests.detection import sound
+from tests.detection.bench import Bench
+from tests.localize.builds import DYNAMIC, PT2E, STATIC, Build, blamed, localized
+
+pytestmark = pytest.mark.slow
+
+#: What is wrong with builds that the flow damages.
+DAMAGED = {
+    ("queries_among_themselves", STATIC): (
+        "its constant operand has 8 scales, and its kernels know one"
+    ),
+    ("queries_among_themselves", DYNAMIC): "it gives floats of two constants that are codes",
+    ("causal", STATIC): "the mask is lost: −inf in torch is 0 in the file",
+}
+
+#: Builds without a sound file, each for its reason.
+NOT_SOUND = DAMAGED | {
+    ("queries_among_themselves", PT2E): "the converter refuses it",
+    ("computed_bias", PT2E): "the kernels refuse a LOGISTIC in the file",
+    ("learned_queries", PT2E): "the kernels refuse a FULLY_CONNECTED in the file",
+    ("buckets", PT2E): "the observers refuse the −inf of log(0)",
+    ("grouped", PT2E): "a transposed convolution in groups has a scale a channel of one group",
+}
+
+#: Of `defects_file.KINDS`, one of each sort of change.
+KINDS = (
+    *("weight: sign of the largest", "channels swapped", "bias ± 16", "fused activation dropped"),
+    *("softmax sharper", "operands exchanged", "operand replaced", "transpose permuted"),
+    "constant: largest zeroed",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "flow"),
+    [each for each in itertools.product(IDIOMS, (STATIC, PT2E)) if each not in NOT_SOUND],
+)
+def test_every_op_is_compared_and_none_is_blamed(
+    maker: Edgeq, build: Build, name: str, flow: str
+) -> None:
+    """Whatever the converter made of the ops of torch."""
+    errors = localized(maker, build(IDIOMS[name], flow), IDIOMS[name])
+
+    assert [row.name for row in errors.rows if not row.matched] == [], errors
+    assert blamed(errors) == {}
+
+
+@pytest.mark.parametrize(("name", "flow"), DAMAGED)
+def test_what_a_flow_damages_is_told(maker: Edgeq, build: Build, name: str, flow: str) -> None:
+    """It converts without a word, and computes something else."""
+    errors = localized(maker, build(IDIOMS[name], flow), IDIOMS[name])
+
+    assert errors.culprit is not None
+    assert errors.culprit.verdict == LOWERING
+    assert DAMAGED[name, flow] in errors.cause
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """Judge cases without peers and without loaded files."""
+    return Bench(tmp_path_factory.mktemp("idioms"), with_peers=False, with_loaded=False)
+
+
+BUILDS = [
+    each
+    for each in zip(IDIOMS, itertools.cycle((DYNAMIC, STATIC, sound.FLOAT, PT2E)), strict=False)
+    if each not in NOT_SOUND
+]
+
+
+@pytest.mark.parametrize(("name", "flow"), BUILDS)
+def test_a_defect_is_caught_and_its_op_is_named(bench: Bench, name: str, flow: str) -> None:
+    """One place of each kind, drawn by a seed; what changes no code is not a defect."""
+    of = bench.sound(sound.small(IDIOMS[name]), flow)
+    outcomes = [bench.judge(case) for case in bench.file_cases(of, KINDS, 1) if case.changed]
+
+    assert outcomes
+    assert [o.name for o in outcomes if not o.caught] == []
+    assert [f"{o.name} → {o.blamed}" for o in outcomes if o.culprit is False] == []

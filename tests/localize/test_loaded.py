@@ -1,0 +1,266 @@
+"""Ops that torch has nothing like, in files that are loaded with their torch module alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ai_edge_litert import schema_py_generated as schema
+from torch import nn
+
+from fixtures.models import ResidualNet, SmallModel, SqueezeExcite, normal, samples, seeded
+from fixtures.models.idioms import IDIOMS
+from pytest_edgeq import Edgeq
+from pytest_edgeq.localize.rows import LOWERING
+from tests.detection.edits import Change, edited, ops_of
+from tests.detection.flatfile import FlatFile
+from tests.detection.nets import DsCnn
+from tests.localize.builds import PT2E, STATIC, Build, localized
+
+pytestmark = pytest.mark.slow
+
+GATED, MODULATED, SHUFFLED = (IDIOMS[name] for name in ("gated", "modulated", "shuffled"))
+
+
+def _code(file: FlatFile, name: str) -> int:
+    code = schema.OperatorCodeT()
+    code.builtinCode = getattr(schema.BuiltinOperator, name)
+    code.deprecatedBuiltinCode = code.builtinCode
+    file.model.operatorCodes.append(code)
+    return len(file.model.operatorCodes) - 1
+
+
+def _become(was: str, name: str) -> Change:
+    """Exchange an op's code."""
+
+    def spoil(file: FlatFile) -> int:
+        op = ops_of(file, was)[0]
+        file.operators[op].opcodeIndex = _code(file, name)
+        return op
+
+    return spoil
+
+
+def _insert(behind: str, name: str) -> Change:
+    """Put an op between another and what reads it."""
+
+    def spoil(file: FlatFile) -> int:
+        op = ops_of(file, behind)[-1]
+        made = int(file.operators[op].outputs[0])
+        file.graph.tensors.append(copy.copy(file.tensor(made)))
+        file.tensor(made).name, new = b"before", len(file.graph.tensors) - 1
+        for reader in file.readers(made):
+            inputs = file.operators[reader].inputs
+            file.operators[reader].inputs = [new if i == made else i for i in inputs]
+        file.graph.outputs = [new if i == made else i for i in file.graph.outputs]
+        for signature in file.model.signatureDefs or ():
+            for border in signature.outputs:
+                border.tensorIndex = new if border.tensorIndex == made else border.tensorIndex
+        inserted = schema.OperatorT()
+        inserted.opcodeIndex, inserted.inputs, inserted.outputs = _code(file, name), [made], [new]
+        file.graph.operators.insert(op + 1, inserted)
+        return op + 1
+
+    return spoil
+
+
+def _reads(reader: str, place: int, given: Callable[[FlatFile], int], which: int = 0) -> Change:
+    """Let an op of a name read another tensor."""
+
+    def spoil(file: FlatFile) -> int:
+        op = ops_of(file, reader)[which]
+        inputs = [int(i) for i in file.operators[op].inputs]
+        inputs[place] = given(file)
+        file.operators[op].inputs = inputs
+        return op
+
+    return spoil
+
+
+def _given_by(name: str) -> Callable[[FlatFile], int]:
+    return lambda file: int(file.operators[ops_of(file, name)[0]].outputs[0])
+
+
+def _taken_by(name: str, which: int) -> Callable[[FlatFile], int]:
+    return lambda file: int(file.operators[ops_of(file, name)[which]].inputs[0])
+
+
+def _chosen_by_another(file: FlatFile) -> int:
+    """Let the QUANTIZE of what a SELECT chooses read what the EXP gives."""
+    (select,) = ops_of(file, "SELECT_V2") or ops_of(file, "SELECT")
+    makers = [file.producer(int(i)) for i in file.operators[select].inputs]
+    op = next(i for i in makers if i is not None and file.name(i) == "QUANTIZE")
+    file.operators[op].inputs = [_given_by("EXP")(file)]
+    return op
+
+
+def _constant(name: str, operand: int, change: Callable[[np.ndarray], None]) -> Change:
+    """Change a constant that the first op of a name reads."""
+
+    def spoil(file: FlatFile) -> int:
+        op = ops_of(file, name)[0]
+        edited(file, op, operand, change)
+        return op
+
+    return spoil
+
+
+def _all_at_the_top(amounts: np.ndarray) -> None:
+    amounts[1] = (amounts[1].sum(), 0)
+
+
+def _rolled(indices: np.ndarray) -> None:
+    indices[:] = np.roll(indices, 1, axis=0)
+
+
+def _earlier(begin: np.ndarray) -> None:
+    begin -= begin > 0
+
+
+def _rows_for_columns(axes: np.ndarray) -> None:
+    axes[:] = (0, 3, 2, 1)
+
+
+def _other_zero_point(file: FlatFile) -> int:
+    op = ops_of(file, "LOGISTIC")[0]
+    file.tensor(int(file.operators[op].outputs[0])).quantization.zeroPoint = [-125]
+    return op
+
+
+def _clamped(file: FlatFile) -> int:
+    kinds = schema.ActivationFunctionType
+    op = next(
+        i
+        for i in ops_of(file, "CONV_2D")
+        if file.operators[i].builtinOptions.fusedActivationFunction == kinds.NONE
+    )
+    file.operators[op].builtinOptions.fusedActivationFunction = kinds.RELU
+    return op
+
+
+def _slices_exchanged(file: FlatFile) -> int:
+    """The shift for the scale: either slice is another."""
+    first, second = (file.operators[place] for place in ops_of(file, "SLICE")[:2])
+    first.inputs, second.inputs = second.inputs, first.inputs
+    return ops_of(file, "SLICE")[0]
+
+
+def _other_factor(file: FlatFile) -> int:
+    """Of both products: they share the number."""
+    op = ops_of(file, "MUL")[0]
+    (number,) = (i for i in map(int, file.operators[op].inputs) if file.constant(i) is not None)
+    scales = np.array(file.scales(number), np.float32) * np.float32(1.1)
+    file.tensor(number).quantization.scale = scales
+    return op
+
+
+#: What was changed: the model, the flows, the change, and what the cause says of it.
+CHANGES: dict[str, tuple[type[SmallModel], tuple[str, ...], Change, str]] = {
+    "SUM for MEAN": (SqueezeExcite, (PT2E, STATIC), _become("MEAN", "SUM"), ""),
+    "TANH for LOGISTIC": (SqueezeExcite, (PT2E, STATIC), _become("LOGISTIC", "TANH"), ""),
+    "ABS at the end": (ResidualNet, (PT2E, STATIC), _insert("FULLY_CONNECTED", "ABS"), ""),
+    "RELU6 at the end": (ResidualNet, (PT2E, STATIC), _insert("FULLY_CONNECTED", "RELU6"), ""),
+    "one value twice": (ResidualNet, (PT2E, STATIC), _reads("ADD", 1, _taken_by("ADD", 0)), ""),
+    "an earlier tensor": (
+        *(ResidualNet, (PT2E, STATIC), _reads("CONV_2D", 0, _taken_by("CONV_2D", -2), -1), ""),
+    ),
+    "a clamp that torch has not": (ResidualNet, (PT2E, STATIC), _clamped, ""),
+    "padding": (
+        *(DsCnn, (PT2E,), _constant("PAD", 1, _all_at_the_top)),
+        "constant operand 1: expected [0, 0, 1, 1, 1, 1, …], got [0, 0, 2, 0, 1, 1",
+    ),
+    "the zero point of a sigmoid": (
+        *(SqueezeExcite, (PT2E, STATIC), _other_zero_point),
+        "its output has zero point -125, where the kernel has -128 (+3)",
+    ),
+    "a product passed by": (GATED, (STATIC,), _reads("ADD", 0, _given_by("LOGISTIC")), ""),
+    "one branch twice": (GATED, (STATIC,), _reads("ADD", 0, _given_by("TANH")), ""),
+    "QUANTIZE": (GATED, (STATIC,), _chosen_by_another, ""),
+    "indices": (GATED, (STATIC,), _constant("GATHER_ND", 1, _rolled), ""),
+    "COS for SIN": (MODULATED, (PT2E, STATIC), _become("SIN", "COS"), ""),
+    "SIN for COS": (MODULATED, (STATIC,), _become("COS", "SIN"), ""),
+    "REDUCE_MAX for MEAN": (MODULATED, (PT2E, STATIC), _become("MEAN", "REDUCE_MAX"), ""),
+    "slices": (MODULATED, (STATIC,), _slices_exchanged, ""),
+    "a slice begins earlier": (SHUFFLED, (PT2E, STATIC), _constant("SLICE", 1, _earlier), ""),
+    "rows for columns": (
+        SHUFFLED,
+        (PT2E, STATIC),
+        _constant("TRANSPOSE", 1, _rows_for_columns),
+        "",
+    ),
+    "a shared factor": (IDIOMS["dotted"], (STATIC,), _other_factor, ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "flow"), [(what, flow) for what, (_, flows, *_) in CHANGES.items() for flow in flows]
+)
+def test_the_op_that_was_changed_is_named(maker: Edgeq, build: Build, what: str, flow: str) -> None:
+    """Itself, not the op behind it, also where it only moves values."""
+    kind, _, change, told = CHANGES[what]
+    file = FlatFile(build(kind, flow).tflite)
+    op = change(file)
+
+    errors = localized(maker, maker.load(file.content(), reference=seeded(kind)), kind)
+
+    assert errors.culprit is not None, f"not found:\n{errors}"
+    # What only holds a value in other codes is told where it is read.
+    ops = {op, op + 1} if errors.rows[op].op == "QUANTIZE" else {op}
+    assert errors.culprit.index in ops, f"got:\n{errors}"
+    assert errors.culprit.verdict == LOWERING
+    assert told in errors.cause
+
+
+def test_values_that_are_nearly_alike_blame_no_op(tmp_path: Path) -> None:
+    """Calibrated with an outlier, all codes are near to other nodes', which says nothing."""
+    maker = Edgeq(directory=tmp_path)
+    outlier = [(each * 1000,) for (each,) in samples(ResidualNet, 1, seed=1)]
+    quantized = maker.quantize(
+        seeded(ResidualNet),
+        ResidualNet.sample_inputs(),
+        quantizer=PT2E,
+        calibration=[*samples(ResidualNet, 31, seed=1), *outlier],
+    )
+
+    errors = localized(maker, quantized, ResidualNet)
+
+    assert [row.findings for row in errors.rows if row.findings] == []
+    assert "too wide a range: either a calibration sample is an outlier" in errors.cause
+
+
+class Attention(SmallModel):
+    """An attention whose mask is by far the most of what its softmax takes."""
+
+    def __init__(self, *, turned: bool = False) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(6, 6), nn.Linear(6, 6)
+        mask = torch.full((5, 5), -100.0).triu(1)
+        self.register_buffer("mask", mask.T.contiguous() if turned else mask)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give as many tokens."""
+        shares = torch.softmax(0.4 * (x @ self.keys(x).transpose(1, 2)) + self.mask, -1)
+        mixed: torch.Tensor = shares @ self.values(x)
+        return mixed
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Five tokens."""
+        return (normal(2, 5, 6, seed=seed),)
+
+
+def test_a_mask_that_lies_otherwise_blames_what_adds_it(maker: Edgeq, build: Build) -> None:
+    """Not the softmax, though nearly all that it takes is torch's, turned."""
+    quantized = build(Attention, PT2E)
+    sound = localized(maker, quantized, Attention)
+    assert [row.name for row in sound.rows if row.verdict == LOWERING] == []
+
+    reference = seeded(lambda: Attention(turned=True))
+    errors = localized(maker, maker.load(quantized.tflite, reference=reference), Attention)
+
+    assert errors.culprit is not None
+    assert errors.culprit.op == "ADD", errors
