@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 
-__all__ = ["GREATEST", "Pair", "make_pair"]
+__all__ = ["GREATEST", "Pair", "make_pair", "problem_together"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -146,7 +146,7 @@ class Pair:
                 f"{self.at})"
             )
         moved = max(self.n_moved) if self.is_float else sum(self.n_moved)
-        if moved > self.n_inside * self.share + math.sqrt(_CHANCE * self.n_inside):
+        if _exceeds_chance(moved, self.n_inside * self.share, self.n_inside):
             expected = (
                 f"expected at most {self.share:.0%} of the differences to go one way, as rounding "
                 "is by chance"
@@ -169,6 +169,30 @@ class Pair:
         if lower and higher:
             return f", {lower} of them lower and {higher} higher"
         return f", all {'lower' if lower else 'higher'}"
+
+
+def _exceeds_chance(count: int, expected: float, n: int) -> bool:
+    return count > expected + math.sqrt(_CHANCE * n)
+
+
+def problem_together(pairs: Iterable[Pair]) -> str:
+    """
+    Say what is wrong with the codes of all ops; nothing where sound kernels can differ like that.
+
+    Of a small model no op alone has codes enough to tell a runtime that moves every code by one.
+    """
+    judged = [pair for pair in pairs if not pair.is_float and pair.bound]
+    moved = sum(sum(pair.n_moved) for pair in judged)
+    n_inside = sum(pair.n_inside for pair in judged)
+    expected = sum(pair.n_inside * pair.share for pair in judged)
+    if not _exceeds_chance(moved, expected, n_inside):
+        return ""
+    lower, higher = (sum(pair.n_moved[way] for pair in judged) for way in (0, 1))
+    return (
+        f"expected at most {expected / n_inside:.0%} of the codes of {len(judged)} ops to differ, "
+        f"as rounding parts those near ties only, got {moved} of {n_inside}, {lower} of them lower "
+        f"and {higher} higher"
+    )
 
 
 def make_pair(graph: OpGraph, op: Op, tensor: int, runtime: str, base: str, *, own: bool) -> Pair:

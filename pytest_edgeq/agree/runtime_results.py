@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.agree.pair import GREATEST, Pair
+from pytest_edgeq.agree.pair import GREATEST, Pair, problem_together
 from pytest_edgeq.tflite.edge import EdgeFile
 
 __all__ = ["FLOAT_UNIT", "Distance", "RuntimeResults", "equal"]
@@ -105,6 +105,14 @@ class RuntimeResults:
         if wrong:
             known = all((self.name, pair.op.name) in _KNOWN_WRONG for pair in wrong)
             return [] if known else [self._ops_text(wrong, base, edge)]
+        together = problem_together(self.pairs.values())
+        if together:
+            return [
+                f"runtimes {self.name!r} and {base!r}: {together}\n"
+                "  why: each op was run alone on both, on the same inputs: what stands between the "
+                "file and the runtime changes what is read\n"
+                f"  {self._compare(base)}"
+            ]
         found = []
         for position, distance in self.distances.items():
             border = edge.signature.outputs[position]
