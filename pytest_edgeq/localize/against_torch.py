@@ -22,6 +22,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.localize.float_forms import Forms, axis_orders, paired
 from pytest_edgeq.localize.kernels.site import ULP
+from pytest_edgeq.localize.repairs import repaired_op
 from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -88,6 +89,7 @@ class Parting:
         sqnr_db: Of the float form to torch there.
         op: Of the float form, the first that differs though all that it takes is torch's; None
             where torch's graph cannot be run.
+        is_repaired: Whether the form is right with this op as the reference's float file has it.
         is_negated: Whether it gives −1 × what torch gives.
         is_reordered: Whether the output has torch's values in another order.
     """
@@ -95,6 +97,7 @@ class Parting:
     output: str
     sqnr_db: float
     op: Op | None = None
+    is_repaired: bool = False
     is_negated: bool = False
     is_reordered: bool = False
 
@@ -321,6 +324,9 @@ class AgainstTorch:
 
     def _located(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting:
         """Add the first op of the form that differs though all that it takes is torch's."""
+        repaired = self._repaired(sample, torchs)
+        if repaired is not None:
+            return dataclasses.replace(parting, op=repaired, is_repaired=True)
         known = _NodeValues.of(self._reference, sample)
         if known is None:
             return parting
@@ -351,6 +357,25 @@ class AgainstTorch:
         made = self._runner.tensor(op.outputs[0])
         negated = made.dtype.kind == "f" and known.holds(-made)
         return dataclasses.replace(parting, op=op, is_negated=negated)
+
+    def _repaired(self, sample: Sample, torchs: _Torchs) -> Op | None:
+        """Return an op that makes the form right as the reference's float file has it."""
+        converted, aligned = self._forms.converted, self._forms.aligned
+        if converted is None:
+            return None
+
+        def is_right(form: EdgeFile) -> bool:
+            runner = form.runner("builtin", keep=True)
+            self._run(form, sample, runner)
+            return self._compare(torchs, self._outputs_of(form, runner)) is None
+
+        if not is_right(converted):
+            return None
+        found = repaired_op(self._form, converted, is_right)
+        if found is None and aligned is not None:
+            # Constants may be folded otherwise than in the other file, where nothing is wrong.
+            found = repaired_op(aligned(), converted, is_right)
+        return found
 
     def _strange(
         self,

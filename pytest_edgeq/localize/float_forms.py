@@ -260,18 +260,24 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         aligned = {(p.op.index, p.place): p.floats for p in _constants(made, base, own)}
         modules = _modules(pairs, base)
         substituted = _substituted(made, own) if is_whole else substituted
+    # A mask may be cut by its range: what becomes of it is told by what it masks.
+    masks = {key for key, each in aligned.items() if float(each.min(initial=0)) <= MASKING}
     found = {
         key: aligned[key]
         for pair in constants
         if (key := (pair.op.index, pair.place)) in aligned
-        # A mask may be cut by its range: what becomes of it is told by what it masks.
-        and is_rounded_to(pair, aligned[key], cut=float(aligned[key].min(initial=0)) <= MASKING)
+        and is_rounded_to(pair, aligned[key], cut=key in masks)
     }
-    floating = [key for key, values in aligned.items() if values.dtype.kind == "f"]
-    is_nearest = 2 * sum(key in found for key in floating) > len(floating)
+    floating = {key for key, values in aligned.items() if values.dtype.kind == "f"}
+    is_nearest = 2 * len(floating & found.keys()) > len(floating)
     if base is not None and pairs is not None and quantized.flow == "prebuilt":
         is_alike = pairs.is_whole and not _substituted(quantized.edge, pairs)
-        if is_alike and is_nearest:
+        # What differs may be the converter's doing: whether it is, is told by what it computes.
+        if (
+            is_alike
+            and floating <= found.keys() | masks
+            and not _differs(quantized.edge, base, pairs)
+        ):
             return Forms(base, base, reference, modules)
     floats = list(() if base is None else _floats_of(base))
     module = torch_module(reference)
@@ -399,6 +405,12 @@ def _substituted(file: EdgeFile, pairs: Pairs) -> frozenset[int]:
     ops = file.graph.subgraphs[file.signature.subgraph].ops
     partners = pairs.ops.items()
     return frozenset(ops[n].outputs[0] for n, each in partners if ops[n].name != each.name)
+
+
+def _differs(file: EdgeFile, base: EdgeFile, pairs: Pairs) -> bool:
+    """Whether options, operands or wiring of two files differ."""
+    subgraphs = (file.signature.subgraph, base.signature.subgraph)
+    return bool(Structure(file.graph, base.graph, subgraphs, pairs).findings(()))
 
 
 def _modules(pairs: Pairs, base: EdgeFile) -> dict[int, str]:

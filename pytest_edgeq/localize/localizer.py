@@ -397,12 +397,19 @@ class Localizer:
             return {}
         partners = {partner.index: number for number, partner in self._pairs.ops.items()}
         number = None if parting.op is None else partners.get(parting.op.index)
+        if parting.op is not None and parting.op.name in HOLDING:
+            maker = self._subgraph.producer.get(parting.op.outputs[0])
+            number = maker.index if maker is not None and maker.name in HOLDING else None
         text = (
             f"the file in float does not compute what torch does: its output {parting.output!r} "
             f"has {parting.sqnr_db:.3g} dB SQNR to torch's, which float32 does not explain"
         )
         if parting.op is not None:
-            text += ", and all that this op takes is as in torch"
+            text += (
+                "; it does with this op as the reference converts to it"
+                if parting.is_repaired
+                else ", and all that this op takes is as in torch"
+            )
             if parting.is_reordered:
                 text += "; the output has torch's values in another order"
             way = WAYS_OUT.get(parting.op.name)

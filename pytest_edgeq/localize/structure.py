@@ -28,7 +28,7 @@ from pytest_edgeq.tflite.op_facts import COMMUTATIVE, HOLDING
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of, stored_constant
 from pytest_edgeq.tflite.same import option_differences, source_of
 
-__all__ = ["ConstantPair", "Pairs", "Structure", "pair_ops"]
+__all__ = ["OF_QUANTIZATION", "ConstantPair", "Pairs", "Structure", "pair_ops"]
 
 
 Array = npt.NDArray[Any]
@@ -199,7 +199,7 @@ def _held(subgraph: Subgraph) -> dict[int, int]:
     return held
 
 
-_OF_QUANTIZATION = frozenset(
+OF_QUANTIZATION = frozenset(
     {
         *("asymmetricQuantizeInputs", "weightsFormat", "quantizedBiasType", "potScaleInt16"),
         *("keepNumDims", "newShape"),
@@ -401,7 +401,7 @@ class Structure:
         return {number: tuple(told) for number, told in found.items()}
 
     def _options(self, op: Op, partner: Op) -> Iterator[str]:
-        yield from option_differences(self._form, self._file, partner, op, ignored=_OF_QUANTIZATION)
+        yield from option_differences(self._form, self._file, partner, op, ignored=OF_QUANTIZATION)
 
     def _reader(self, op: Op, tensor: int) -> Op:
         """Return the op that reads what an operand holds, itself or a RESHAPE of its own."""

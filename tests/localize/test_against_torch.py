@@ -24,6 +24,7 @@ from fixtures.models import (
     samples,
     seeded,
 )
+from fixtures.models.idioms import IDIOMS
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.against_torch import AgainstTorch, Parting, _is_moved
 from pytest_edgeq.localize.float_forms import (
@@ -326,6 +327,35 @@ def test_a_defect_in_an_op_of_a_loaded_file_is_located(
 
     assert errors.culprit is not None
     assert errors.culprit.index in made.ops, f"{made.place}: {errors.cause}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind", "seed"),
+    [
+        ("patches", "operand replaced", 0),
+        ("curves", "operand replaced", 1),
+        ("matrices_as_stored", "operand replaced", 0),
+        ("shuffled_pixels", "operand replaced", 0),
+        ("between_norms", "operand replaced", 1),
+        ("dotted", "operand replaced", 0),  # of a RESHAPE
+        ("volumes", "transpose permuted", 1),
+    ],
+)
+def test_an_op_that_repairs_a_loaded_file_is_named(
+    maker: Edgeq, build: Build, name: str, kind: str, seed: int
+) -> None:
+    """Though the converter makes other ops of the reference than PT2E has it make."""
+    model = IDIOMS[name]
+    made = defect(build(model, PT2E).tflite, kind, seed)
+    assert made is not None
+    loaded = maker.load(made.tflite, reference=seeded(model))
+
+    errors = maker.localize(loaded, list(samples(model, 3, seed=2)))
+
+    assert errors.culprit is not None
+    assert errors.culprit.index in made.ops, f"{made.place}: {errors.cause}"
+    assert "it does with this op as the reference converts to it" in errors.cause
 
 
 def test_values_of_another_shape_are_not_taken_for_moved() -> None:

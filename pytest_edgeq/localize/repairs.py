@@ -1,0 +1,150 @@
+"""Find the op of a float file that, made as in another file, makes the whole file right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from pytest_edgeq.localize.float_forms import paired
+from pytest_edgeq.localize.structure import OF_QUANTIZATION, Pairs
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graft import Graft, write_with
+from pytest_edgeq.tflite.graph import Op
+from pytest_edgeq.tflite.op_facts import HOLDING
+from pytest_edgeq.tflite.roles import stored_constant
+from pytest_edgeq.tflite.same import option_differences
+
+__all__ = ["repaired_op"]
+
+_MOST = 32
+"""Ops that are tried: each takes a file of its own, and a run of it."""
+
+_NEAR = 2.0**-10
+"""How far two float constants may be apart, relative to the greatest value: one was rounded."""
+
+
+def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> Op | None:
+    """
+    Return the first op whose partner in its place makes a float file right.
+
+    So it is known to be wrong, whatever else the converter has made otherwise in the two files.
+
+    Args:
+        form: The float file that is wrong.
+        other: One of the same model that is right.
+        is_right: Runs a file.
+    """
+    finder = _Finder(form, other)
+    for count, grafts in enumerate(finder.candidates()):
+        if count >= _MOST:
+            return None
+        parts = list(grafts[0].parts()) if len(grafts) == 1 else []
+        for chosen in (grafts, *([part] for part in parts if len(parts) > 1)):
+            written = EdgeFile(write_with(form.graph, other.graph, chosen))
+            try:
+                if is_right(written if form.key is None else written.at(form.key)):
+                    return grafts[0].op
+            except RuntimeError:  # kernels that refuse a shape: it is no repair
+                continue
+    return None
+
+
+class _Finder:
+    """What two float files have otherwise, op by op."""
+
+    def __init__(self, form: EdgeFile, other: EdgeFile) -> None:
+        self._form, self._other = form.graph, other.graph
+        self._ours = form.graph.subgraphs[form.signature.subgraph]
+        self._theirs = other.graph.subgraphs[other.signature.subgraph]
+        self._pairs: Pairs = paired(form, other)
+        standing = self._pairs.tensors.items()
+        self._standing = {self._pairs.float_source(there): here for here, there in standing}
+
+    def candidates(self) -> Iterator[Sequence[Graft]]:
+        """Give what each op may take over, in the order of the file, wiring and options first."""
+        grafts = [graft for op in self._ours.ops for graft in self._grafts(op)]
+        for graft in sorted(grafts, key=self._takes_floats):
+            shared = {
+                graft.op.inputs[place] for place in graft.constants if not self._takes_floats(graft)
+            }
+            # A constant of several ops is another for each of them.
+            others = [
+                each for each in grafts if shared & {each.op.inputs[p] for p in each.constants}
+            ]
+            yield [graft, *(each for each in others if each is not graft)]
+
+    def _takes_floats(self, graft: Graft) -> bool:
+        """Whether nothing is other than floats, as where the converter folds them otherwise."""
+        return (
+            not graft.takes_kind
+            and not graft.operands
+            and all(
+                self._theirs.tensors[graft.donor.inputs[place]].is_floating_point
+                for place in graft.constants
+            )
+        )
+
+    def _grafts(self, op: Op) -> Iterator[Graft]:
+        """Give what an op has otherwise than its partner, and a RESHAPE in front of it."""
+        donor = self._pairs.ops.get(op.index)
+        if donor is None:
+            return
+        is_other = op.name != donor.name or any(
+            option_differences(self._other, self._form, donor, op, ignored=OF_QUANTIZATION)
+        )
+        operands: dict[int, int] = {}
+        constants: set[int] = set()
+        for place, (here, there) in enumerate(zip(op.inputs, donor.inputs, strict=False)):
+            if here < 0 or there < 0:
+                continue
+            if self._theirs.tensors[there].is_constant:
+                if self._is_another_constant(here, there):
+                    constants.add(place)
+                continue
+            wanted = self._standing.get(self._pairs.float_source(there))
+            if wanted is not None and self._pairs.source(here) != self._pairs.source(wanted):
+                tensor = self._laid_out(wanted, self._theirs.tensors[there].shape, op)
+                maker = self._ours.producer.get(here)
+                if tensor is not None:
+                    operands[place] = tensor
+                elif maker is not None and self._takes_as_many(maker, wanted):
+                    yield Graft(maker, donor, operands={0: wanted})
+        if is_other or operands or constants:
+            yield Graft(op, donor, is_other, operands, frozenset(constants))
+
+    def _takes_as_many(self, maker: Op, wanted: int) -> bool:
+        """Whether an op lays out as many elements as a tensor has that is computed before it."""
+        taken, given = self._ours.tensors[maker.inputs[0]], self._ours.tensors[wanted]
+        first = self._ours.producer.get(wanted)
+        in_front = first is None or first.index < maker.index
+        return (
+            maker.name in HOLDING and in_front and math.prod(taken.shape) == math.prod(given.shape)
+        )
+
+    def _laid_out(self, wanted: int, shape: tuple[int, ...], op: Op) -> int | None:
+        """Return the tensor in front of an op that holds another one in a shape."""
+        for tensor in (wanted, *self._pairs.held):
+            maker = self._ours.producer.get(tensor)
+            in_front = maker is None or maker.index < op.index
+            is_same = self._pairs.source(tensor) == self._pairs.source(wanted)
+            if is_same and in_front and self._ours.tensors[tensor].shape == shape:
+                return tensor
+        return None
+
+    def _is_another_constant(self, here: int, there: int) -> bool:
+        ours, theirs = self._ours.tensors[here], self._theirs.tensors[there]
+        if not ours.is_constant or ours.dtype != theirs.dtype:
+            return stored_constant(self._ours, here) is None
+        one, two = (
+            graph.constant(tensor) for graph, tensor in ((self._form, ours), (self._other, theirs))
+        )
+        if not ours.is_floating_point or ours.dtype != "float32":
+            return not np.array_equal(one, two)
+        values, wanted = one.view(np.float32), two.view(np.float32)
+        if values.shape != wanted.shape:
+            return False
+        with np.errstate(invalid="ignore"):
+            apart = np.where(values == wanted, 0, np.abs(values - wanted))
+        return bool((apart > _NEAR * np.abs(wanted).max(initial=0)).any())

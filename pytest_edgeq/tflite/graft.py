@@ -1,0 +1,93 @@
+"""Write a `.tflite` file with ops of another file in place of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pytest_edgeq.tflite.flatbuffer import aligned_buffer
+from pytest_edgeq.tflite.graph import Op, OpGraph
+
+__all__ = ["Graft", "write_with"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+
+@dataclass(frozen=True, slots=True)
+class Graft:
+    """
+    What one op of a file takes over from an op of another file.
+
+    Attributes:
+        op: Of the file.
+        donor: Of the other one.
+        takes_kind: Whether its operator code and its options are the donor's.
+        operands: By position, the tensor of the file that the op reads then.
+        constants: Positions of operands that are the donor's constants.
+    """
+
+    op: Op
+    donor: Op
+    takes_kind: bool = False
+    operands: Mapping[int, int] = field(default_factory=dict)
+    constants: frozenset[int] = frozenset()
+
+    def parts(self) -> Iterable[Graft]:
+        """Give what is taken over one by one."""
+        if self.takes_kind:
+            yield Graft(self.op, self.donor, takes_kind=True)
+        for place, tensor in self.operands.items():
+            yield Graft(self.op, self.donor, operands={place: tensor})
+        for place in sorted(self.constants):
+            yield Graft(self.op, self.donor, constants=frozenset({place}))
+
+
+def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
+    """
+    Write a file in which some ops are as in another file.
+
+    Args:
+        file: The file.
+        donor: The other one.
+        grafts: What is taken over.
+    """
+    import flatbuffers  # type: ignore[import-untyped] # ships no types
+    from ai_edge_litert import schema_py_generated as schema
+
+    model, other = (
+        schema.ModelT.InitFromObj(schema.Model.GetRootAs(each.buffer, 0)) for each in (file, donor)
+    )
+    for graft in grafts:
+        subgraph = model.subgraphs[graft.op.subgraph]
+        theirs = other.subgraphs[graft.donor.subgraph]
+        own, given = subgraph.operators[graft.op.index], theirs.operators[graft.donor.index]
+        if graft.takes_kind:
+            model.operatorCodes.append(other.operatorCodes[given.opcodeIndex])
+            own.opcodeIndex = len(model.operatorCodes) - 1
+            for name in vars(given):
+                if "ption" in name:  # builtinOptions, builtinOptions2Type, customOptionsFormat, …
+                    setattr(own, name, getattr(given, name))
+        own.inputs = [
+            _constant(model, subgraph, donor, graft.donor, theirs, place)
+            if place in graft.constants
+            else graft.operands.get(place, int(index))
+            for place, index in enumerate(own.inputs)
+        ]
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def _constant(model: Any, subgraph: Any, donor: OpGraph, op: Op, theirs: Any, place: int) -> int:
+    """Add a constant operand of the donor to a file; return its tensor."""
+    index = op.inputs[place]
+    made = copy.copy(theirs.tensors[index])
+    model.buffers.append(aligned_buffer(np.asarray(donor.constant(donor.tensor(op, index)))))
+    made.buffer = len(model.buffers) - 1
+    subgraph.tensors.append(made)
+    return len(subgraph.tensors) - 1

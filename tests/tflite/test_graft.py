@@ -1,0 +1,47 @@
+"""Ops of another file in place of a file's own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fixtures.tflite.writer import FileWriter
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graft import Graft, write_with
+
+
+def _file(name: str, options: str, factor: float) -> bytes:
+    """Write (x, x · factor) given to an op."""
+    file = FileWriter()
+    graph = file.graph()
+    x, product, out = (graph.tensor("float32") for _ in range(3))
+    constant = graph.tensor("float32", data=np.full((1, 4), factor, np.float32))
+    graph.op("MUL", [x, constant], [product], "MulOptions")
+    graph.op(name, [x, product], [out], options)
+    graph.borders([x], [out])
+    file.signature("main", [("x", x)], [("y", out)])
+    return file.content()
+
+
+def _run(content: bytes) -> float:
+    """Return what a file makes of 3."""
+    (value,) = EdgeFile(content).runner("builtin").run({"x": np.full((1, 4), 3, np.float32)})
+    return float(value.flat[0])
+
+
+def test_each_part_is_taken_over_alone_and_together() -> None:
+    """Code and options, operands, a constant."""
+    content = _file("ADD", "AddOptions", 2.0)
+    file, other = (EdgeFile(c).graph for c in (content, _file("SUB", "SubOptions", 5.0)))
+    (mul, add), (its_mul, sub) = (graph.subgraphs[0].ops for graph in (file, other))
+    x, product = add.inputs
+    kind = Graft(add, sub, takes_kind=True)
+    constant = Graft(mul, its_mul, constants=frozenset({1}))
+    whole = Graft(add, sub, takes_kind=True, operands={0: product, 1: x})
+
+    assert _run(content) == 3 + 3 * 2
+    assert _run(write_with(file, other, [kind])) == 3 - 3 * 2
+    assert _run(write_with(file, other, [constant])) == 3 + 3 * 5
+    assert _run(write_with(file, other, [Graft(add, sub, operands={0: product})])) == 2 * 3 * 2
+    assert _run(write_with(file, other, [kind, constant])) == 3 - 3 * 5
+    assert _run(write_with(file, other, [whole])) == 3 * 2 - 3
+    assert [_run(write_with(file, other, [part])) for part in whole.parts()] == [-3, 12, 6]
