@@ -17,7 +17,6 @@ import numpy.typing as npt
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
 from pytest_edgeq.localize.cause import WAYS_OUT
-from pytest_edgeq.localize.constant_checks import origin_findings
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
 from pytest_edgeq.measurement import Outcome
@@ -38,6 +37,7 @@ from pytest_edgeq.snapshots.errors import REGRESSED, is_explained
 from pytest_edgeq.snapshots.op_changes import describe_change
 from pytest_edgeq.snapshots.session import is_change, is_missing, without_command
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.origin import origin_findings
 from pytest_edgeq.tflite.same import border_differences, op_differences
 from pytest_edgeq.unrunnable import UnrunnableError, grouped
 from pytest_edgeq.warn import warn_user

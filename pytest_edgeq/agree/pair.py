@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.localize.kernels import float_bound, float_reach, hybrid_position, rounding_bound
-from pytest_edgeq.localize.kernels.floats import reduction_length
+from pytest_edgeq.kernels import float_bound, float_reach, hybrid_position, rounding_bound
+from pytest_edgeq.kernels.floats import reduction_length
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph

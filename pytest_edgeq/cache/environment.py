@@ -55,7 +55,7 @@ _VARIABLES: Final = (
 _SILENT: Final = frozenset({"LITERT_TORCH_SHOW_PROGRESS", "TORCHINDUCTOR_CACHE_DIR"})
 """Variables that change no result; the second one torch 2.13 sets itself, when it is imported."""
 
-_LATER: Final = frozenset({"agree", "assertions", "localize", "numerics", "snapshots"})
+_LATER: Final = frozenset({"agree", "assertions", "kernels", "localize", "numerics", "snapshots"})
 """Packages of ours that look at what was converted; all others take part in a conversion."""
 
 

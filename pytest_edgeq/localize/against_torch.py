@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.kernels.site import ULP
 from pytest_edgeq.localize.float_forms import Forms, axis_orders, paired
-from pytest_edgeq.localize.kernels.site import ULP
 from pytest_edgeq.localize.repairs import repaired_op
 from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module

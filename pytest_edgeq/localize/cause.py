@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_edgeq.localize.constant_checks import is_of_parameters
 from pytest_edgeq.localize.mistakes import (
     BIT_DB,
     FAR,
@@ -42,6 +41,7 @@ from pytest_edgeq.localize.rows import (
     LayerError,
     LayerErrors,
 )
+from pytest_edgeq.tflite.same import is_of_parameters
 
 __all__ = ["WAYS_OUT", "blame"]
 

@@ -9,13 +9,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.localize.differences import Claim, explain
-from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
-from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
-from pytest_edgeq.tflite.roles import StoredTensor, roles_of
-from pytest_edgeq.tflite.same import parameter_difference
+from pytest_edgeq.tflite.differences import Claim, claim_of, explain
+from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.same import ratio_text
 
 __all__ = [
     "FOLDED",
@@ -23,14 +22,8 @@ __all__ = [
     "SAME_SCALE",
     "check_bias",
     "check_stored_weight",
-    "claim_of",
     "half_spacing",
     "hold_all",
-    "is_of_parameters",
-    "left_in_float",
-    "origin_findings",
-    "qparams",
-    "unexpected_qparams",
     "written_scale",
 ]
 
@@ -111,77 +104,6 @@ def check_stored_weight(
     if kept is None:
         return ()
     return tuple(_beyond(stored, claim, kept) or _unused_range(stored, claim))
-
-
-def claim_of(
-    op_name: str,
-    stored: Constant,
-    target: Array,
-    tolerance: Array | float,
-    *,
-    exact: bool = False,
-    others: Callable[[], Iterator[tuple[str, Array]]] | None = None,
-) -> Claim:
-    """
-    Say what must hold, in the units of the stored values: steps of the scale, or floats.
-
-    Args:
-        op_name: The op that takes the constant; a name that no op has for a bias.
-        stored: As `read_constant` gives it.
-        target: What it must be, in those units.
-        tolerance: How far it may be off, likewise.
-        exact: Whether the target is codes, which may be the lowest one, too.
-        others: As for `check_stored_weight`.
-    """
-    shape = stored.values.shape
-    low: Array = np.full((1,) * len(shape), -np.inf)
-    high, unit, steps = -low, np.ones_like(low), stored.values
-    if stored.scales is not None and stored.zero_points is not None:
-        steps, unit = stored.values - stored.zero_points, stored.scales
-        limits = code_range(stored.dtype)
-        # A symmetric range leaves the lowest code out, as far as can be seen.
-        narrow = not (exact or stored.zero_points.any() or (stored.values == limits[0]).any())
-        low = limits[0] + narrow - stored.zero_points.astype(np.float64)
-        high = limits[1] - stored.zero_points.astype(np.float64)
-    channels = [i for i, length in enumerate(np.shape(unit)) if length > 1]
-    axes = _axis_names(op_name, len(shape))
-    return Claim(
-        actual=steps.astype(np.float64),
-        target=target,
-        tolerance=np.broadcast_to(tolerance, shape),
-        low=np.broadcast_to(low, shape),
-        high=np.broadcast_to(high, shape),
-        unit=np.broadcast_to(unit, shape),
-        axes=axes,
-        channel_axis=channels[0] if len(channels) == 1 else _channel_axis(axes),
-        quantized=stored.scales is not None,
-        others=others,
-    )
-
-
-_AXES = {
-    "CONV_2D": ("output channel", "row", "column", "input channel"),
-    "DEPTHWISE_CONV_2D": ("batch", "row", "column", "channel"),
-    "TRANSPOSE_CONV": ("output channel", "row", "column", "input channel"),
-    "CONV_3D": ("layer", "row", "column", "input channel", "output channel"),
-    "CONV_3D_TRANSPOSE": ("layer", "row", "column", "output channel", "input channel"),
-    "FULLY_CONNECTED": ("output channel", "input channel"),
-    "EMBEDDING_LOOKUP": ("row", "column"),
-    "GATHER": ("row", "column"),
-}
-
-
-def _axis_names(op_name: str, ndim: int) -> tuple[str, ...]:
-    """Return a name for each axis of an op's constant."""
-    names = _AXES.get(op_name, ())
-    if len(names) == ndim:
-        return names
-    return (*(f"index of axis {i}" for i in range(ndim - 1)), "channel")
-
-
-def _channel_axis(names: tuple[str, ...]) -> int:
-    """Along which of the named axes the output channels lie."""
-    return next((i for i, name in enumerate(names) if name in ("output channel", "channel")), 0)
 
 
 def _in_blocks(stored: Constant) -> bool:
@@ -382,7 +304,7 @@ def check_bias(
         ratios = (scales / product)[apart]
         found.append(
             f"the bias's stored scale is not input scale × weight scale, but "
-            f"{_ratio(float(ratios.flat[0]))} × that{_where(apart)}"
+            f"{ratio_text(float(ratios.flat[0]))} × that{_where(apart)}"
         )
     if stored.zero_points is not None and stored.zero_points.any():
         found.append(f"the bias's zero point is {int(stored.zero_points.max())}, which must be 0")
@@ -407,13 +329,6 @@ def _bias_codes(stored: Constant, reference: Array, product: Array, slack: Array
     if not claim.holds.all():
         found.append("the bias's codes: " + explain(claim))
     return found
-
-
-def _ratio(value: float) -> str:
-    """Four digits, or as many as it takes to see that it is not 1."""
-    if abs(value - 1) < 5e-4:
-        return f"(1 {'+' if value > 1 else '−'} {abs(value - 1):.2g})"
-    return f"{value:.4g}"
 
 
 def _where(wrong: Array) -> str:
@@ -471,152 +386,3 @@ def written_scale(graph: OpGraph, op: Op) -> tuple[float, float] | None:
         return None
     written = _input_scale_of(read_constant(graph, op, biases[0]), weights[0].tensor.scales)
     return None if written is None else (given[0], written)
-
-
-def is_of_parameters(finding: str) -> bool:
-    """
-    Whether a finding is about scale or zero point of an output.
-
-    Of a file that was built again these follow from a weight that is another.
-    """
-    return finding.startswith("its output has ")
-
-
-def qparams(tensor: Tensor) -> tuple[float, int] | None:
-    """Scale and zero point of a tensor that has one of each."""
-    if not tensor.is_quantized or len(tensor.scales) != 1:
-        return None
-    return float(tensor.scales[0]), int(tensor.zero_points[0])
-
-
-def unexpected_qparams(
-    what: str, actual: tuple[float, int], expected: tuple[float, int], whose: str = "the reference"
-) -> str | None:
-    """
-    Hold the parameters of an activation against others, exactly as float32.
-
-    Args:
-        what: What to call it, such as `its output`.
-        actual: Scale and zero point in the file.
-        expected: What they must be.
-        whose: Whose those are.
-
-    Returns:
-        A sentence, or None where they are the same.
-    """
-    (scale, zero_point), (wanted, wanted_point) = actual, expected
-    parts = []
-    if np.float32(scale) != np.float32(wanted):
-        times = _ratio(float(np.float64(np.float32(scale)) / np.float32(wanted)))
-        parts.append(f"scale {scale:.6g}, which is {times} × {whose}'s {wanted:.6g}")
-    if zero_point != wanted_point:
-        parts.append(
-            f"zero point {zero_point}, where {whose} has {wanted_point} "
-            f"({zero_point - wanted_point:+d})".replace("(-", "(−")
-        )
-    return f"{what} has {' and '.join(parts)}" if parts else None
-
-
-_CONVERSIONS = frozenset({"QUANTIZE", "DEQUANTIZE"})
-
-
-def _same_ops(edge: EdgeFile, origin: EdgeFile) -> Iterator[tuple[Op, Op]]:
-    """Pair ops in order; none where there are others than those that put an op into float."""
-    ops, others = (
-        list(each.graph.subgraphs[each.signature.subgraph].ops) for each in (edge, origin)
-    )
-    if [op.name for op in ops] != [op.name for op in others]:
-        ops, others = ([op for op in each if op.name not in _CONVERSIONS] for each in (ops, others))
-    if [op.name for op in ops] == [op.name for op in others]:
-        yield from zip(ops, others, strict=True)
-
-
-def left_in_float(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ...]]:
-    """Return a finding for each op that gives float32, and codes in the file the flow made."""
-    found: dict[int, tuple[str, ...]] = {}
-    for op, other in _same_ops(edge, origin):
-        dtypes, wanted = (
-            [each.graph.tensor(one, index).dtype for index in one.outputs]
-            for each, one in ((edge, op), (origin, other))
-        )
-        if dtypes != wanted and set(dtypes) == {"float32"}:
-            found[op.index] = (
-                f"it gives float32, where the flow's own file gives {wanted[0]}: left in float",
-            )
-    return found
-
-
-def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ...]]:
-    """
-    Hold activations' parameters and constants against those of the file that the flow made.
-
-    Scales come from the calibration, so where no simulated graph has them, that file stands for it.
-
-    Returns:
-        Findings by the index of the op; none where the ops are others.
-    """
-    ours, theirs = (each.graph.subgraphs[each.signature.subgraph] for each in (edge, origin))
-    floats = left_in_float(edge, origin)
-    found: dict[int, tuple[str, ...]] = {}
-    for op, other in _same_ops(edge, origin):
-        if op.index in floats:
-            continue
-        told = []
-        # A damaged file may give an op fewer outputs or operands: `same` tells of that.
-        for mine, its in zip(op.outputs, other.outputs, strict=False):
-            actual, wanted = qparams(ours.tensors[mine]), qparams(theirs.tensors[its])
-            if actual is None or wanted is None:
-                continue
-            text = unexpected_qparams("its output", actual, wanted)
-            told += [text] if text else []
-        told += _changed_constants(edge.graph, op, origin.graph, other)
-        if told:
-            found[op.index] = tuple(told)
-    return found
-
-
-def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> list[str]:
-    told = []
-    # The first that both have: of another number of operands `same` tells.
-    for place, (mine, its) in enumerate(zip(op.inputs, other.inputs, strict=False)):
-        if mine < 0 or its < 0:
-            continue
-        tensor, wanted = graph.tensor(op, mine), origin.tensor(other, its)
-        if not tensor.is_constant or not wanted.is_constant or tensor.is_external:
-            continue
-        name = _role(graph, op, tensor) or f"constant operand {place}"
-        held, given = graph.constant(tensor), origin.constant(wanted)
-        if np.array_equal(held, given):
-            problem = parameter_difference(wanted, tensor)
-            told += [f"its {name}: {problem}"] if problem else []
-            continue
-        how = None
-        if not (tensor.is_sparse or wanted.is_sparse):
-            ours = read_constant(graph, op, StoredTensor(tensor, False, tensor))
-            how = _how(op, ours, read_constant(origin, other, StoredTensor(wanted, False, wanted)))
-        if how is None:
-            count = int((held != given).sum()) if held.shape == given.shape else len(held)
-            how = f"{count} of {len(held)} bytes differ"
-        told.append(f"its {name} is not the one that the flow wrote: {how}")
-    return told
-
-
-def _role(graph: OpGraph, op: Op, tensor: Tensor) -> str | None:
-    roles = roles_of(graph, op)
-    for name, each in (("weight", roles.weights), ("bias", roles.biases)):
-        if any(stored.tensor is tensor for stored in each):
-            return name
-    return None
-
-
-def _how(op: Op, ours: Constant, theirs: Constant) -> str | None:
-    """In the words of what must have happened; None where it is not the values that differ."""
-    alike = ours.values.shape == theirs.values.shape and ours.values.size > 0
-    if not alike or ours.dtype != theirs.dtype or np.array_equal(ours.values, theirs.values):
-        return None
-    target: npt.NDArray[Any] = theirs.values.astype(np.float64)
-    if ours.zero_points is not None:
-        target = target - ours.zero_points
-    tolerance = 0.25 if ours.scales is not None else 0.0
-    text = explain(claim_of(op.name, ours, target, tolerance, exact=True))
-    return text.replace("the reference's", "the flow's").replace("the reference gives", "it gave")

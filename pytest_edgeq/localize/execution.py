@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.localize.kernels import Halves, HybridInput, hybrid_position
+from pytest_edgeq.kernels import Halves, HybridInput, hybrid_position
 from pytest_edgeq.localize.measured import by_channel, code_limits
 from pytest_edgeq.localize.structure import ConstantPair, Pairs
 from pytest_edgeq.reference import in_file_order

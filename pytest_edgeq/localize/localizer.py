@@ -14,16 +14,11 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.kernels import float_bound, float_reach, rounding_bound
 from pytest_edgeq.localize.against_torch import AgainstTorch
 from pytest_edgeq.localize.cause import WAYS_OUT, blame
-from pytest_edgeq.localize.constant_checks import (
-    is_of_parameters,
-    left_in_float,
-    origin_findings,
-)
 from pytest_edgeq.localize.execution import Execution, Made
 from pytest_edgeq.localize.float_forms import by_name, forms_of, paired
-from pytest_edgeq.localize.kernels import float_bound, float_reach, rounding_bound
 from pytest_edgeq.localize.measured import (
     Beside,
     Codes,
@@ -54,7 +49,9 @@ from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.op_facts import COMPARISONS, HOLDING
+from pytest_edgeq.tflite.origin import left_in_float, origin_findings
 from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.same import is_of_parameters
 
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.localize.constant_checks import qparams
 from pytest_edgeq.numerics.health import CLIPPED_LSB
-from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import shape_along
 from pytest_edgeq.tflite.graph import Op, Tensor
 

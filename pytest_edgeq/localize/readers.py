@@ -8,13 +8,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.constant_checks import INPUT_AT, qparams, unexpected_qparams
+from pytest_edgeq.localize.constant_checks import INPUT_AT
 from pytest_edgeq.localize.measured import Measured, code_limits
-from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
 from pytest_edgeq.tflite.op_facts import ACTIVATIONS, FIXED_SCALES, HANDS_ON, KEEPS_SCALE, MOVING
 from pytest_edgeq.tflite.roles import stored_constant
+from pytest_edgeq.tflite.same import unexpected_qparams
 
 __all__ = [
     "MASKING",

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.tflite.graph import SignatureTensor, Tensor
 
-__all__ = ["code_range", "decode", "encode", "numpy_dtype"]
+__all__ = ["code_range", "decode", "encode", "numpy_dtype", "qparams"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -44,6 +44,13 @@ def code_range(dtype: str) -> tuple[int, int]:
     """The least and the greatest code of an integer dtype, of less than a byte, too: (−8, 7)."""
     codes = 1 << int(dtype.removeprefix("u").removeprefix("int"))
     return (0, codes - 1) if dtype.startswith("u") else (-codes // 2, codes // 2 - 1)
+
+
+def qparams(tensor: Tensor) -> tuple[float, int] | None:
+    """Scale and zero point of a tensor that has one of each."""
+    if not tensor.is_quantized or len(tensor.scales) != 1:
+        return None
+    return float(tensor.scales[0]), int(tensor.zero_points[0])
 
 
 def _along_axis(tensor: Tensor, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -13,10 +13,13 @@ from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 
 __all__ = [
     "border_differences",
+    "is_of_parameters",
     "op_differences",
     "option_differences",
     "parameter_difference",
+    "ratio_text",
     "source_of",
+    "unexpected_qparams",
 ]
 
 # A user's test shows the user's line and the message, not how we came to it.
@@ -191,3 +194,47 @@ def parameter_difference(ours: Tensor, theirs: Tensor) -> str:
         at = int((ours.zero_points != theirs.zero_points).argmax())
         return f"expected the zero point {ours.zero_points[at]}, got {theirs.zero_points[at]}"
     return ""
+
+
+def is_of_parameters(finding: str) -> bool:
+    """
+    Whether a finding is about scale or zero point of an output.
+
+    Of a file that was built again these follow from a weight that is another.
+    """
+    return finding.startswith("its output has ")
+
+
+def unexpected_qparams(
+    what: str, actual: tuple[float, int], expected: tuple[float, int], whose: str = "the reference"
+) -> str | None:
+    """
+    Hold the parameters of an activation against others, exactly as float32.
+
+    Args:
+        what: What to call it, such as `its output`.
+        actual: Scale and zero point in the file.
+        expected: What they must be.
+        whose: Whose those are.
+
+    Returns:
+        A sentence, or None where they are the same.
+    """
+    (scale, zero_point), (wanted, wanted_point) = actual, expected
+    parts = []
+    if np.float32(scale) != np.float32(wanted):
+        times = ratio_text(float(np.float64(np.float32(scale)) / np.float32(wanted)))
+        parts.append(f"scale {scale:.6g}, which is {times} × {whose}'s {wanted:.6g}")
+    if zero_point != wanted_point:
+        parts.append(
+            f"zero point {zero_point}, where {whose} has {wanted_point} "
+            f"({zero_point - wanted_point:+d})".replace("(-", "(−")
+        )
+    return f"{what} has {' and '.join(parts)}" if parts else None
+
+
+def ratio_text(value: float) -> str:
+    """Four digits, or as many as it takes to see that it is not 1."""
+    if abs(value - 1) < 5e-4:
+        return f"(1 {'+' if value > 1 else '−'} {abs(value - 1):.2g})"
+    return f"{value:.4g}"

@@ -14,15 +14,11 @@ import torch
 
 from fixtures.models import Conv1dNet, DepthwiseSeparable, ResidualNet, SmallModel, Upsampler
 from fixtures.tflite.writer import pack, unpack
-from pytest_edgeq.localize.constant_checks import (
-    check_bias,
-    check_stored_weight,
-    unexpected_qparams,
-    written_scale,
-)
+from pytest_edgeq.localize.constant_checks import check_bias, check_stored_weight, written_scale
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.same import unexpected_qparams
 from tests.localize.builds import PT2E, STATIC, Build, rounded
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.localize.constant_checks import origin_findings
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.origin import origin_findings
 from tests.detection.defects_file import defect
 from tests.detection.flatfile import FlatFile
 

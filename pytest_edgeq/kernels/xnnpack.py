@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from pytest_edgeq.localize.kernels.site import ULP, Site, magnitude, option, reach_of, scale_of
+from pytest_edgeq.kernels.site import ULP, Site, magnitude, option, reach_of, scale_of
 from pytest_edgeq.tflite.graph import Tensor
 
 __all__ = ["xnnpack_excess"]

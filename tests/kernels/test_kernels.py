@@ -1,4 +1,4 @@
-"""What `localize.kernels` allows is what the kernels do: on files of one op, and on a real one."""
+"""What `kernels` allows is what the kernels do: on files of one op, and on a real one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fixtures import digits
 from fixtures.tflite.single import FLOATS, HYBRID, QUANTIZED, FloatSingle, Single
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq.edgeq import Edgeq
-from pytest_edgeq.localize.kernels import (
+from pytest_edgeq.kernels import (
     HybridInput,
     float_bound,
     float_reach,

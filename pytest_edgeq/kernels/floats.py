@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.localize.kernels.hybrid import hybrid_position, is_packed
-from pytest_edgeq.localize.kernels.site import ULP, elements, option, reach_of
+from pytest_edgeq.kernels.hybrid import hybrid_position, is_packed
+from pytest_edgeq.kernels.site import ULP, elements, option, reach_of
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 

@@ -17,7 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Claim", "explain"]
+from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.constants import Constant
+
+__all__ = ["Claim", "claim_of", "explain"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -71,6 +74,77 @@ class Claim:
         clipped = np.clip(target, self.low[at], self.high[at])
         result: Array = np.abs(self.actual[at] - clipped) <= self.tolerance[at]
         return result
+
+
+def claim_of(
+    op_name: str,
+    stored: Constant,
+    target: Array,
+    tolerance: Array | float,
+    *,
+    exact: bool = False,
+    others: Callable[[], Iterator[tuple[str, Array]]] | None = None,
+) -> Claim:
+    """
+    Say what must hold, in the units of the stored values: steps of the scale, or floats.
+
+    Args:
+        op_name: The op that takes the constant; a name that no op has for a bias.
+        stored: As `read_constant` gives it.
+        target: What it must be, in those units.
+        tolerance: How far it may be off, likewise.
+        exact: Whether the target is codes, which may be the lowest one, too.
+        others: As for `check_stored_weight`.
+    """
+    shape = stored.values.shape
+    low: Array = np.full((1,) * len(shape), -np.inf)
+    high, unit, steps = -low, np.ones_like(low), stored.values
+    if stored.scales is not None and stored.zero_points is not None:
+        steps, unit = stored.values - stored.zero_points, stored.scales
+        limits = code_range(stored.dtype)
+        # A symmetric range leaves the lowest code out, as far as can be seen.
+        narrow = not (exact or stored.zero_points.any() or (stored.values == limits[0]).any())
+        low = limits[0] + narrow - stored.zero_points.astype(np.float64)
+        high = limits[1] - stored.zero_points.astype(np.float64)
+    channels = [i for i, length in enumerate(np.shape(unit)) if length > 1]
+    axes = _axis_names(op_name, len(shape))
+    return Claim(
+        actual=steps.astype(np.float64),
+        target=target,
+        tolerance=np.broadcast_to(tolerance, shape),
+        low=np.broadcast_to(low, shape),
+        high=np.broadcast_to(high, shape),
+        unit=np.broadcast_to(unit, shape),
+        axes=axes,
+        channel_axis=channels[0] if len(channels) == 1 else _channel_axis(axes),
+        quantized=stored.scales is not None,
+        others=others,
+    )
+
+
+_AXES = {
+    "CONV_2D": ("output channel", "row", "column", "input channel"),
+    "DEPTHWISE_CONV_2D": ("batch", "row", "column", "channel"),
+    "TRANSPOSE_CONV": ("output channel", "row", "column", "input channel"),
+    "CONV_3D": ("layer", "row", "column", "input channel", "output channel"),
+    "CONV_3D_TRANSPOSE": ("layer", "row", "column", "output channel", "input channel"),
+    "FULLY_CONNECTED": ("output channel", "input channel"),
+    "EMBEDDING_LOOKUP": ("row", "column"),
+    "GATHER": ("row", "column"),
+}
+
+
+def _axis_names(op_name: str, ndim: int) -> tuple[str, ...]:
+    """Return a name for each axis of an op's constant."""
+    names = _AXES.get(op_name, ())
+    if len(names) == ndim:
+        return names
+    return (*(f"index of axis {i}" for i in range(ndim - 1)), "channel")
+
+
+def _channel_axis(names: tuple[str, ...]) -> int:
+    """Along which of the named axes the output channels lie."""
+    return next((i for i, name in enumerate(names) if name in ("output channel", "channel")), 0)
 
 
 def explain(claim: Claim) -> str:

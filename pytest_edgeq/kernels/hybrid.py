@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.localize.kernels.site import option
+from pytest_edgeq.kernels.site import option
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 
 __all__ = ["HybridInput", "hybrid_position", "is_packed"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_edgeq.localize.kernels import functions, linear
-from pytest_edgeq.localize.kernels.site import Site, scale_of, site_of
-from pytest_edgeq.localize.kernels.xnnpack import xnnpack_excess
+from pytest_edgeq.kernels import functions, linear
+from pytest_edgeq.kernels.site import Site, scale_of, site_of
+from pytest_edgeq.kernels.xnnpack import xnnpack_excess
 from pytest_edgeq.tflite.graph import Op, OpGraph
 
 __all__ = ["rounding_bound"]

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 
-from pytest_edgeq.localize.kernels.fixed import (
+from pytest_edgeq.kernels.fixed import (
     quantized_multiplier,
     rescale_excess,
 )
-from pytest_edgeq.localize.kernels.site import (
+from pytest_edgeq.kernels.site import (
     ULP,
     Site,
     scale_of,
 )
-from pytest_edgeq.localize.kernels.tables import table_excess
+from pytest_edgeq.kernels.tables import table_excess
 from pytest_edgeq.tflite.graph import Tensor
 
 __all__ = [

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pytest_edgeq.localize.kernels.fixed import (
+from pytest_edgeq.kernels.fixed import (
     double_rounding,
     quantized_multiplier,
     rescale_excess,
 )
-from pytest_edgeq.localize.kernels.floats import reduction_length
-from pytest_edgeq.localize.kernels.site import (
+from pytest_edgeq.kernels.floats import reduction_length
+from pytest_edgeq.kernels.site import (
     ULP,
     Site,
     elements,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.localize.kernels.site import Site, option, scale_of
+from pytest_edgeq.kernels.site import Site, option, scale_of
 
 __all__ = ["table_excess"]
 
