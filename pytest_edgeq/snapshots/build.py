@@ -69,11 +69,13 @@ def describe_origin(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         same = "of the same weights, " if weights is False else ""
         return f"{same}calibrated on other samples than the baseline"
     if weights is False:
-        both = " and calibration samples" if samples is False else ""
-        return (
-            f"the weights{both} are the baseline's: the model's code, the quantizer's settings or "
-            "a library changed"
-        )
+        told, left = "the weights are the baseline's", ""
+        if samples is False:
+            told = "the weights and calibration samples are the baseline's"
+        elif old.get("calibration") or new.get("calibration"):
+            # Of one of the two builds alone is it known what calibrated it.
+            left = "the calibration samples, "
+        return f"{told}: {left}the model's code, the quantizer's settings or a library changed"
     return ""
 
 

@@ -243,8 +243,8 @@ def test_a_range_that_is_another_by_a_bit_is_told(check: Check, data: Data) -> N
         ),
         (
             {"calibration": ""},
-            "the weights are the baseline's: the model's code, the quantizer's settings or a "
-            "library changed",
+            "the weights are the baseline's: the calibration samples, the model's code, the "
+            "quantizer's settings or a library changed",
         ),
     ],
 )
@@ -358,3 +358,16 @@ def test_a_file_that_is_not_whole_is_refused(
     check({**data, **change}, "new")
     with pytest.raises(ValueError, match=expected):
         check(data)
+
+
+def test_without_calibration_samples_the_code_alone_may_have_changed(
+    check: Check, data: Data
+) -> None:
+    """Of a dynamic recipe, which neither build was calibrated for."""
+    data |= {"weights": "a", "calibration": ""}
+    check(data, "new")
+    worse = failure(check, with_values(data, 60.0, 31.0, 9.0))
+    assert worse.splitlines()[0].endswith(
+        "; the weights are the baseline's: the model's code, the quantizer's settings or a "
+        "library changed"
+    )
