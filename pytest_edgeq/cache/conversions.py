@@ -17,7 +17,6 @@ from pytest_edgeq.cache.digest import UnknownError, digest_of
 from pytest_edgeq.cache.parts import (
     Exported,
     Simulation,
-    content_digest,
     read_exported,
     read_ranges,
     read_simulation,
@@ -232,7 +231,8 @@ class ConversionCache:
             except UnknownError as error:
                 self.refuse(name, f"its quantized graph cannot be stored, because of {error}")
                 return simulation, None, has_read
-            return dataclasses.replace(simulation, digest=content_digest(parts)), parts, has_read
+            digest = read_simulation(parts).digest
+            return dataclasses.replace(simulation, digest=digest), parts, has_read
 
         tagged = (("", sample) for sample in samples)
         return self._calibrated("calibrate", key, tagged, calibrate, read_simulation)

@@ -19,9 +19,13 @@ DEFAULT_LIMIT: Final = 2 << 30
 _MAGIC = b"edgeq-cache 1 "
 _SUFFIX = ".entry"
 _DIGITS = 64  # of a SHA-256 in hexadecimal
+_LONGEST_LINE = len(_MAGIC) + _DIGITS + 22  # a blank, the length of the header, and the line's end
 
 _ABANDONED_S = 3600.0
 """Age in seconds of a temporary file whose writer has died."""
+
+_UNCOUNTED = 1 / 16
+"""Share of the limit that a process writes before it counts anew what others have written."""
 
 _GITIGNORE = "# Created by pytest-edgeq: finished conversions, safe to delete.\n*\n"
 
@@ -45,6 +49,8 @@ class Store:
         self._warn = warn
         self._limit = limit
         self._warned: set[str] = set()
+        self._counted: int | None = None
+        self._written = 0
 
     def read(self, kind: str, key: str) -> dict[str, bytes] | None:
         """
@@ -85,7 +91,13 @@ class Store:
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-            self._evict()
+            self._written += path.stat().st_size
+            if (
+                self._counted is None
+                or self._counted + self._written > self._limit
+                or self._written > self._limit * _UNCOUNTED
+            ):
+                self._evict()
         except OSError as error:
             self._problem(f"{path} cannot be written ({error}); the result is not kept")
 
@@ -147,6 +159,7 @@ class Store:
                 break
             path.unlink(missing_ok=True)
             total -= size
+        self._counted, self._written = total, 0
 
     def _problem(self, text: str) -> None:
         if text not in self._warned:
@@ -186,19 +199,20 @@ def _unpack(content: bytes, name: str) -> dict[str, bytes]:
     Raises:
         ValueError: Not an entry, another one's, cut off, or changed.
     """
-    line, found, rest = content.partition(b"\n")
+    end = content.find(b"\n", 0, _LONGEST_LINE)
+    line, rest = content[: max(end, 0)], memoryview(content)[end + 1 :]
     start = len(_MAGIC) + _DIGITS
     magic, separator, length = line[: len(_MAGIC)], line[start : start + 1], line[start + 1 :]
-    if not found or magic != _MAGIC or separator != b" " or not length.isdigit():
+    if end < 0 or magic != _MAGIC or separator != b" " or not length.isdigit():
         raise ValueError("not an entry of this cache")
     size = int(length)
-    header = rest[:size]
+    header = bytes(rest[:size])
     if hashlib.sha256(header).hexdigest().encode() != line[len(_MAGIC) : start]:
         raise ValueError("its header does not have the hash that it should")
     told = json.loads(header)
     if told["name"] != name:
         raise ValueError(f"it is the entry {told['name']}")
-    view, parts = memoryview(rest)[size:], {}
+    view, parts = rest[size:], {}
     for part, count, digest in told["parts"]:
         taken = bytes(view[:count])
         if len(taken) < count:

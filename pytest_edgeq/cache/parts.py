@@ -19,7 +19,6 @@ from pytest_edgeq.warn import Warned
 __all__ = [
     "Exported",
     "Simulation",
-    "content_digest",
     "read_exported",
     "read_ranges",
     "read_simulation",
@@ -99,14 +98,16 @@ def write_simulation(simulation: Simulation) -> dict[str, bytes]:
     Raises:
         UnknownError: The format cannot hold it.
     """
+    parts = encode_graph(simulation.graph())
     facts = {
         "static": simulation.static,
         "weights_alone": simulation.weights_alone,
         "annotated": sorted(simulation.annotated),
         "strict_refusal": simulation.strict_refusal,
         "warned": simulation.warned,
+        "digest": digest_of(parts["graph"], parts["tensors"]),
     }
-    return {**encode_graph(simulation.graph()), "facts": json.dumps(facts).encode()}
+    return {**parts, "facts": json.dumps(facts).encode()}
 
 
 def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
@@ -124,13 +125,8 @@ def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
         frozenset((module, op) for module, op in facts["annotated"]),
         facts["strict_refusal"],
         tuple(Warned(*each) for each in facts["warned"]),
-        content_digest(parts),
+        facts["digest"],
     )
-
-
-def content_digest(parts: Mapping[str, bytes]) -> str:
-    """Return a hash of an encoded graph."""
-    return digest_of(parts["graph"], parts["tensors"])
 
 
 def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:

@@ -143,6 +143,17 @@ def test_the_least_recently_used_entries_go(tmp_path: Path, said: list[str]) -> 
     assert size_of(tmp_path)[1] <= 3 * (size + 250)
 
 
+def test_what_others_write_is_counted_before_it_is_much(tmp_path: Path, said: list[str]) -> None:
+    """Of two processes each counts all files after a sixteenth of the limit."""
+    one, other = (Store(tmp_path, said.append, limit=160_000) for _ in range(2))
+    for number in range(40):
+        one.write("convert", f"one{number}", {"x": bytes(5_000)})
+        other.write("convert", f"other{number}", {"x": bytes(5_000)})
+        assert size_of(tmp_path)[1] <= 160_000 * (1 + 3 / 16)
+    assert size_of(tmp_path)[1] > 100_000
+    assert said == []
+
+
 def test_what_a_dead_writer_left_goes(store: Store) -> None:
     """After an hour: before, it may still be written."""
     store.write("convert", KEY, PARTS)
@@ -150,7 +161,8 @@ def test_what_a_dead_writer_left_goes(store: Store) -> None:
     for path in (old, young):
         path.write_bytes(b"part of an entry")
     os.utime(old, (time.time() - 4000,) * 2)
-    store.write("convert", "b" * 64, PARTS)
+    # A process looks at all files with its first write.
+    Store(store.directory, pytest.fail).write("convert", "b" * 64, PARTS)
 
     assert not old.exists()
     assert young.exists()
