@@ -15,7 +15,6 @@ from fixtures.models import (
     LstmNet,
     ResidualNet,
     SmallModel,
-    SqueezeExcite,
     integers,
     normal,
     samples,
@@ -26,7 +25,7 @@ from pytest_edgeq.localize.rows import LOWERING, SOUND
 from tests.detection.defects_file import defect
 from tests.detection.defects_model import rebuilt
 from tests.detection.flatfile import FlatFile
-from tests.detection.nets import DsCnn, EncoderBlock
+from tests.detection.nets import EncoderBlock
 from tests.detection.sound import NETS, sound
 from tests.localize.builds import DYNAMIC, PT2E, STATIC, Build, blamed, localized
 
@@ -41,7 +40,7 @@ FLOWS = (
 )
 
 
-MODELS = (ResidualNet, SqueezeExcite, EmbeddingMean, DsCnn, EncoderBlock)
+MODELS = (ResidualNet, EmbeddingMean, EncoderBlock)
 
 
 def _evaluation(kind: type[SmallModel], n: int = 3) -> list[Any]:
