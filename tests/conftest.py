@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TYPE_CHECKING
+from typing import Any
+
+import pytest
 
 from tests.shared_cache import VARIABLE
-
-if TYPE_CHECKING:
-    import pytest
 
 pytest_plugins = ["pytester"]
 
@@ -22,6 +21,24 @@ if importlib.util.find_spec("hypothesis") is not None:
         "edgeq", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("edgeq")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave n cases of a sweep to every run, spread over all of them, and mark the others slow."""
+    sweeps: dict[tuple[Any, str, int], list[pytest.Function]] = {}
+    for item in items:
+        mark = item.get_closest_marker("sweep")
+        if mark is not None and isinstance(item, pytest.Function):
+            key = (item.parent, item.originalname, *mark.args)
+            sweeps.setdefault(key, []).append(item)
+    for (_, _, count), cases in sweeps.items():
+        # Whatever shuffles them, in the order of their definition.
+        cases.sort(key=lambda case: tuple(case.callspec.indices.values()))
+        chosen = {i * len(cases) // count for i in range(count)}
+        for i, case in enumerate(cases):
+            if i not in chosen:
+                case.add_marker("slow")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

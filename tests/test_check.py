@@ -144,6 +144,7 @@ def test_what_no_layer_makes_is_told_of_the_errors(heads: QuantizedModel) -> Non
     assert "which layer" not in gate.text(unwritten=False)
 
 
+@pytest.mark.slow
 def test_few_samples_are_told(edgeq_alone: Edgeq) -> None:
     """Of a calibration by two a warning, of one that is given again and again a finding."""
     model = seeded(ConvBnRelu)
@@ -688,6 +689,7 @@ def test_an_op_that_is_another_is_found_by_torch_alone(edgeq_alone: Edgeq) -> No
         edgeq_alone.check(edgeq_alone.load(pack(model), reference=module), _images(4, 2))
 
 
+@pytest.mark.slow
 def test_one_of_several_signatures_of_another_file_is_checked(edgeq_alone: Edgeq) -> None:
     """Against the same one of the flow's own file: sound as it is, and found where it is not."""
     quantized = edgeq_alone.quantize(

@@ -44,6 +44,7 @@ def _told(comparison: Comparison) -> list[Any]:
     return [comparison.to_dict(), stages, comparison.fingerprint, repr(kept), repr(list(each))]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("flow", [PT2E, STATIC])
 @pytest.mark.parametrize("kind", [ResidualNet, ConcatSkip])
 def test_figures_do_not_depend_on_the_number_of_cores(kind: type[SmallModel], flow: str) -> None:
@@ -54,6 +55,7 @@ def test_figures_do_not_depend_on_the_number_of_cores(kind: type[SmallModel], fl
     assert all(each == told[0] for each in told[1:])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("flow", [PT2E, STATIC, "recipe_dynamic_wi8_afp32"])
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 def test_the_layer_to_blame_does_not_depend_on_the_number_of_cores(

@@ -330,6 +330,7 @@ def test_outputs_are_paired_by_their_names(maker: Edgeq, preset: str) -> None:
             assert other.outputs[output].sqnr_db == errors.sqnr_db, (name, output)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "preset", ["pt2e_static_int8", "pt2e_dynamic_int8", "recipe_dynamic_wi8_afp32"]
 )

@@ -105,6 +105,7 @@ def test_nothing_is_turned_unasked(
         maker.compare(half, _images(1, *NCHW))
 
 
+@pytest.mark.slow
 def test_samples_in_the_layout_of_the_file(
     maker: Edgeq, last: dict[str, bytes], features: Features
 ) -> None:

@@ -143,6 +143,7 @@ class _Weighted(nn.Module):
         return {"weighed": self.left(a) + 2 * self.right(b), "alone": self.left(a)}
 
 
+@pytest.mark.slow
 def test_inputs_and_outputs_are_paired_by_name(maker: Edgeq, tmp_path: Path) -> None:
     """Whatever their order on either side; under exchanged names they are another model's."""
     model = seeded(_Weighted)

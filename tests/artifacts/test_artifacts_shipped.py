@@ -88,6 +88,7 @@ def _square(name: str, top: int, left: int, size: int) -> np.ndarray[Any, Any]:
     return (image[None, :128, :128] / np.float32(127.5) - 1).astype("float32", copy=False)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_face_is_found_on_every_runtime(tmp_path: Any, runtime: str) -> None:
     """The astronaut's face is one, her patches are none."""

@@ -93,6 +93,7 @@ def test_a_sound_file_passes(reader: QuantizedModel, metric: Any) -> None:
 
 
 # Measured: 48, 53 and 326 of 500 lost; with half of 48 the lower bound is still 0.03.
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("metric", [top1, sureness])
 def test_a_spoilt_file_fails(spoilt: QuantizedModel, metric: Any) -> None:
     """By what the defect of one layer costs; the same samples without it pass above."""
@@ -235,6 +236,7 @@ def _seen(model: QuantizedModel, sample: Any) -> list[Any]:
     return seen
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", [DictOutput, NestedOutput, TwelveOutputs, TwoInputs])
 def test_outputs_are_nested_as_the_model_nests_them(kind: Any) -> None:
     """The same structure, keys and dtypes; values as compare and run have them."""

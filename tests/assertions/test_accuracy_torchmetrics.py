@@ -53,6 +53,7 @@ ON_A_MODEL = ["accuracy", "AUROC", "calibration error"]
 
 
 # Limits as in tests/assertions/test_accuracy.py: int8 loses one digit of 500 at most.
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("metric", ON_A_MODEL)
 def test_a_sound_file_passes(reader: QuantizedModel, metric: str) -> None:
     """Sums and lists, whichever way is better."""
@@ -60,6 +61,7 @@ def test_a_sound_file_passes(reader: QuantizedModel, metric: str) -> None:
 
 
 # Measured: 0.65 of accuracy lost, 0.09 of AUROC, and the calibration error 0.34 larger.
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("metric", ON_A_MODEL)
 def test_reversed_filters_fail(
     reader: QuantizedModel, metric: str, patch: Any, operand: Any
@@ -93,6 +95,7 @@ def _scorer(metric: Metric, n: int = 60, noise: float = 1.5) -> MetricScorer:
     return scorer
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("metric", METRICS)
 def test_scores_are_the_metrics_own(metric: str) -> None:
     """As if it had seen all samples at once."""
@@ -109,6 +112,7 @@ def test_scores_are_the_metrics_own(metric: str) -> None:
     assert scores.higher_is_better is (metric != "calibration error")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.filterwarnings("ignore:No positive samples in targets")
 def test_a_resample_is_the_metric_on_its_draws(metric: str) -> None:

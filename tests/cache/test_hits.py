@@ -171,6 +171,7 @@ def test_one_float_conversion_serves_all_recipes_and_none(
     assert ran.count("quantize_recipe") == 3
 
 
+@pytest.mark.slow
 def test_new_calibration_data_does_not_export_strictly_again(
     tmp_path: Path, ran: list[str]
 ) -> None:
@@ -216,6 +217,7 @@ def test_a_stored_export_is_annotated_as_a_new_one(name: str) -> None:
     assert made[0] == made[1]
 
 
+@pytest.mark.slow
 def test_a_model_that_changes_in_place_is_exported_anew(tmp_path: Path) -> None:
     """Also where it changes back: what is kept in memory shares the model's own weights."""
     maker, model = Edgeq(cache_dir=tmp_path), seeded(ConvBnRelu)
@@ -248,6 +250,7 @@ def test_parameters_that_are_replaced_are_seen(tmp_path: Path) -> None:
     assert made.tflite == plain.tflite
 
 
+@pytest.mark.slow
 def test_a_model_goes_with_its_last_user(tmp_path: Path) -> None:
     """The session holds no strong reference to the model."""
     maker, model = Edgeq(cache_dir=tmp_path), seeded(ConvBnRelu)
@@ -258,6 +261,7 @@ def test_a_model_goes_with_its_last_user(tmp_path: Path) -> None:
     assert gone() is None
 
 
+@pytest.mark.slow
 def test_training_is_never_kept(tmp_path: Path, ran: list[str]) -> None:
     """It may do something else each time; the reason is told."""
     notes: list[str] = []
@@ -277,6 +281,7 @@ def test_training_is_never_kept(tmp_path: Path, ran: list[str]) -> None:
     assert not list(tmp_path.rglob("*.entry"))
 
 
+@pytest.mark.slow
 def test_a_generator_is_read_once_and_run_where_it_differs(tmp_path: Path, ran: list[str]) -> None:
     """Samples that begin like a stored run are kept on disk until one differs."""
     maker, taken = Edgeq(cache_dir=tmp_path), []
@@ -300,6 +305,7 @@ def test_a_generator_is_read_once_and_run_where_it_differs(tmp_path: Path, ran: 
     assert plain == made[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", [PT2E, STATIC])
 def test_calibration_data_is_judged_on_a_hit_as_on_a_miss(tmp_path: Path, flow: str) -> None:
     """Missing, empty and wrong data are errors, and overlaps are seen."""
@@ -314,6 +320,7 @@ def test_calibration_data_is_judged_on_a_hit_as_on_a_miss(tmp_path: Path, flow: 
         assert any(f.kind == "calibration_overlap" for f in maker.compare(made, data).health)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     ["flip", *(pytest.param(each, marks=pytest.mark.slow) for each in ("remove", "swap"))],
@@ -379,6 +386,7 @@ def test_outside_of_pytest_nothing_is_kept_unless_asked_for(tmp_path: Path) -> N
         Edgeq(cache="of")
 
 
+@pytest.mark.slow
 def test_nothing_that_is_stored_is_a_pickle(tmp_path: Path) -> None:
     """Every part is JSON, raw tensors or a `.tflite`."""
     for flow in (PT2E, STATIC):
@@ -446,6 +454,7 @@ def test_several_signatures_are_kept(tmp_path: Path, ran: list[str]) -> None:
     assert ran.count("convert") == 1
 
 
+@pytest.mark.slow
 def test_ranges_of_several_signatures_are_kept(tmp_path: Path, ran: list[str]) -> None:
     """Samples count with the signature that they are for."""
 
@@ -463,6 +472,7 @@ def test_ranges_of_several_signatures_are_kept(tmp_path: Path, ran: list[str]) -
     assert ran == []
 
 
+@pytest.mark.slow
 def test_a_hit_of_a_masked_model_refuses_as_a_build_does(tmp_path: Path) -> None:
     """A file that no kernel loads is refused on each hit."""
     plain = _told(Edgeq(), CausalMask, STATIC)

@@ -86,6 +86,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_defect_changes_what_it_says(files: dict[str, bytes], kind: str) -> None:
     """Nothing else differs, in every file that has a place for it; and some file has one."""

@@ -153,6 +153,7 @@ def test_digits_have_the_op_dtypes_that_were_accepted(
     edgeq.check_op_dtypes(quantized)
 
 
+@pytest.mark.sweep(3)
 def test_digits_stay_within_budget(
     edgeq: Edgeq, quantized: QuantizedModel, edgeq_quantizer: str
 ) -> None:
@@ -176,6 +177,7 @@ def test_digits_are_still_read_right(quantized: QuantizedModel) -> None:
     assert right / len(held_out) >= 0.98
 
 
+@pytest.mark.sweep(3)
 def test_digits_keep_their_accuracy(quantized: QuantizedModel) -> None:
     """
     Against torch on the held-out digits, with 95 % confidence.

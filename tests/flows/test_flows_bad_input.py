@@ -398,6 +398,7 @@ def test_a_quantizer_class_is_to_be_instantiated(maker: Edgeq) -> None:
         maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=kind)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_static_wi8_ai8", None])
 def test_the_model_is_left_as_it_was(maker: Edgeq, preset: str | None) -> None:
     """Parameters and buffers bit for bit, training flags, hooks, gradients."""
@@ -510,6 +511,7 @@ class _Recurrent(nn.Module):
         return (self.head(steps), last) if self.state else (self.head(steps),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [False, True])
 def test_a_gru_that_the_annotator_fails_on(maker: Edgeq, state: bool) -> None:
     """It is named, and the way out converts it."""

@@ -303,6 +303,7 @@ class _Longer(Net):
         return super().forward(x) * 2
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("model", "told"),
     [
@@ -486,6 +487,7 @@ def tflite(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return edgeq.quantize(seeded(Stubs), SAMPLE, calibration=images).tflite
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("make", [_eager_static, _eager_codes, _eager_qat, _eager_dynamic, _fx])
 def test_quantized_models_as_references(
     maker: Edgeq, tflite: bytes, make: Callable[[], nn.Module]

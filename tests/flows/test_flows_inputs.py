@@ -59,6 +59,7 @@ def test_a_tensor_given_twice_is_two_inputs(maker: Edgeq, preset: str | None) ->
     assert comparison.total.sqnr_db > 10
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_static_wi8_ai8", None])
 def test_keyword_inputs_do_not_change_places(maker: Edgeq, preset: str | None) -> None:
     """Minuend − amount of one shape, in an order that is not the alphabetical one."""
@@ -120,6 +121,7 @@ def test_python_scalars_do_not_break_calibration(maker: Edgeq) -> None:
     assert maker.compare(quantized, samples(IntScalar, 8, seed=2)).total.sqnr_db > 15
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("model", [DictOutput, NestedOutput, TwelveOutputs])
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", None])
 def test_outputs_keep_the_models_own_order(

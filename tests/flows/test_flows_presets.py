@@ -72,6 +72,7 @@ def _observe(prepared: torch.nn.Module) -> None:
             prepared(*sample)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_keeps_its_promise(maker: Edgeq, preset: str) -> None:
     """Scheme, stored dtype and granularity of every convolution; the stages of the flow."""

@@ -179,6 +179,7 @@ def test_the_trained_weights_and_statistics_reach_the_file(maker: Edgeq, trained
     assert_within_budget(original, lowering=Budget(max_lsb_error=2))
 
 
+@pytest.mark.slow
 def test_what_train_is_given(trained: Trained) -> None:
     """A graph in eval mode whose switches reach dropout and batch statistics."""
     assert trained.notes == {
@@ -419,6 +420,7 @@ def _partly(prepared: Any) -> None:
     prepared(torch.ones(2, 4))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("train", "told"),
     [
@@ -514,6 +516,7 @@ class _Levels(nn.Module):
         return self.norms[0](self.conv(x)), self.norms[1](self.conv(2 * x))
 
 
+@pytest.mark.slow
 def test_a_shared_convolution_with_batch_norms(maker: Edgeq) -> None:
     """Torchao would fold the first batch norm into both calls: refused, with the way out."""
     model, image = seeded(_Levels), (normal(1, 3, 8, 8, seed=0),)

@@ -117,6 +117,7 @@ def _schemes(quantized: Any, op: str) -> dict[str, str]:
     return {entry.module: entry.scheme for entry in quantized.op_dtypes.ops(op=op)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_config_for_one_module(maker: Edgeq, strict: bool) -> None:
     """That module alone, however the graph was exported."""

@@ -363,6 +363,7 @@ TWINS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROMISES)
 def test_a_promise_is_broken_by_every_other_recipe(by_recipe: ByRecipe, name: str) -> None:
     """The assertions of one recipe fail on the files of all others."""

@@ -43,6 +43,7 @@ def static(request: pytest.FixtureRequest) -> QuantizedModel:
     return _quantize(Edgeq(), request.param)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", SIDES)
 def test_each_signature_is_compared_at_its_own_size(
     maker: Edgeq, static: QuantizedModel, name: str
@@ -105,6 +106,7 @@ def test_the_whole_is_not_run(maker: Edgeq, static: QuantizedModel) -> None:
         static.signature("smal")
 
 
+@pytest.mark.slow
 def test_a_loaded_file_takes_a_reference_for_each(maker: Edgeq, static: QuantizedModel) -> None:
     """One alone would not say which it is for."""
     model = seeded(TwoSignatures)

@@ -135,6 +135,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, QuantizedModel]:
     return Made()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", PROMISES)
 def test_a_config_keeps_its_promise(
     made: dict[str, QuantizedModel], maker: Edgeq, case: str
@@ -164,6 +165,7 @@ def test_a_config_keeps_its_promise(
             assert comparison.lowering.sqnr_db > bound, runtime
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", PROMISES)
 def test_the_file_holds_torchs_own_weights(made: dict[str, QuantizedModel], case: str) -> None:
     """Every scale and every code, in the order of torch."""
@@ -323,6 +325,7 @@ def test_layers_that_share_or_idle(maker: Edgeq, case: str) -> None:
     assert comparison.lowering.sqnr_db > EIGHT_BITS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["dynamic int4", "weight-only int4 in groups"])
 def test_two_signatures(maker: Edgeq, case: str) -> None:
     """Two sizes in one file, with one set of weights; each is run and compared."""
@@ -424,6 +427,7 @@ def _near(maker: Edgeq, quantized: QuantizedModel, samples: Any, bound: int) -> 
     assert comparison.lowering.sqnr_db > bound
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("case", "sign"),
     [
@@ -457,6 +461,7 @@ class _Attention(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, key, value)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("case", ["dynamic int8", "dynamic int4 in groups", "weight-only int4"])
 def test_the_scale_of_an_attention_is_folded_into_the_scales(maker: Edgeq, case: str) -> None:
     """The converter multiplies queries and keys by its root; so do their scales."""
@@ -535,6 +540,7 @@ def test_a_layer_norm_folded_before(maker: Edgeq) -> None:
     assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme="weight_only", weight="int8", count=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

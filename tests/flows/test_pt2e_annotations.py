@@ -250,6 +250,7 @@ def test_dynamic_activations(maker: Edgeq, dynamic: Any) -> None:
     )
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "spec",
     [

@@ -204,6 +204,7 @@ def test_a_config_beside_the_global_one(maker: Edgeq, name: str) -> None:
     assert told(quantized) == {**SCHEMES, **differs}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("change", "reached"),
     [
@@ -229,6 +230,7 @@ def test_a_config_without_a_global_one(
     assert told(quantized) == {**FLOAT, **{key: SCHEMES[key] for key in reached}}
 
 
+@pytest.mark.slow
 def test_what_is_float_stays_float_behind_what_is_not(maker: Edgeq) -> None:
     """An annotation does not spread to a layer that None keeps in float."""
 
@@ -279,6 +281,7 @@ class Siamese(SmallModel):
         return normal(1, 3, 8, 8, seed=seed), 2 * normal(1, 3, 8, 8, seed=seed + 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [converters, xnnpacks])
 def test_every_call_of_a_convolution(maker: Edgeq, make: Callable[[], Any]) -> None:
     """The second call, too, and whether its padding is a number or a word."""
@@ -314,6 +317,7 @@ class Levels(SmallModel):
         return (normal(1, 3, 8, 8, seed=seed),)
 
 
+@pytest.mark.slow
 def test_a_shared_convolution_with_a_batch_norm_for_each_call(maker: Edgeq) -> None:
     """Each call has its own folded in; what is stacked keeps its own scale, if in float."""
     quantized = quantize(maker, "pt2e_static_int8", Levels)
@@ -382,6 +386,7 @@ def test_a_layer_between_those_that_have_a_config(maker: Edgeq) -> None:
     }
 
 
+@pytest.mark.slow
 def test_quantizers_in_a_composed_one(maker: Edgeq) -> None:
     """The configs of each reach what they were set for, and the last takes the rest."""
     quantizer = composed(
@@ -484,6 +489,7 @@ def test_one_layer_in_float_among_static_ones(maker: Edgeq) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["by name", "composed"])
 def test_one_layer_dynamically_among_static_ones(maker: Edgeq, how: str) -> None:
     """Each as it was asked for; the borders of such a file are floats."""
@@ -500,6 +506,7 @@ def test_one_layer_dynamically_among_static_ones(maker: Edgeq, how: str) -> None
     assert_no_float_ops(quantized, allow=("FULLY_CONNECTED",))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -194,6 +194,7 @@ def digits_file() -> bytes:
     )
 
 
+@pytest.mark.slow
 def test_a_converted_network_stays_within_its_bounds(digits_file: bytes) -> None:
     """Each op of a trained network on what it really takes, and none of it 2 % larger."""
     graph = OpGraph.read(digits_file)

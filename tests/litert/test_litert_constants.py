@@ -62,6 +62,7 @@ def _channels_last() -> nn.Module:
     return ChannelsLast().eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return] # torch's own types leave it out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_constants_still_take_one_anothers_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """
@@ -92,6 +93,7 @@ def test_constants_still_take_one_anothers_values(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(mended, model(sample).detach().numpy(), rtol=1e-4)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("make", "shape"),
     [(lambda: Transposed().eval(), (1, 16, 16)), (_channels_last, (1, 8, 6, 6))],
@@ -123,6 +125,7 @@ def test_a_mask_of_infinity_is_still_overwritten() -> None:
     assert not model.mask.isinf().any()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.filterwarnings("ignore:torch.inf detected in input tensor:UserWarning")
 @pytest.mark.parametrize("quantizer", [None, "recipe_dynamic_wi8_afp32", "pt2e_static_int8"])
 def test_a_mask_of_infinity_is_left_to_the_model(tmp_path: Any, quantizer: str | None) -> None:

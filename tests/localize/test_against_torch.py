@@ -56,6 +56,7 @@ def parting(quantized: QuantizedModel, kind: type[SmallModel]) -> Parting | None
     return against.parting
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("kind", "flow"), BUILDS)
 def test_a_sound_file_computes_what_torch_does(
     build: Build, kind: type[SmallModel], flow: str | None
@@ -307,6 +308,7 @@ class PatchAttention(SmallModel):
         return (normal(1, 3, 12, 12, seed=seed),)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["softmax sharper", "operand replaced", "transpose permuted"])
 def test_a_defect_in_an_op_of_a_loaded_file_is_located(

@@ -47,6 +47,7 @@ def _evaluation(kind: type[SmallModel], n: int = 3) -> list[Any]:
     return list(samples(kind, n, seed=2))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("flow", FLOWS, ids=str)
 @pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
 def test_a_sound_file_is_matched_and_not_blamed(
@@ -121,6 +122,7 @@ class Placed(nn.Module):
         return scores
 
 
+@pytest.mark.slow
 def test_a_constant_that_is_rounded_at_run_time_is_rounded(maker: Edgeq) -> None:
     """A QUANTIZE stands between it and the ADD; the float module has it as it is."""
     inputs = [(integers(1, 6, below=17, seed=seed),) for seed in range(40)]
@@ -146,6 +148,7 @@ DEFECTS = (
 )
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("flow", [PT2E, STATIC])
 @pytest.mark.parametrize(("kind", "word"), DEFECTS, ids=[kind for kind, _ in DEFECTS])
 def test_a_defect_is_found_where_it_sits(

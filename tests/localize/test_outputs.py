@@ -74,6 +74,7 @@ def test_sound_outputs_have_no_finding(model: Heads, built: QuantizedModel) -> N
     assert all(row.verdict != LOWERING for row in errors.rows), str(errors)
 
 
+@pytest.mark.sweep(1)
 def test_swapped_outputs_are_told(model: Heads, built: QuantizedModel) -> None:
     """Every op computes what torch computes; the outputs bear each other's names."""
 
@@ -126,6 +127,7 @@ class Cells(nn.Module):
         return boxes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", ["recipe_static_wi8_ai8", None])
 def test_an_output_whose_elements_lie_otherwise_is_told(flow: str | None) -> None:
     """All values are right, and none is in its place."""

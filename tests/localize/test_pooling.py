@@ -114,6 +114,7 @@ def test_one_bad_sample_among_sound_ones_is_told(
     assert errors.culprit.verdict == "lowering"
 
 
+@pytest.mark.slow
 def test_samples_may_be_written_over_when_they_are_given(maker: Edgeq, build: Build) -> None:
     """As by a loader with one buffer for all."""
     quantized = build(BoundedActivations, PT2E)

@@ -51,6 +51,7 @@ class Joined(SmallModel):
         return (normal(1, 3, 6, 6, seed=seed),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "flow", "text"),
     [

@@ -96,6 +96,7 @@ def quantized_once(maker: Edgeq) -> Callable[..., QuantizedModel]:
     return quantize
 
 
+@pytest.mark.slow
 def test_open_dimensions_keep_their_ops_in_int8(
     quantized_once: Callable[..., QuantizedModel],
 ) -> None:
@@ -130,6 +131,7 @@ def two_signatures(maker: Edgeq) -> Callable[..., QuantizedModel]:
     return quantize
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("quantizer", FLOWS)
 def test_each_signature_runs_at_its_size(
     two_signatures: Callable[..., QuantizedModel], maker: Edgeq, quantizer: str | None
@@ -165,6 +167,7 @@ def test_signatures_are_quantized_alike(
     assert_input_dtypes(quantized, {"small:args_0": one, "large:args_0": one})
 
 
+@pytest.mark.slow
 def test_signatures_are_told_apart(maker: Edgeq) -> None:
     """A file whose signatures were exchanged does not pass: each is held against its own model."""
     models = {"first": seeded(ConvBnRelu), "second": seeded(ConvBnRelu, seed=1)}

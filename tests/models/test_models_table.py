@@ -157,6 +157,7 @@ def by_flow(maker: Edgeq) -> dict[str, QuantizedModel]:
     return {flow: measure.quantized_by(model, flow, maker) for flow in flows}
 
 
+@pytest.mark.slow
 def test_a_cell_holds_of_its_own_file_alone(by_flow: dict[str, QuantizedModel]) -> None:
     """Each file passes its own cell, and fails every cell of another flow."""
     row = TABLE["ConcatSkip"]
@@ -263,6 +264,7 @@ def _dies(pipe: Any) -> None:
     os.kill(os.getpid(), signal.SIGABRT)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that aborts costs its own cell, not the run; and the next cell is measured."""
     worker = Worker()

@@ -179,6 +179,7 @@ def test_bootstrap_bounds_are_scipys() -> None:
     assert high == pytest.approx(theirs.high, abs=noise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skewed", [False, True])
 def test_coverage_of_the_bootstrap(skewed: bool) -> None:
     """

@@ -142,6 +142,7 @@ def _wait_for_end(project: Path) -> tuple[list[int], list[int]]:
     return sorted(started), sorted(closed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "xdist"), [("ini", ("-p", "no:xdist")), ("flag", ("-n", "2"))], ids=["ini", "flag-n2"]
 )
@@ -171,6 +172,7 @@ def test_a_marker_alone_names_it(pytester: pytest.Pytester, project: Path) -> No
     assert len(_wait_for_end(project)[0]) == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_an_error_that_names_it(
     pytester: pytest.Pytester, project: Path
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_process_that_dies_is_an_error_that_names_it(
     assert _wait_for_end(project)[0]
 
 
+@pytest.mark.slow
 def test_a_process_that_gives_something_else_is_an_error(
     pytester: pytest.Pytester, project: Path
 ) -> None:

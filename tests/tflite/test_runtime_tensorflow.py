@@ -171,6 +171,7 @@ except UserWarning:
 """
 
 
+@pytest.mark.slow
 def test_it_is_imported_when_first_used() -> None:
     """It takes four seconds and 400 MB; and its warnings are no errors, in a suite like this."""
     found = _process(_FIRST_USE, *FILES[:3])

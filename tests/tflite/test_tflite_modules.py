@@ -364,6 +364,7 @@ def test_names_of_other_ops_are_weighed(
     assert _written(op, _name(*output), constant=constant, fused=fused) == [expected]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("factory", "expected"),
     [
