@@ -181,7 +181,7 @@ class ConversionCache:
         programs: dict[str, torch.export.ExportedProgram] = {}
 
         def ingredients() -> Sequence[Any]:
-            told: list[Any] = [static, second_pipeline]
+            told: list[Any] = [static, environment.second_pipeline() if second_pipeline else None]
             for key, traced in signatures.items():
                 if simulations is not None:
                     digest = simulations[key].digest

@@ -17,7 +17,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import UnknownError
 
-__all__ = ["libraries", "own_code", "settings"]
+__all__ = ["libraries", "own_code", "second_pipeline", "settings"]
 
 _DISTRIBUTIONS: Final = (
     "torch",
@@ -33,11 +33,10 @@ _DISTRIBUTIONS: Final = (
     "xdsl",
     "ml-dtypes",
     "numpy",
-    "tensorflow",
-    "tensorflow-cpu",
-    "tf-nightly",
-    "tf-nightly-cpu",
 )
+
+_SECOND_PIPELINE: Final = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
+"""What litert-torch 0.10.0 imports for its second pipeline alone."""
 
 _VARIABLES: Final = (
     "TORCH",
@@ -60,7 +59,7 @@ _LATER: Final = frozenset({"agree", "assertions", "kernels", "localize", "numeri
 
 
 @functools.cache
-def _installed() -> dict[str, str]:
+def _installed(names: tuple[str, ...]) -> dict[str, str]:
     """
     Return, by distribution, a hash of its version and of the list of its files.
 
@@ -68,7 +67,7 @@ def _installed() -> dict[str, str]:
         UnknownError: One of them is installed from a working tree, which may change at any time.
     """
     found = {"python": sys.version}
-    for name in _DISTRIBUTIONS:
+    for name in names:
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
@@ -103,7 +102,17 @@ def libraries() -> dict[str, str]:
     foreign = litert.foreign_extensions()
     if foreign:
         raise UnknownError(f"{foreign[0]}, registered with the converter by code outside of it")
-    return {**_installed(), "pytest-edgeq": own_code(Path(__file__).parent.parent)}
+    return {**_installed(_DISTRIBUTIONS), "pytest-edgeq": own_code(Path(__file__).parent.parent)}
+
+
+def second_pipeline() -> dict[str, str]:
+    """
+    Return what identifies the libraries that the converter's second pipeline adds.
+
+    Raises:
+        UnknownError: As `libraries` does.
+    """
+    return _installed(_SECOND_PIPELINE)
 
 
 def settings() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -233,6 +234,45 @@ def test_every_library_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert _key(Reference()) != key, name
     monkeypatch.setattr(environment, "libraries", lambda: before)
     assert _key(Reference()) == key
+
+
+def test_tensorflow_counts_where_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the second pipeline, whose files are others with another release; else not at all."""
+    made: list[Any] = []
+
+    def convert(*_: Any, **options: Any) -> bytes:
+        made.append(options)
+        return b"file"
+
+    monkeypatch.setattr(litert, "convert", convert)
+    cache = ConversionCache(Store(tmp_path, pytest.fail))
+    signatures = {"serving_default": Traced(Reference().eval(), INPUT)}
+    for release in ("2.21.0", "2.22.0", "2.22.0"):
+        monkeypatch.setattr(environment, "second_pipeline", lambda r=release: {"tensorflow": r})
+        for second in (False, True):
+            assert cache.convert("Net", signatures, second_pipeline=second) == b"file"
+    assert [options["second_pipeline"] for options in made] == [False, True, True]
+
+
+@pytest.mark.slow
+def test_no_other_conversion_imports_tensorflow() -> None:
+    """So that it may be installed beside a cache that was filled without it."""
+    script = """
+import sys
+from fixtures.models import ConvBnRelu, samples, seeded
+from pytest_edgeq import Edgeq
+data = list(samples(ConvBnRelu, 2))
+for flow in ("pt2e_static_int8", "pt2e_dynamic_int8", "recipe_static_wi8_ai8", None):
+    Edgeq().quantize(
+        seeded(ConvBnRelu), ConvBnRelu.sample_inputs(), quantizer=flow, calibration=data
+    )
+assert "litert_torch" in sys.modules
+assert "tensorflow" not in sys.modules
+"""
+    root = Path(__file__).parent.parent.parent
+    subprocess.run([sys.executable, "-c", script], cwd=root, check=True)
 
 
 @pytest.mark.parametrize(
