@@ -384,6 +384,7 @@ def test_a_runtime_that_gives_something_else_is_found(heads: QuantizedModel) -> 
     )
 
 
+@pytest.mark.slow
 def test_a_state_is_not_moved_by_others(edgeq_alone: Edgeq) -> None:
     """What the reference keeps is put back, and the model is as it was."""
     model = seeded(ConvBnRelu)

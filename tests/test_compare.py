@@ -152,6 +152,7 @@ def test_a_loaded_file_measures_like_the_one_it_was_written_from(
     assert [e.module for e in from_path.op_dtypes] == [e.module for e in residual.op_dtypes]
 
 
+@pytest.mark.slow
 def test_another_file_against_the_same_references(
     maker: Edgeq, residual: QuantizedModel, tmp_path: Path
 ) -> None:

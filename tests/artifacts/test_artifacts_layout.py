@@ -69,6 +69,7 @@ def first(features: Features, tmp_path_factory: pytest.TempPathFactory) -> bytes
 
 # Measured: 145 dB for the float file (float32's rounding), 33.7 for the int8 one, whose worst
 # samples lie outside of what 32 calibrated; 6 dB are twice the noise.
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("name", "floor"), [("float", 110.0), ("int8", 27.5)])
 def test_a_file_with_channels_last(
     maker: Edgeq, last: dict[str, bytes], features: Features, name: str, floor: float

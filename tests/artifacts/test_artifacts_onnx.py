@@ -217,6 +217,7 @@ def test_a_bare_session_is_no_reference(maker: Edgeq, embedding: tuple[bytes, Pa
         onnx_reference(path)
 
 
+@pytest.mark.slow
 def test_basic_pitch_as_it_ships(maker: Edgeq) -> None:
     """
     A trained network whose file and ONNX were made by others, paired by position.
@@ -253,6 +254,7 @@ def by_onnx2tf(residual: Path) -> Path:
 
 
 # Measured: 142 dB, float32's rounding; 70 dB in float16, weights and activations.
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "floor"), [("float32", 110.0), ("float16", 64.0)])
 def test_a_file_made_by_way_of_onnx(
     maker: Edgeq, by_onnx2tf: Path, dtype: str, floor: float

@@ -103,6 +103,7 @@ def test_a_spoilt_file_fails(spoilt: QuantizedModel, metric: Any) -> None:
         assert_accuracy_drop(spoilt, labelled(), metric, max_drop=0.03)
 
 
+@pytest.mark.slow
 def test_few_samples_settle_nothing(reader: QuantizedModel) -> None:
     """Ten digits that agree do not show that one in a hundred is not lost; 300 would."""
     with pytest.raises(AssertionError, match="10 samples cannot settle it, about 300 would"):

@@ -61,6 +61,7 @@ def test_weights_per_tensor(per_tensor: QuantizedModel, golden: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_depthwise_weight_with_one_scale_is_not_per_channel(
     per_tensor: QuantizedModel, depthwise: QuantizedModel
 ) -> None:

@@ -429,6 +429,7 @@ def test_an_observer_of_the_users_own_makes_the_key_unknown() -> None:
     assert "an observer of class conftest.Own" in said[0]
 
 
+@pytest.mark.slow
 def test_every_sample_counts_in_its_order(tmp_path: Path) -> None:
     """A changed, missing, further or moved sample is another run; equal ones are not run again."""
     maker = Edgeq(cache_dir=tmp_path)

@@ -16,6 +16,8 @@ from tests.detection.defects_file import KINDS, Defect, defect, runs
 from tests.detection.flatfile import FlatFile
 from tests.detection.sound import NETS, small, sound
 
+pytestmark = pytest.mark.slow
+
 # What may differ, as paths into the file; and how many values at most, where that is the point.
 _SCALE = r"graph\.tensors\[\d+\]\.quantization\.scale\[\d+\]"
 _POINT = r"graph\.tensors\[\d+\]\.quantization\.zeroPoint\[0\]"
@@ -86,7 +88,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.sweep(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_defect_changes_what_it_says(files: dict[str, bytes], kind: str) -> None:
     """Nothing else differs, in every file that has a place for it; and some file has one."""

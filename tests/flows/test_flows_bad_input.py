@@ -101,6 +101,7 @@ def test_calibration_is_empty(maker: Edgeq, preset: str) -> None:
         )
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("preset", STATIC)
 def test_a_generator_used_twice(maker: Edgeq, preset: str) -> None:
     """The second model gets nothing from it, and is told why."""
@@ -146,6 +147,7 @@ BAD_SAMPLES = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("preset", STATIC)
 @pytest.mark.parametrize("case", BAD_SAMPLES)
 def test_a_calibration_sample_does_not_fit(maker: Edgeq, preset: str, case: str) -> None:

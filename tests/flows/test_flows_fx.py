@@ -228,6 +228,7 @@ def test_weights_have_their_own_parameters(case: Case) -> None:
         )
 
 
+@pytest.mark.sweep(1)
 def test_the_file_computes_what_fx_computes(maker: Edgeq, case: Case) -> None:
     """
     Held against torch's own integer kernels.

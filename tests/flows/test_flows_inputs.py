@@ -41,6 +41,7 @@ def test_two_positional_inputs_go_to_their_places(maker: Edgeq) -> None:
     assert by_name.total.sqnr_db > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", None])
 def test_a_tensor_given_twice_is_two_inputs(maker: Edgeq, preset: str | None) -> None:
     """torch.export makes one of them, and the file would never read the second."""
@@ -214,6 +215,7 @@ def test_one_sample_at_a_time_is_held(maker: Edgeq, preset: str) -> None:
     maker.compare(quantized, generator(2))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
 def test_a_dynamic_batch_runs_at_several_sizes(maker: Edgeq, preset: str) -> None:
     """dynamic_shapes goes to the exporter, and samples of any batch fit."""

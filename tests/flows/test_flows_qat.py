@@ -191,6 +191,7 @@ def test_what_train_is_given(trained: Trained) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was(trained: Trained) -> None:
     """Weights, statistics and mode: the graph shares nothing with the model."""
     assert not any(module.training for module in trained.model.modules())
@@ -366,6 +367,7 @@ class _FixedBatch(nn.Module):
         return y
 
 
+@pytest.mark.slow
 def test_a_model_that_fixes_its_batch(maker: Edgeq) -> None:
     """It is trained with the batch that it takes."""
 

@@ -91,6 +91,7 @@ def test_ops_are_named_after_the_models_of_their_signatures(maker: Edgeq) -> Non
     assert [entry.module for entry in made.op_dtypes.ops("FULLY_CONNECTED")] == ["0", ""]
 
 
+@pytest.mark.slow
 def test_the_whole_is_not_run(maker: Edgeq, static: QuantizedModel) -> None:
     """Only one of its entry points would be looked at, and a defect in another would pass."""
     sample = TwoSignatures.sample_inputs()
@@ -134,6 +135,7 @@ def test_another_file_keeps_the_choice(maker: Edgeq, static: QuantizedModel) -> 
         static.with_tflite(one.tflite)
 
 
+@pytest.mark.slow
 def test_a_file_is_opened_once(maker: Edgeq, monkeypatch: pytest.MonkeyPatch) -> None:
     """What quantize tried the file with serves the first run and all that follow."""
     opened: list[str | None] = []

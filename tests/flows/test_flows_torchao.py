@@ -312,6 +312,7 @@ class _Several(nn.Module):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["dynamic int4", "weight-only int4 in groups"])
 def test_layers_that_share_or_idle(maker: Edgeq, case: str) -> None:
     """All four calls are quantized; what the model never uses is not missed."""
@@ -484,6 +485,7 @@ def test_the_scale_of_an_attention_is_folded_into_the_scales(maker: Edgeq, case:
 UNFOLDABLE = [("dynamic one scale", 1), ("weight-only int8", -1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "sign"), UNFOLDABLE)
 def test_a_batch_norm_that_the_codes_cannot_take(maker: Edgeq, case: str, sign: int) -> None:
     """Refused, with three ways out."""
@@ -522,6 +524,7 @@ class _Normed(nn.Module):
         return y
 
 
+@pytest.mark.slow
 def test_a_layer_norm_folded_before(maker: Edgeq) -> None:
     """The way out that the refusal names, by its very words."""
     model, sample = seeded(_Normed), normal(3, 64, seed=0)

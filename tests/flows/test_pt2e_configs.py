@@ -135,6 +135,7 @@ SCHEMES = {
 FLOAT = dict.fromkeys(SCHEMES, "float")
 
 
+@pytest.mark.slow
 def test_the_default_reaches_all(maker: Edgeq) -> None:
     """What the tests below differ from."""
     quantized = quantize(maker, converters().set_global(per_channel()))
@@ -404,6 +405,7 @@ def test_quantizers_in_a_composed_one(maker: Edgeq) -> None:
     assert_no_float_ops(quantized)
 
 
+@pytest.mark.slow
 def test_the_xnnpack_quantizer(maker: Edgeq) -> None:
     """Its static config has no `is_dynamic` for the converter to read; all is int8 even so."""
     from torchao.testing.pt2e._xnnpack_quantizer import get_symmetric_quantization_config
@@ -459,6 +461,7 @@ def test_executorchs_own_quantizer(maker: Edgeq, dynamic: bool) -> None:
     assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme=scheme, weight="int8", count=1)
 
 
+@pytest.mark.slow
 def test_one_layer_in_float_among_static_ones(maker: Edgeq) -> None:
     """The converter by itself would quantize what stands between two quantized tensors."""
 

@@ -116,6 +116,7 @@ def test_constants_keep_their_values(
         assert maker.compare(quantized, drawn[6:]).total.sqnr_db > bound
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_mask_of_infinity_is_still_overwritten() -> None:
     """litert-torch 0.10.0 clamps in place."""

@@ -236,6 +236,7 @@ def _operands_exchanged(file: FlatFile) -> int:
     return op
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("change", [_sigmoid_for_tanh, _operands_exchanged])
 def test_an_op_in_place_of_another_is_found(maker: Edgeq, build: Build, change: Change) -> None:
     """By its values, or by its operands."""

@@ -270,6 +270,7 @@ def test_a_reference_without_a_graph_is_told_with_the_exporter_s_words(
     assert blamed(errors) == {}
 
 
+@pytest.mark.slow
 def test_a_bound_method_and_a_double_precision_model_are_references(
     maker: Edgeq, build: Build
 ) -> None:
@@ -294,6 +295,7 @@ def test_a_bound_method_and_a_double_precision_model_are_references(
         assert blamed(each) == {}
 
 
+@pytest.mark.slow
 def test_another_model_s_reference_is_not_called_sound(maker: Edgeq, build: Build) -> None:
     """Other weights are findings; another network computes something else."""
     tflite = build(ResidualNet, STATIC).tflite

@@ -68,6 +68,7 @@ def _rewired(
     return file.content()
 
 
+@pytest.mark.sweep(1)
 def test_sound_outputs_have_no_finding(model: Heads, built: QuantizedModel) -> None:
     """Each is what torch gives by that name."""
     errors = _localized(model, built.tflite)

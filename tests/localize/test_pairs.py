@@ -38,6 +38,7 @@ def paired(file: EdgeFile, form: EdgeFile) -> Pairs:
     return pair_ops(one, two, dict(zip(*inputs, strict=True)))
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_op_of_a_recipe_has_its_partner(
@@ -57,6 +58,7 @@ def test_every_op_of_a_recipe_has_its_partner(
         assert all(a in (None, b) for a, b in zip(found, wanted, strict=False)), op
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_file_and_what_was_written_of_it_in_float(build: Build, kind: type[SmallModel]) -> None:
     """All but the ops that hold their input, each with itself."""

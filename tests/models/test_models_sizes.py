@@ -152,6 +152,7 @@ def test_each_signature_runs_at_its_size(
             view.run(*sample[other])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("quantizer", FLOWS)
 def test_signatures_are_quantized_alike(
     two_signatures: Callable[..., QuantizedModel], quantizer: str | None

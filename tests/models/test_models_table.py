@@ -188,6 +188,7 @@ def with_float_add(maker: Edgeq) -> QuantizedModel:
     )
 
 
+@pytest.mark.slow
 def test_an_op_in_float_fails_an_int8_cell(with_float_add: QuantizedModel) -> None:
     """The assertions, the comparison of cells and the second reading each find it."""
     record = TABLE["TwinLists"]["pt2e_static_int8"]

@@ -139,6 +139,7 @@ def test_samples_needed(
     assert evidence.samples_needed(limit) == expected
 
 
+@pytest.mark.slow
 @given(st.integers(20, 400), st.integers(0, 12), st.integers(0, 12), st.sampled_from([0.01, 0.05]))
 def test_so_many_samples_do_settle_it(n: int, lost: int, gained: int, limit: float) -> None:
     """The same shares among as many samples as were asked for are judged, one way or the other."""

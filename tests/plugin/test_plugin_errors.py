@@ -77,8 +77,16 @@ def test_inputs_calibrated_with_others_are_why_errors_regressed(
     result.stdout.no_fnmatch_line("*which layer*")
 
 
+@pytest.mark.parametrize(
+    "workers",
+    [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)],
+    ids=["one process", "workers"],
+)
 def test_errors_are_remembered_held_and_accepted(
-    project: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
+    project: pytest.Pytester,
+    run_here: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: tuple[str, ...],
 ) -> None:
     """Missing, stored, the same, loose and tightened, regressed, and other data."""
     file = project.path / "__edgeq__/test_x/test_errors.errors.json"
@@ -105,21 +113,20 @@ def test_errors_are_remembered_held_and_accepted(
     loose.assert_outcomes(passed=1, deselected=1)
     loose.stdout.fnmatch_lines(["Info: *test_errors.errors.json is loose: total, *=tighten *"])
     assert file.read_bytes() == bad
-    tightened = run(1.0, "-n", "2", "--edgeq-update=tighten")
-    tightened.assert_outcomes(passed=1)
+    tightened = run(1.0, *workers, "--edgeq-update=tighten")
+    assert tightened.parseoutcomes()["passed"] == 1
     tightened.stdout.fnmatch_lines(["1 remembered file was tightened:", "*test_errors.errors.json"])
     good = file.read_bytes()
     assert good != bad
 
-    for workers in ((), ("-n", "2")):
-        regressed = run(1.01, *workers)
-        regressed.stdout.fnmatch_lines(
-            [
-                "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
-                "E *which layer (localized on the worst 3 samples): *",
-                "E *If the change is meant, accept it: pytest *--edgeq-update=changed",
-            ]
-        )
+    regressed = run(1.01, *workers)
+    regressed.stdout.fnmatch_lines(
+        [
+            "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
+            "E *which layer (localized on the worst 3 samples): *",
+            "E *If the change is meant, accept it: pytest *--edgeq-update=changed",
+        ]
+    )
     monkeypatch.setenv("START", "1")
     other = run(1.0)
     other.assert_outcomes(failed=1, deselected=1)

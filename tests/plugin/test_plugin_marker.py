@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

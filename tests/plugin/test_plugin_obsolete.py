@@ -55,6 +55,7 @@ def test_a_file_that_its_test_does_not_claim_is_obsolete(
     run_everywhere().stdout.no_re_match_line("=+ edgeq =+")
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     ("now", "args"),
     [

@@ -49,6 +49,7 @@ def test_every_recipe_is_told_as_stored(
     assert told == expected
 
 
+@pytest.mark.slow
 def test_scales_of_blocks_are_read_from_their_tensor(by_recipe: Recipes) -> None:
     """64×64 weights in blocks of 32: two scales a row, in a float16 tensor."""
     graph = OpGraph.read(by_recipe("dynamic_wi4b32_afp32"))

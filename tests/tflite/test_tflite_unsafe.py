@@ -214,6 +214,7 @@ def test_two_bits_that_are_not_unpacked_are_refused(runtime: str) -> None:
         EdgeFile(_two_bits("int2")).runner(runtime)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled", "tensorflow"])
 def test_a_file_whose_scales_are_read_past_is_refused(runtime: str) -> None:
     """Only where the kernels would: not a scale for each channel, nor integers throughout."""
