@@ -21,7 +21,7 @@ from pytest_edgeq.numerics.side import Side
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference, in_file_order
 from pytest_edgeq.samples import Sample
-from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Tensor
 from pytest_edgeq.tflite.input_quantization import quantized_inputs
@@ -234,10 +234,10 @@ def _sides(quantized: QuantizedModel) -> _Sides:
 
 
 def _spec(name: str, tensor: Tensor) -> BorderSpec:
-    if not tensor.is_quantized or len(tensor.scales) != 1:
+    parameters = qparams(tensor)
+    if parameters is None:
         return BorderSpec(name)
-    low, high = code_range(tensor.dtype)
-    return BorderSpec(name, float(tensor.scales[0]), int(tensor.zero_points[0]), low, high)
+    return BorderSpec(name, *parameters, *code_range(tensor.dtype))
 
 
 def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.samples import Sample, SampleSpec
+from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.edge import EdgeFile
 
 if TYPE_CHECKING:
@@ -362,11 +363,5 @@ class QuantizedModel:
 
 def _border(border: SignatureTensor) -> Border:
     tensor = border.tensor
-    single = tensor.is_quantized and len(tensor.scales) == 1
-    return Border(
-        border.name,
-        tensor.dtype,
-        tensor.shape_signature,
-        float(tensor.scales[0]) if single else None,
-        int(tensor.zero_points[0]) if single else None,
-    )
+    scale, zero_point = qparams(tensor) or (None, None)
+    return Border(border.name, tensor.dtype, tensor.shape_signature, scale, zero_point)

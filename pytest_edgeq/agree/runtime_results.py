@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.agree.pair import GREATEST, Pair, problem_together
+from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.edge import EdgeFile
 
 __all__ = ["FLOAT_UNIT", "Distance", "RuntimeResults", "equal"]
@@ -117,8 +118,9 @@ class RuntimeResults:
         for position, distance in self.distances.items():
             border = edge.signature.outputs[position]
             tensor = border.tensor
-            if tensor.is_quantized and len(tensor.scales) == 1:
-                step = float(tensor.scales[0])
+            parameters = qparams(tensor)
+            if parameters is not None:
+                step = parameters[0]
             elif tensor.is_floating_point:
                 step = FLOAT_UNIT * distance.greatest
             else:

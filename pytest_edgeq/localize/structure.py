@@ -22,10 +22,11 @@ from pytest_edgeq.localize.constant_checks import (
 )
 from pytest_edgeq.localize.readers import changed_input, is_shared
 from pytest_edgeq.sequences import common
+from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
 from pytest_edgeq.tflite.op_facts import COMMUTATIVE, HOLDING
-from pytest_edgeq.tflite.roles import StoredTensor, roles_of, stored_constant
+from pytest_edgeq.tflite.roles import StoredTensor, role_of, roles_of, stored_constant
 from pytest_edgeq.tflite.same import option_differences, source_of
 
 __all__ = ["OF_QUANTIZATION", "ConstantPair", "Pairs", "Structure", "pair_ops"]
@@ -495,12 +496,7 @@ class Structure:
                     yield ConstantPair(files, (op, partner), place, constants)
 
     def _role(self, pair: ConstantPair) -> str:
-        roles = roles_of(self._file, pair.op)
-        index = pair.op.inputs[pair.place]
-        for name, each in (("weight", roles.weights), ("bias", roles.biases)):
-            if any(stored.operand.index == index for stored in each):
-                return name
-        return "operand"
+        return role_of(self._file, pair.op, pair.op.inputs[pair.place]) or "operand"
 
     def _bias(
         self, pair: ConstantPair, given: Collection[tuple[float, int]]
@@ -517,8 +513,8 @@ class Structure:
     def _bias_values(self, pair: ConstantPair, written: float | None) -> tuple[str, ...]:
         taken = self._file.tensor(pair.op, pair.op.inputs[INPUT_AT.get(pair.op.name, 0)])
         roles = roles_of(self._file, pair.op)
-        scale = float(taken.scales[0]) if taken.is_quantized and len(taken.scales) == 1 else None
-        scale = scale if written is None else written
+        parameters = qparams(taken)
+        scale = parameters[0] if written is None and parameters is not None else written
         weight = roles.weights[0].tensor if roles.weights else None
         scales = weight.scales if weight is not None and scale is not None else None
         if pair.stored.scales is not None and (scale is None or scales is None):

@@ -12,8 +12,8 @@ from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.differences import claim_of, explain
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
-from pytest_edgeq.tflite.roles import StoredTensor, roles_of
+from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.roles import StoredTensor, role_of
 from pytest_edgeq.tflite.same import parameter_difference, unexpected_qparams
 
 __all__ = ["left_in_float", "origin_findings"]
@@ -85,7 +85,7 @@ def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> li
         tensor, wanted = graph.tensor(op, mine), origin.tensor(other, its)
         if not tensor.is_constant or not wanted.is_constant or tensor.is_external:
             continue
-        name = _role(graph, op, tensor) or f"constant operand {place}"
+        name = role_of(graph, op, mine) or f"constant operand {place}"
         held, given = graph.constant(tensor), origin.constant(wanted)
         if np.array_equal(held, given):
             problem = parameter_difference(wanted, tensor)
@@ -100,14 +100,6 @@ def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> li
             how = f"{count} of {len(held)} bytes differ"
         told.append(f"its {name} is not the one that the flow wrote: {how}")
     return told
-
-
-def _role(graph: OpGraph, op: Op, tensor: Tensor) -> str | None:
-    roles = roles_of(graph, op)
-    for name, each in (("weight", roles.weights), ("bias", roles.biases)):
-        if any(stored.tensor is tensor for stored in each):
-            return name
-    return None
 
 
 def _how(op: Op, ours: Constant, theirs: Constant) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
 
-__all__ = ["Roles", "StoredTensor", "roles_of", "stored_constant"]
+__all__ = ["Roles", "StoredTensor", "role_of", "roles_of", "stored_constant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,15 @@ def roles_of(graph: OpGraph, op: Op) -> Roles:
     ]
     outputs = tuple(subgraph.tensors[i] for i in op.outputs if i >= 0)
     return Roles(tuple(inputs), tuple(weights), tuple(biases), outputs)
+
+
+def role_of(graph: OpGraph, op: Op, tensor: int) -> str | None:
+    """Return whether an op reads a tensor as its weight or as its bias; else None."""
+    roles = roles_of(graph, op)
+    for name, each in (("weight", roles.weights), ("bias", roles.biases)):
+        if any(stored.operand.index == tensor for stored in each):
+            return name
+    return None
 
 
 def _computed(tensor: Tensor) -> StoredTensor:
