@@ -177,9 +177,9 @@ def _exceeds_chance(count: int, expected: float, n: int) -> bool:
 
 def problem_together(pairs: Iterable[Pair]) -> str:
     """
-    Say what is wrong with the codes of all ops; nothing where sound kernels can differ like that.
+    Say how far the codes of all ops together differ; nothing where rounding explains it.
 
-    Of a small model no op alone has codes enough to tell a runtime that moves every code by one.
+    In a small model no single op has enough codes to reveal a runtime that shifts each by one.
     """
     judged = [pair for pair in pairs if not pair.is_float and pair.bound]
     moved = sum(sum(pair.n_moved) for pair in judged)

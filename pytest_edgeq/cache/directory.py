@@ -25,7 +25,7 @@ _ABANDONED_S = 3600.0
 """Age in seconds of a temporary file whose writer has died."""
 
 _UNCOUNTED = 1 / 16
-"""Share of the limit that a process writes before it counts anew what others have written."""
+"""Share of the limit after which a process that writes recounts the size of the directory."""
 
 _GITIGNORE = "# Created by pytest-edgeq: finished conversions, safe to delete.\n*\n"
 

@@ -36,7 +36,7 @@ _DISTRIBUTIONS: Final = (
 )
 
 _SECOND_PIPELINE: Final = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
-"""What litert-torch 0.10.0 imports for its second pipeline alone."""
+"""Packages that litert-torch 0.10.0 imports in its second pipeline only."""
 
 _VARIABLES: Final = (
     "TORCH",

@@ -324,13 +324,14 @@ class AgainstTorch:
 
     def _located(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting:
         """Add the first op of the form that differs though all that it takes is torch's."""
-        repaired = self._repaired(sample, torchs)
+        as_converted = self._run_as_converted(sample, torchs)
+        repaired = None if as_converted is None else self._repaired(sample, torchs)
         if repaired is not None:
             return dataclasses.replace(parting, op=repaired, is_repaired=True)
         known = _NodeValues.of(self._reference, sample)
         if known is None:
             return parting
-        converted = self._values_as_converted(sample, torchs)
+        converted = {} if as_converted is None else self._values_as_converted(as_converted)
         known.add(converted.values())
         subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
         equal = {index for index in subgraph.inputs}
@@ -361,16 +362,11 @@ class AgainstTorch:
     def _repaired(self, sample: Sample, torchs: _Torchs) -> Op | None:
         """Return an op that makes the form right as the reference's float file has it."""
         converted, aligned = self._forms.converted, self._forms.aligned
-        if converted is None:
-            return None
+        assert converted is not None, "the caller has run it"
 
         def is_right(form: EdgeFile) -> bool:
-            runner = form.runner("builtin", keep=True)
-            self._run(form, sample, runner)
-            return self._compare(torchs, self._outputs_of(form, runner)) is None
+            return self._run_if_right(form, sample, torchs) is not None
 
-        if not is_right(converted):
-            return None
         found = repaired_op(self._form, converted, is_right)
         if found is None and aligned is not None:
             # Constants may be folded otherwise than in the other file, where nothing is wrong.
@@ -414,20 +410,30 @@ class AgainstTorch:
                     return op
         return None
 
-    def _values_as_converted(self, sample: Sample, torchs: _Torchs) -> dict[int, Array]:
+    def _run_if_right(self, form: EdgeFile, sample: Sample, torchs: _Torchs) -> Runner | None:
+        """Run a float file; return its runner, or None where its outputs are not torch's."""
+        runner = form.runner("builtin", keep=True)
+        self._run(form, sample, runner)
+        is_right = self._compare(torchs, self._outputs_of(form, runner)) is None
+        return runner if is_right else None
+
+    def _run_as_converted(self, sample: Sample, torchs: _Torchs) -> Runner | None:
+        """Run the reference's float file; return None where there is none that gives torch's."""
+        form = self._forms.converted
+        return None if form is None else self._run_if_right(form, sample, torchs)
+
+    def _values_as_converted(self, runner: Runner) -> dict[int, Array]:
         """
         Return the values of all float tensors that ops of the reference's float file give.
 
-        The converter computes what torch's graph has no node for, such as a factor that it moves in
-        front of a product. Empty where that file, too, leaves torch.
+        The converter computes tensors for which torch's graph has no node, such as a factor that it
+        moves in front of a product.
+
+        Args:
+            runner: Has run that file.
         """
         form = self._forms.converted
-        if form is None:
-            return {}
-        runner = form.runner("builtin", keep=True)
-        self._run(form, sample, runner)
-        if self._compare(torchs, self._outputs_of(form, runner)) is not None:
-            return {}
+        assert form is not None, "the caller has run it"
         ops = form.graph.subgraphs[form.signature.subgraph].ops
         values = {i: runner.tensor(i) for op in ops for i in op.outputs if i >= 0}
         return {i: each.astype(np.float64) for i, each in values.items() if each.dtype.kind == "f"}

@@ -1,4 +1,4 @@
-"""Find the op of a float file that, made as in another file, makes the whole file right."""
+"""Find the wrong op of a float file by putting ops of a correct file in its place."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from pytest_edgeq.tflite.same import option_differences
 __all__ = ["repaired_op"]
 
 _MOST = 32
-"""Ops that are tried: each takes a file of its own, and a run of it."""
+"""Ops that are tried at most: each takes a conversion of the file and a run."""
 
 _NEAR = 2.0**-10
-"""How far two float constants may be apart, relative to the greatest value: one was rounded."""
+"""Difference of two float constants that rounding explains, relative to the greatest value."""
 
 
 def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> Op | None:
     """
-    Return the first op whose partner in its place makes a float file right.
+    Return the first op whose replacement by its partner makes the outputs of a file correct.
 
-    So it is known to be wrong, whatever else the converter has made otherwise in the two files.
+    Other differences between the two files are then the converter's choice and no defect.
 
     Args:
-        form: The float file that is wrong.
-        other: One of the same model that is right.
-        is_right: Runs a file.
+        form: The float file with wrong outputs.
+        other: A float file of the same model with correct outputs.
+        is_right: Runs a file and tells whether its outputs are correct.
     """
     finder = _Finder(form, other)
     for count, grafts in enumerate(finder.candidates()):
@@ -52,7 +52,7 @@ def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], 
 
 
 class _Finder:
-    """What two float files have otherwise, op by op."""
+    """Lists the ops of a float file that differ from their partners in another one."""
 
     def __init__(self, form: EdgeFile, other: EdgeFile) -> None:
         self._form, self._other = form.graph, other.graph
@@ -63,20 +63,22 @@ class _Finder:
         self._standing = {self._pairs.float_source(there): here for here, there in standing}
 
     def candidates(self) -> Iterator[Sequence[Graft]]:
-        """Give what each op may take over, in the order of the file, wiring and options first."""
+        """
+        Give the replacements to try, in the order of the file; float constants come last.
+
+        A constant that several ops read is replaced for all of them together.
+        """
         grafts = [graft for op in self._ours.ops for graft in self._grafts(op)]
         for graft in sorted(grafts, key=self._takes_floats):
-            shared = {
-                graft.op.inputs[place] for place in graft.constants if not self._takes_floats(graft)
-            }
-            # A constant of several ops is another for each of them.
+            constants = () if self._takes_floats(graft) else graft.constants
+            shared = {graft.op.inputs[place] for place in constants}
             others = [
                 each for each in grafts if shared & {each.op.inputs[p] for p in each.constants}
             ]
             yield [graft, *(each for each in others if each is not graft)]
 
     def _takes_floats(self, graft: Graft) -> bool:
-        """Whether nothing is other than floats, as where the converter folds them otherwise."""
+        """Whether float constants alone differ, which the converter may fold in another way."""
         return (
             not graft.takes_kind
             and not graft.operands
@@ -87,7 +89,7 @@ class _Finder:
         )
 
     def _grafts(self, op: Op) -> Iterator[Graft]:
-        """Give what an op has otherwise than its partner, and a RESHAPE in front of it."""
+        """Give the differences of an op from its partner, and of a RESHAPE in front of it."""
         donor = self._pairs.ops.get(op.index)
         if donor is None:
             return
@@ -96,6 +98,7 @@ class _Finder:
         )
         operands: dict[int, int] = {}
         constants: set[int] = set()
+        # One of the two may leave its bias out.
         for place, (here, there) in enumerate(zip(op.inputs, donor.inputs, strict=False)):
             if here < 0 or there < 0:
                 continue
@@ -115,7 +118,7 @@ class _Finder:
             yield Graft(op, donor, is_other, operands, frozenset(constants))
 
     def _takes_as_many(self, maker: Op, wanted: int) -> bool:
-        """Whether an op lays out as many elements as a tensor has that is computed before it."""
+        """Whether an op is a RESHAPE that can read a tensor: of its size, and computed before."""
         taken, given = self._ours.tensors[maker.inputs[0]], self._ours.tensors[wanted]
         first = self._ours.producer.get(wanted)
         in_front = first is None or first.index < maker.index
@@ -124,7 +127,7 @@ class _Finder:
         )
 
     def _laid_out(self, wanted: int, shape: tuple[int, ...], op: Op) -> int | None:
-        """Return the tensor in front of an op that holds another one in a shape."""
+        """Return a tensor with the elements of another one in a shape, computed before an op."""
         for tensor in (wanted, *self._pairs.held):
             maker = self._ours.producer.get(tensor)
             in_front = maker is None or maker.index < op.index
@@ -140,7 +143,7 @@ class _Finder:
         one, two = (
             graph.constant(tensor) for graph, tensor in ((self._form, ours), (self._other, theirs))
         )
-        if not ours.is_floating_point or ours.dtype != "float32":
+        if ours.dtype != "float32":
             return not np.array_equal(one, two)
         values, wanted = one.view(np.float32), two.view(np.float32)
         if values.shape != wanted.shape:

@@ -1,4 +1,4 @@
-"""Write a `.tflite` file with ops of another file in place of its own."""
+"""Write a copy of a `.tflite` file in which ops are replaced by those of another file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __tracebackhide__ = True
 @dataclass(frozen=True, slots=True)
 class Graft:
     """
-    What one op of a file takes over from an op of another file.
+    The parts of an op that are replaced by those of an op of another file.
 
     Attributes:
-        op: Of the file.
-        donor: Of the other one.
-        takes_kind: Whether its operator code and its options are the donor's.
-        operands: By position, the tensor of the file that the op reads then.
-        constants: Positions of operands that are the donor's constants.
+        op: The op of the file.
+        donor: The op of the other file.
+        takes_kind: Whether operator code and options are replaced.
+        operands: By position, the tensor of the file to read instead.
+        constants: Positions of the operands that are replaced by the donor's constants.
     """
 
     op: Op
@@ -38,7 +38,7 @@ class Graft:
     constants: frozenset[int] = frozenset()
 
     def parts(self) -> Iterable[Graft]:
-        """Give what is taken over one by one."""
+        """Split it into replacements of one part each."""
         if self.takes_kind:
             yield Graft(self.op, self.donor, takes_kind=True)
         for place, tensor in self.operands.items():
@@ -49,12 +49,12 @@ class Graft:
 
 def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
     """
-    Write a file in which some ops are as in another file.
+    Write a file with parts of its ops replaced.
 
     Args:
         file: The file.
-        donor: The other one.
-        grafts: What is taken over.
+        donor: The file that the replacements come from.
+        grafts: What to replace, op by op.
     """
     import flatbuffers  # type: ignore[import-untyped] # ships no types
     from ai_edge_litert import schema_py_generated as schema

@@ -144,7 +144,7 @@ def test_the_least_recently_used_entries_go(tmp_path: Path, said: list[str]) -> 
 
 
 def test_what_others_write_is_counted_before_it_is_much(tmp_path: Path, said: list[str]) -> None:
-    """Of two processes each counts all files after a sixteenth of the limit."""
+    """Each of two writers recounts the directory after a sixteenth of the limit."""
     one, other = (Store(tmp_path, said.append, limit=160_000) for _ in range(2))
     for number in range(40):
         one.write("convert", f"one{number}", {"x": bytes(5_000)})

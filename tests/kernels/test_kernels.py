@@ -1,4 +1,4 @@
-"""What `kernels` allows is what the kernels do: on files of one op, and on a real one."""
+"""Kernels stay within the bounds of `kernels`: in files of one op, and in a converted network."""
 
 from __future__ import annotations
 

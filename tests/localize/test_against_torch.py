@@ -30,6 +30,7 @@ from pytest_edgeq.localize.float_forms import (
     nearest_constants,
     paired,
 )
+from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.localize.structure import ConstantPair, Structure
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -309,6 +310,21 @@ class PatchAttention(SmallModel):
         return (normal(1, 3, 12, 12, seed=seed),)
 
 
+def _blamed_alone(
+    maker: Edgeq, build: Build, model: type[SmallModel], kind: str, seed: int
+) -> LayerErrors:
+    """Put a defect into a PT2E file, load that alone, and check which op is blamed."""
+    made = defect(build(model, PT2E).tflite, kind, seed)
+    assert made is not None
+    loaded = maker.load(made.tflite, reference=seeded(model))
+
+    errors = maker.localize(loaded, list(samples(model, 3, seed=2)))
+
+    assert errors.culprit is not None
+    assert errors.culprit.index in made.ops, f"{made.place}: {errors.cause}"
+    return errors
+
+
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["softmax sharper", "operand replaced", "transpose permuted"])
@@ -316,14 +332,7 @@ def test_a_defect_in_an_op_of_a_loaded_file_is_located(
     maker: Edgeq, build: Build, kind: str, seed: int
 ) -> None:
     """By the values that the reference converts to, where torch's graph has none of them."""
-    made = defect(build(PatchAttention, PT2E).tflite, kind, seed)
-    assert made is not None
-    loaded = maker.load(made.tflite, reference=seeded(PatchAttention))
-
-    errors = maker.localize(loaded, list(samples(PatchAttention, 3, seed=2)))
-
-    assert errors.culprit is not None
-    assert errors.culprit.index in made.ops, f"{made.place}: {errors.cause}"
+    _blamed_alone(maker, build, PatchAttention, kind, seed)
 
 
 @pytest.mark.slow
@@ -343,15 +352,7 @@ def test_an_op_that_repairs_a_loaded_file_is_named(
     maker: Edgeq, build: Build, name: str, kind: str, seed: int
 ) -> None:
     """Though the converter makes other ops of the reference than PT2E has it make."""
-    model = IDIOMS[name]
-    made = defect(build(model, PT2E).tflite, kind, seed)
-    assert made is not None
-    loaded = maker.load(made.tflite, reference=seeded(model))
-
-    errors = maker.localize(loaded, list(samples(model, 3, seed=2)))
-
-    assert errors.culprit is not None
-    assert errors.culprit.index in made.ops, f"{made.place}: {errors.cause}"
+    errors = _blamed_alone(maker, build, IDIOMS[name], kind, seed)
     assert "it does with this op as the reference converts to it" in errors.cause
 
 

@@ -42,6 +42,7 @@ KINDS = (
 )
 
 
+# The flows take turns over all idioms.
 BUILDS = [
     each
     for each in zip(IDIOMS, itertools.cycle((DYNAMIC, STATIC, sound.FLOAT, PT2E)), strict=False)
@@ -60,7 +61,7 @@ def built(maker: Edgeq, name: str, flow: str) -> QuantizedModel:
     sorted({*BUILDS, *((name, PT2E) for name in IDIOMS if (name, PT2E) not in NOT_SOUND)}),
 )
 def test_every_op_is_compared_and_none_is_blamed(maker: Edgeq, name: str, flow: str) -> None:
-    """Whatever the converter made of the ops of torch, also where nothing is known of the flow."""
+    """Sound builds have no finding, nor has `load` on the file and the module alone."""
     kind, quantized = IDIOMS[name], built(maker, name, flow)
     for each in (quantized, maker.load(quantized.tflite, reference=seeded(kind))):
         errors = localized(maker, each, kind)

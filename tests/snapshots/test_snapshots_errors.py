@@ -363,7 +363,7 @@ def test_a_file_that_is_not_whole_is_refused(
 def test_without_calibration_samples_the_code_alone_may_have_changed(
     check: Check, data: Data
 ) -> None:
-    """Of a dynamic recipe, which neither build was calibrated for."""
+    """A dynamic recipe is not calibrated, so that neither build has samples."""
     data |= {"weights": "a", "calibration": ""}
     check(data, "new")
     worse = failure(check, with_values(data, 60.0, 31.0, 9.0))
