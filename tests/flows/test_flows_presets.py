@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fixtures.models import ResidualNet, samples, seeded
-from pytest_edgeq import Edgeq
+from pytest_edgeq import Edgeq, litert
 from pytest_edgeq.presets import PRESETS
 
 # The scheme that a preset gives to the convolutions, the stages of its flow, and the dtype of the
@@ -133,6 +133,23 @@ def test_the_simulated_graph_and_the_file_are_told_apart(maker: Edgeq) -> None:
     for expected, stage in zip(noise, measured, strict=True):
         assert stage is not None
         assert stage.rmse == pytest.approx((expected / floats.numel()) ** 0.5, rel=1e-9)
+
+
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "pt2e_static_int8_per_tensor"])
+def test_weights_that_are_computed_once_change_no_bit(maker: Edgeq, preset: str) -> None:
+    """The simulated graph runs faster so, and stays what the stages say."""
+    quantized = maker.quantize(
+        seeded(ResidualNet),
+        ResidualNet.sample_inputs(),
+        quantizer=preset,
+        calibration=samples(ResidualNet, 8),
+    )
+    simulated = quantized.simulated
+    assert simulated is not None
+    computed = litert.with_computed_weights(simulated)
+    assert len(list(computed.buffers())) > len(list(simulated.buffers()))
+    for sample in samples(ResidualNet, 4, seed=3):
+        assert torch.equal(simulated(*sample), computed(*sample))
 
 
 def test_the_same_seed_gives_the_same_file(maker: Edgeq) -> None:
