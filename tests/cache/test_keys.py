@@ -344,6 +344,54 @@ def test_what_others_register_with_the_converter_makes_the_key_unknown(
     assert "test_keys._double, registered with the converter" in told[0]
 
 
+@pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
+def test_the_code_of_a_hook_of_the_model_counts(register: str) -> None:
+    """It computes nothing, and strict export looks into it."""
+
+    def silent(*_: Any) -> None:
+        return None
+
+    def spoken(*_: Any) -> None:
+        print(end="")
+
+    hooked = [Reference(), Reference()]
+    for model, hook in zip(hooked, (silent, spoken), strict=True):
+        getattr(model, register)(hook)
+    spoken.__qualname__, spoken.__name__ = silent.__qualname__, silent.__name__
+    spoken.__code__ = spoken.__code__.replace(
+        co_name=silent.__code__.co_name, co_qualname=silent.__code__.co_qualname
+    )
+    assert len({_key(Reference()), *map(_key, hooked)}) == 3
+
+
+class _Called(Reference):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """As `nn.Module` does, less its hooks."""
+        return self.forward(x)
+
+
+def test_a_call_of_the_models_own_makes_the_key_unknown() -> None:
+    """Which code ran is then not known; the build goes on without the cache."""
+    told: list[str] = []
+    traced = Traced(_Called().eval(), INPUT)
+    assert _cache(told.append).exported_key("net", traced, strict=True) is None
+    assert told == [
+        "net: not kept in the conversion cache: its key cannot be known, because of the code of "
+        "the model, whose class has a __call__ of its own"
+    ]
+
+
+def test_a_key_leaves_the_model_as_it_was() -> None:
+    """Compiled in place or not."""
+    for compiles in (False, True):
+        model = Reference().eval()
+        if compiles:
+            model.compile(backend="eager")
+        before = dict(vars(model))
+        _key(model)
+        assert vars(model) == before
+
+
 def test_another_profiler_makes_the_key_unknown() -> None:
     """Which code ran is then not known; the build goes on without the cache."""
     told: list[str] = []
