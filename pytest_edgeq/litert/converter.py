@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.decompositions import ops_listed_once
 from pytest_edgeq.litert.libraries import converter_module, converter_name
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
 from pytest_edgeq.litert.true_constants import true_constants
@@ -112,7 +113,7 @@ def convert(
         # ai-edge-torch has neither the second pipeline nor the newer name of the content.
         pipeline = {"use_v2": True} if second_pipeline else {}
         exported = [(signatures[name].model, (programs or {}).get(name)) for name in signatures]
-        with true_constants(), _exported_before(exported):
+        with true_constants(), ops_listed_once(), _exported_before(exported):
             edge = converter.convert(quant_config=config, **pipeline)
         give = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
         content: bytes = give()

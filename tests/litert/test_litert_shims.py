@@ -6,12 +6,16 @@ A test here fails when the upstream symptom is gone: then the shim goes, and the
 
 from __future__ import annotations
 
+import collections.abc
+import contextlib
 import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._export import utils
+from torch.export import decomp_utils, exported_program
 from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
 
 from fixtures.models import (
@@ -23,9 +27,11 @@ from fixtures.models import (
     SqueezeExcite,
     TwoInputs,
     normal,
+    samples,
     seeded,
 )
 from pytest_edgeq import Edgeq, litert
+from pytest_edgeq.litert.decompositions import ops_listed_once
 from pytest_edgeq.litert.exported import number_paddings
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
@@ -660,3 +666,62 @@ def test_a_pattern_still_has_its_inputs_in_any_order() -> None:
 
     assert len(places) > 1
     assert len(prepared) == 1
+
+
+def test_torch_still_lists_composed_operators_at_each_call() -> None:
+    """Torch 2.13: 0.04 s each time, two to five times a conversion."""
+    first, second = utils._collect_all_valid_cia_ops(), utils._collect_all_valid_cia_ops()
+    assert first == second
+    assert first is not second
+
+
+def test_registering_a_kernel_still_builds_its_annotations() -> None:
+    """Torch 2.13's `py_impl`, which a decomposition calls 6,000 times."""
+    register = torch.ops.aten.relu.default.py_impl(torch._C.DispatchKey.CPU)
+    assert not isinstance(register.__annotations__["fn"], str)
+    assert _in_torch()[-1] is collections.abc.Callable
+
+
+def _in_torch() -> list[Any]:
+    """What the shim replaces."""
+    lists = [vars(each)[LISTS] for each in (exported_program, decomp_utils)]
+    return [*lists, vars(torch._ops)["Callable"]]
+
+
+LISTS = "_collect_all_valid_cia_ops"
+
+
+def test_the_list_of_composed_operators_is_made_once() -> None:
+    """Until another operator is registered; afterwards all is as it was."""
+    before = _in_torch()
+    with ops_listed_once():
+        first, second = (listed() for listed in _in_torch()[:2])
+        assert first is second
+        assert first == before[0]()
+        with torch.library._scoped_library("edgeq_listed", "DEF") as library:
+            library.define("twice(Tensor x) -> Tensor")
+            library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+            twice = torch.ops.edgeq_listed.twice
+            assert twice(torch.ones(1)) == 2
+            assert all(twice.default in listed() for listed in _in_torch()[:2])
+    assert _in_torch() == before
+
+
+@pytest.mark.parametrize("quantizer", ["pt2e_static_int8", None])
+def test_the_file_is_the_same_without_the_list(
+    monkeypatch: pytest.MonkeyPatch, quantizer: str | None
+) -> None:
+    """To the byte."""
+
+    def built() -> bytes:
+        quantized = Edgeq().quantize(
+            seeded(ResidualNet),
+            ResidualNet.sample_inputs(),
+            quantizer=quantizer,
+            calibration=samples(ResidualNet, 4),
+        )
+        return quantized.path.read_bytes()
+
+    with_list = built()
+    monkeypatch.setattr(litert.converter, "ops_listed_once", contextlib.nullcontext)
+    assert built() == with_list
