@@ -55,11 +55,11 @@ def built(maker: Edgeq, name: str, flow: str) -> QuantizedModel:
     return sound.sound(maker, sound.small(IDIOMS[name]), flow).quantized
 
 
-@pytest.mark.parametrize(
-    ("name", "flow"),
-    # A recipe keeps the float file that it quantizes: what PT2E does is told by the file alone.
-    sorted({*BUILDS, *((name, PT2E) for name in IDIOMS if (name, PT2E) not in NOT_SOUND)}),
-)
+# A recipe keeps the float file that it quantizes; what PT2E does is told by the file alone.
+MORE_OF_PT2E = [(name, PT2E) for name in list(IDIOMS)[::2] if (name, PT2E) not in NOT_SOUND]
+
+
+@pytest.mark.parametrize(("name", "flow"), sorted({*BUILDS, *MORE_OF_PT2E}))
 def test_every_op_is_compared_and_none_is_blamed(maker: Edgeq, name: str, flow: str) -> None:
     """Sound builds have no finding, nor has `load` on the file and the module alone."""
     kind, quantized = IDIOMS[name], built(maker, name, flow)
@@ -88,9 +88,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 @pytest.mark.parametrize(("name", "flow"), BUILDS)
 def test_a_defect_is_caught_and_its_op_is_named(bench: Bench, name: str, flow: str) -> None:
-    """One place of each kind, drawn by a seed; what changes no code is not a defect."""
+    """One place of every other kind, by a seed; what changes no code is not a defect."""
     of = bench.sound(sound.small(IDIOMS[name]), flow)
-    outcomes = [bench.judge(case) for case in bench.file_cases(of, KINDS, 1) if case.changed]
+    # Flows take turns by four, so that each meets all kinds.
+    kinds = KINDS[list(IDIOMS).index(name) // 4 % 2 :: 2]
+    outcomes = [bench.judge(case) for case in bench.file_cases(of, kinds, 1) if case.changed]
 
     assert outcomes
     assert [o.name for o in outcomes if not o.caught] == []

@@ -67,7 +67,9 @@ def test_it_may_ship(edgeq, edgeq_quantizer, model):
 """
 
 GATED = (
-    SUITE.replace("edgeq.check_op_dtypes(quantized)", "edgeq.check(quantized, images(8, 2))")
+    SUITE.replace("params=[8, 12]", "params=[8]").replace(
+        "edgeq.check_op_dtypes(quantized)", "edgeq.check(quantized, images(8, 2))"
+    )
     + """
         file.write(f"{sorted(map(repr, edgeq.localize(quantized, images(2, 3)).rows))}\\n")
 """
@@ -137,18 +139,18 @@ def test_a_suite_gives_the_same_records_with_and_without_the_cache(
     runs = []
     for arguments, conversions in (
         # PT2E's reference is converted in float, too, for what checks it op by op.
-        (["--edgeq-cache=off"], 8),
-        ([], 4),  # a float file of each model serves both recipes
+        (["--edgeq-cache=off"], 4),
+        ([], 2),  # one float file serves both recipes
         ([], 0),
-        (["--edgeq-cache=refresh"], 4),
+        (["--edgeq-cache=refresh"], 2),
         (["-n", "2"], 0),
     ):
         result = pytester.runpytest_subprocess("--edgeq-update=new", *arguments)
-        result.assert_outcomes(passed=6)
+        result.assert_outcomes(passed=3)
         assert _conversions(project) == conversions, arguments
         runs.append((_remembered(project), _told(project)))
     assert all(run == runs[0] for run in runs[1:])
-    assert len(runs[0][0]) == 12
+    assert len(runs[0][0]) == 6
 
 
 @pytest.mark.slow
