@@ -49,7 +49,7 @@ def test_the_default_preset_is_as_recorded(worker: Worker, model: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "turn"), zip(table.models(), itertools.cycle(range(TURNS)), strict=False)
+    ("model", "turn"), list(zip(table.models(), itertools.cycle(range(TURNS)), strict=False))
 )
 def test_other_flows_are_as_recorded(worker: Worker, model: str, turn: int) -> None:
     """Each of them with every fourth model."""

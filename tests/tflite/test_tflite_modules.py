@@ -387,7 +387,8 @@ def test_a_model_converted_now_is_told(factory: type[SmallModel], expected: set[
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "flow"), zip(sorted(stacks.MODELS), itertools.cycle(sorted(make.FLOWS)), strict=False)
+    ("name", "flow"),
+    list(zip(sorted(stacks.MODELS), itertools.cycle(sorted(make.FLOWS)), strict=False)),
 )
 def test_the_converted_files_are_what_the_converter_writes(name: str, flow: str) -> None:
     """A release that writes other names must be seen: run `python -m fixtures.tflite.make` then."""
