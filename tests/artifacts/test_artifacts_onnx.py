@@ -92,6 +92,7 @@ def residual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("onnx", "tflite", "floor"),
     [

@@ -103,8 +103,10 @@ def _forbidden(*_: Any, **__: Any) -> Any:
     ("kind", "flow"),
     [
         (SelfAttention, PT2E),
-        (SelfAttention, STATIC),
-        *(pytest.param(SelfAttention, flow, marks=pytest.mark.slow) for flow in OTHER_FLOWS),
+        *(
+            pytest.param(SelfAttention, flow, marks=pytest.mark.slow)
+            for flow in (STATIC, *OTHER_FLOWS)
+        ),
         *(
             pytest.param(DynamicBatch, flow, marks=pytest.mark.slow)
             for flow in (PT2E, STATIC, *OTHER_FLOWS)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from pytest_edgeq import Edgeq, QuantizedModel
 
+pytestmark = pytest.mark.slow
+
 PITCHES_HZ = (110.0, 220.0, 440.0, 880.0)
 FRAMES = 8
 

@@ -133,7 +133,11 @@ def run(pytester: pytest.Pytester) -> Run:
 
 
 @pytest.fixture(
-    params=[("-p", "no:xdist"), ("-n", "0"), ("-n", "2")], ids=["without-xdist", "n0", "n2"]
+    params=[
+        pytest.param(("-p", "no:xdist"), id="without-xdist"),
+        pytest.param(("-n", "0"), id="n0"),
+        pytest.param(("-n", "2"), id="n2", marks=pytest.mark.slow),
+    ]
 )
 def run_everywhere(run: Run, request: pytest.FixtureRequest) -> Run:
     """Run pytest in that project without pytest-xdist, with it, and on two workers."""

@@ -164,6 +164,7 @@ def test_a_second_process_runs_the_file(
     assert len(started) == 1 if xdist[0] == "-p" else 1 <= len(started) <= 2
 
 
+@pytest.mark.slow
 def test_a_marker_alone_names_it(pytester: pytest.Pytester, project: Path) -> None:
     """And a test that names none runs on the default, without a process."""
     result = pytester.runpytest_subprocess("-p", "no:xdist", "-k", "marked or compare")

@@ -203,7 +203,13 @@ def test_kernels_still_do_not_unpack_two_bits(resolver: str) -> None:
     assert not np.abs(_run(_two_bits("int2"), resolver) - CHANNELS).max() < CHANNELS
 
 
-@pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled", "tensorflow"])
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        *("xnnpack", "builtin", "reference", "compiled"),
+        pytest.param("tensorflow", marks=pytest.mark.slow),
+    ],
+)
 def test_two_bits_that_are_not_unpacked_are_refused(runtime: str) -> None:
     """Those of a convolution on floats only."""
     if runtime == "tensorflow":
