@@ -1,8 +1,9 @@
 """
 Architectures that people ship, from transformers' configs with seeded weights, in the slow lane.
 
-They are small in width, not in kind: residual and inverted-residual CNNs, a vision transformer, a
-text encoder. Each goes through a static PT2E and a dynamic recipe flow.
+They are small in width, not in kind: a residual CNN, a vision transformer, a text encoder
+(`tests/examples` has an inverted-residual CNN). Each goes through a static PT2E and a dynamic
+recipe flow.
 """
 
 from __future__ import annotations
@@ -40,14 +41,6 @@ def _resnet() -> nn.Module:
     config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2])
     config.num_labels = 10
     return Wrapped(ResNetForImageClassification(config), "logits")
-
-
-def _mobilenet() -> nn.Module:
-    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
-
-    config = MobileNetV2Config(depth_multiplier=0.35)
-    config.num_labels = 10
-    return Wrapped(MobileNetV2ForImageClassification(config), "logits")
 
 
 def _vit() -> nn.Module:
@@ -90,7 +83,6 @@ def _ids(seed: int) -> torch.Tensor:
 # What is promised of the op that holds the weights; the dtype of inputs in the file.
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any], str, str]] = {
     "resnet": (_resnet, _image, "CONV_2D", "int8"),
-    "mobilenet_v2": (_mobilenet, _image, "CONV_2D", "int8"),
     "vit": (_vit, _image, "FULLY_CONNECTED", "int8"),
     "bert": (_bert, _ids, "FULLY_CONNECTED", "int32"),
 }
@@ -124,7 +116,7 @@ def test_an_architecture_goes_through(tmp_path: Any, name: str, preset: str) -> 
     assert {entry.weight for entry in weighted} == {"int8"}
     assert {entry.scheme for entry in weighted} == {"int8" if static else "dynamic"}
     assert quantized.inputs[0].dtype == (dtype if static or dtype == "int32" else "float32")
-    # Depth and random weights amplify rounding: measured 7.6 dB (MobileNetV2, 52 convolutions) to
-    # 50. A permuted constant or a lost layer leaves an error as large as the signal, 0 dB.
+    # Depth and random weights amplify rounding: measured 9.9 dB (ViT, whose layer norms PT2E quantizes) to
+    # 51. A permuted constant or a lost layer leaves an error as large as the signal, 0 dB.
     assert comparison.total.sqnr_db > 5
     assert comparison.total.nonfinite == 0

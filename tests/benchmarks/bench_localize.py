@@ -90,7 +90,7 @@ def _digit(seed: int) -> torch.Tensor:
 
 NETS: dict[str, tuple[Make, Give]] = {
     "digits": (digits.trained, _digit),
-    **{f"{name} at 32": MODELS[name][:2] for name in ("resnet", "mobilenet_v2", "vit")},
+    **{f"{name} at 32": MODELS[name][:2] for name in ("resnet", "vit")},
     "bert with 16 tokens": MODELS["bert"][:2],
     "mobilenet_v2 at 224": (_mobilenet_v2, _image(224)),
     "resnet18 at 128": (_resnet18, _image(128)),

@@ -109,7 +109,7 @@ def _forbidden(*_: Any, **__: Any) -> Any:
         ),
         *(
             pytest.param(DynamicBatch, flow, marks=pytest.mark.slow)
-            for flow in (PT2E, STATIC, *OTHER_FLOWS)
+            for flow in (PT2E, STATIC, DYNAMIC)
         ),
     ],
 )
