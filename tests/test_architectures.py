@@ -116,7 +116,7 @@ def test_an_architecture_goes_through(tmp_path: Any, name: str, preset: str) -> 
     assert {entry.weight for entry in weighted} == {"int8"}
     assert {entry.scheme for entry in weighted} == {"int8" if static else "dynamic"}
     assert quantized.inputs[0].dtype == (dtype if static or dtype == "int32" else "float32")
-    # Depth and random weights amplify rounding: measured 9.9 dB (ViT, whose layer norms PT2E quantizes) to
-    # 51. A permuted constant or a lost layer leaves an error as large as the signal, 0 dB.
+    # Depth and random weights amplify rounding: measured 9.9 dB (the vision transformer in static
+    # int8) to 51. A permuted constant or a lost layer leaves an error as large as the signal, 0 dB.
     assert comparison.total.sqnr_db > 5
     assert comparison.total.nonfinite == 0
