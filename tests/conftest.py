@@ -23,9 +23,18 @@ if importlib.util.find_spec("hypothesis") is not None:
     settings.load_profile("edgeq")
 
 
+# They start processes, up to a minute a test: the last of them would run on one core alone.
+LONGEST = ("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_readme.py")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave n cases of a sweep to every run, spread over all of them, and mark the others slow."""
+    """
+    Mark what is slow of a sweep, and run the longest tests first.
+
+    Of a sweep's cases n are left to every run, spread over all of them.
+    """
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     sweeps: dict[tuple[Any, str, int], list[pytest.Function]] = {}
     for item in items:
         mark = item.get_closest_marker("sweep")

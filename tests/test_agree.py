@@ -161,7 +161,7 @@ def test_sound_runtimes_agree(made: Any, cls: type[SmallModel], quantizer: str) 
     assert _agreement(quantized, samples(cls, 6, seed=3)) == AgreementResult((), (), ())
 
 
-@pytest.mark.sweep(12)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("n_samples", [1, 6])
 @pytest.mark.parametrize("spoil", [_stale, _stuck, _zero, _higher])
 @pytest.mark.parametrize(("cls", "quantizer"), MODELS)

@@ -54,7 +54,7 @@ def test_a_sound_calibration_has_no_finding(maker: Edgeq, flow: str) -> None:
     assert maker.compare(quantized, _rows(16, 2)).health == ()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 @pytest.mark.parametrize("flow", STATIC)
 def test_another_calibration_is_found(maker: Edgeq, flow: str, calibration: str) -> None:

@@ -389,7 +389,7 @@ RECIPES = {  # after each: the SQNR measured
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_recipe_keeps_its_promise(edgeq: Edgeq, name: str) -> None:
     """And the numbers stay close to torch."""
@@ -401,7 +401,7 @@ def test_the_recipe_keeps_its_promise(edgeq: Edgeq, name: str) -> None:
     assert not comparison.health
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", RECIPES)
 def test_without_the_recipe_it_does_not_hold(edgeq: Edgeq, name: str) -> None:
     """The same assertions on the same model, as it comes out of a preset."""

@@ -147,7 +147,7 @@ BAD_SAMPLES = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("preset", STATIC)
 @pytest.mark.parametrize("case", BAD_SAMPLES)
 def test_a_calibration_sample_does_not_fit(maker: Edgeq, preset: str, case: str) -> None:

@@ -135,6 +135,7 @@ def test_the_simulated_graph_and_the_file_are_told_apart(maker: Edgeq) -> None:
         assert stage.rmse == pytest.approx((expected / floats.numel()) ** 0.5, rel=1e-9)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "pt2e_static_int8_per_tensor"])
 def test_weights_that_are_computed_once_change_no_bit(maker: Edgeq, preset: str) -> None:
     """The simulated graph runs faster so, and stays what the stages say."""

@@ -56,6 +56,7 @@ def test_a_quantizer_without_a_global_config(maker: Edgeq) -> None:
     assert {entry.scheme for entry in quantized.op_dtypes.ops(op="CONV_2D")} == {"float"}
 
 
+@pytest.mark.slow
 def test_a_subclass_that_overrides_annotate(maker: Edgeq) -> None:
     """Its annotations count: one layer is kept in float, and only that one."""
     base = type(_quantizer())

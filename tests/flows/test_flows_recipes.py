@@ -344,7 +344,7 @@ def _assert_kept(promise: Promise, quantized: QuantizedModel) -> None:
     assert_output_dtypes(quantized, promise.borders[1])
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", PROMISES)
 def test_a_recipe_keeps_its_promise(by_recipe: ByRecipe, name: str) -> None:
     """Every op is what the rules say, those that no rule names are in float, and it computes."""

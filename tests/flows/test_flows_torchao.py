@@ -135,7 +135,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, QuantizedModel]:
     return Made()
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", PROMISES)
 def test_a_config_keeps_its_promise(
     made: dict[str, QuantizedModel], maker: Edgeq, case: str

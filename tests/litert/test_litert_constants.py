@@ -93,7 +93,7 @@ def test_constants_still_take_one_anothers_values(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(mended, model(sample).detach().numpy(), rtol=1e-4)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("make", "shape"),
     [(lambda: Transposed().eval(), (1, 16, 16)), (_channels_last, (1, 8, 6, 6))],

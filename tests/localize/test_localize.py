@@ -47,7 +47,7 @@ def _evaluation(kind: type[SmallModel], n: int = 3) -> list[Any]:
     return list(samples(kind, n, seed=2))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("flow", FLOWS, ids=str)
 @pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
 def test_a_sound_file_is_matched_and_not_blamed(
@@ -148,7 +148,7 @@ DEFECTS = (
 )
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("flow", [PT2E, STATIC])
 @pytest.mark.parametrize(("kind", "word"), DEFECTS, ids=[kind for kind, _ in DEFECTS])
 def test_a_defect_is_found_where_it_sits(

@@ -56,7 +56,7 @@ def sqnr_db(quantized: QuantizedModel, content: bytes, kind: type[SmallModel]) -
     return min(found)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("flow", ["pt2e_static_int8", "pt2e_dynamic_int8"])
 @pytest.mark.parametrize("kind", [ResidualNet, ConcatSkip, LayerNormGelu, SelfAttention])
 def test_it_computes_what_torch_does(maker: Edgeq, kind: type[SmallModel], flow: str) -> None:
