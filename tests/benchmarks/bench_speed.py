@@ -159,7 +159,7 @@ def _ours(name: str, cache: str, *, compares: bool) -> float:
 
 
 def _recipes(cache: str, *, one: bool) -> float:
-    model, sample = network("mobilenetv2")
+    model, sample = network("resnet18")
     maker = _maker(cache)
     started = time.perf_counter()
     for quantizer in RECIPES[:1] if one else (*RECIPES, None):
