@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["TRUSTED_OPS", "UnknownError", "digest_of", "feed", "feed_graph", "name_of"]
@@ -113,6 +114,10 @@ def _add(hasher: Any, kind: str, content: Any) -> None:
 
 def _feed_tensor(hasher: Any, value: torch.Tensor) -> None:
     head = _head(value)
+    if is_functorch_wrapped_tensor(value):  # inside `torch.vmap`, whose end makes it unreadable
+        _add(hasher, f"wrapped {head}", b"")
+        _feed_tensor(hasher, get_unwrapped(value))
+        return
     if isinstance(value, FakeTensor):
         _add(hasher, f"fake {head}", b"")
         return
