@@ -92,17 +92,22 @@ class ConversionCache:
         strict one; the code that ran tells what strict export makes of it, see `trace.py`.
         """
 
+        def export() -> torch.export.ExportedProgram:
+            return litert.export(traced, stack_traces=False)
+
         def ingredients() -> Sequence[Any]:
+            code = ""
             try:
-                code, program = code_and_result(
-                    traced.model, lambda: litert.export(traced, stack_traces=False)
-                )
+                if strict:
+                    code, program = code_and_result(traced.model, export)
+                else:
+                    program = export()
             except UnknownError:
                 raise
             except Exception as error:  # torch.export raises whatever the model's own code met
                 kind = type(error).__name__
                 raise UnknownError(f"torch.export(strict=False), which raises {kind}") from error
-            return (strict, code if strict else "", program_digest(program))
+            return (strict, code, program_digest(program))
 
         return self._key(name, ingredients)
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import cProfile
 import functools
 import gc
 import hashlib
 import inspect
-import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import UnknownError, feed, feed_graph
@@ -81,18 +80,16 @@ def code_and_result(model: torch.nn.Module, call: Callable[[], _Result]) -> tupl
     """
     if sys.getprofile() is not None:
         raise UnknownError(_PROFILED)
-    profile = cProfile.Profile(subcalls=True, builtins=True)
-    with _profiled(model, profile):
+    edges: _Edges = {}
+    with _recorded(model, edges):
         result = call()
-    edges = {entry.code: [each.code for each in entry.calls or ()] for entry in profile.getstats()}
     if not edges:
         raise UnknownError("the code of the model, whose class has a __call__ of its own")
     found = set()
     for code in _own(edges) | _reached(_methods(model), edges):
         hasher = hashlib.sha256()
         _feed_code(hasher, code)
-        called = {_ADDRESS.sub("", each) for each in edges[code] if isinstance(each, str)}
-        feed(hasher, sorted(called))
+        feed(hasher, sorted(each for each in edges[code] if isinstance(each, str)))
         found.add(hasher.hexdigest())
     return hashlib.sha256("".join(sorted(found)).encode()).hexdigest(), result
 
@@ -100,38 +97,49 @@ def code_and_result(model: torch.nn.Module, call: Callable[[], _Result]) -> tupl
 _PROFILED = "the code of the model, while another profiler is active"
 
 
-@contextlib.contextmanager
-def _profiled(model: torch.nn.Module, profile: cProfile.Profile) -> Iterator[None]:
-    """
-    Profile each call of a model, its hooks included, and nothing around it.
+_Edges = dict[types.CodeType, set[types.CodeType | str]]
+"""The functions that ran: what each of them called, functions in C by their names."""
 
-    An export spends half of its time around that call, and a profile doubles the time.
-    """
+
+@contextlib.contextmanager
+def _recorded(model: torch.nn.Module, edges: _Edges) -> Iterator[None]:
+    """Record what each call of a model runs, its hooks included, and nothing around it."""
     compiled = vars(model).get("_compiled_call_impl")
     called: Callable[..., Any] = compiled or model._call_impl
     is_running = False
 
-    def profiled(*args: Any, **kwargs: Any) -> Any:
+    def record(frame: types.FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            edges.setdefault(frame.f_code, set())
+            if frame.f_back is not None:
+                edges.setdefault(frame.f_back.f_code, set()).add(frame.f_code)
+        elif event == "c_call":
+            # `math.sqrt` and `torch.sqrt` differ in the module alone.
+            name = f"{arg.__module__} {arg.__qualname__}"
+            edges.setdefault(frame.f_code, set()).add(name)
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
         nonlocal is_running
         if is_running:
             return called(*args, **kwargs)
         collects = gc.isenabled()
         gc.disable()  # a destructor is none of the model's code
-        try:
-            profile.enable()
-        except ValueError as error:  # from Python 3.12 on, where another one is active
-            raise UnknownError(_PROFILED) from error
         is_running = True
+        sys.setprofile(record)
         try:
-            return called(*args, **kwargs)
+            with _TorchUnrecorded(record):
+                result = called(*args, **kwargs)
+            if sys.getprofile() is not record:
+                raise UnknownError(_PROFILED)
+            return result
         finally:
-            profile.disable()
+            sys.setprofile(None)
             is_running = False
             if collects:
                 gc.enable()
 
     # What `Module.__call__` looks up, for `Module.compile`.
-    vars(model)["_compiled_call_impl"] = profiled
+    vars(model)["_compiled_call_impl"] = recorded
     try:
         yield
     finally:
@@ -140,9 +148,46 @@ def _profiled(model: torch.nn.Module, profile: cProfile.Profile) -> Iterator[Non
             vars(model)["_compiled_call_impl"] = compiled
 
 
-_Edges = Mapping[Any, Sequence[Any]]
+class _TorchUnrecorded(TorchFunctionMode):
+    """
+    Stops the record inside torch's own functions, where most of the time of an export passes.
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+    Not where they run code that is not torch's: a callable among the arguments, or a tensor of the
+    user's own class.
+    """
+
+    def __init__(self, record: Callable[[types.FrameType, str, Any], None]) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():  # a branch of `torch.cond`, with this mode
+            return func(*args, **kwargs)
+        is_recording = sys.getprofile() is self._record
+        if not is_recording or types or not _runs_torch_alone(func, args, kwargs):
+            return func(*args, **kwargs)
+        sys.setprofile(None)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            sys.setprofile(self._record)
+
+
+def _runs_torch_alone(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """
+    Whether a function that torch dispatches is torch's own, and is given no callable.
+
+    A custom operator is not looked at: the program digest refuses it.
+    """
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return False
+    code = getattr(func, "__code__", None)
+    if code is not None and not code.co_filename.startswith(_KNOWN):
+        return False
+    return not any(map(callable, args)) and not any(map(callable, kwargs.values()))
+
+
 _STANDARD = sysconfig.get_path("stdlib")
 _PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _KNOWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))

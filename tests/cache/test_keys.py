@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from fixtures.models import normal
 from pytest_edgeq import Edgeq, litert
@@ -163,6 +165,68 @@ def test_a_helper_with_another_body_has_another_key() -> None:
     one, other = _Helped(), _Helped()
     other.helper = spoken
     assert _key(one) != _key(other)
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x * 1
+
+
+def _same_by_function(x: torch.Tensor) -> torch.Tensor:
+    return torch.mul(x, 1)
+
+
+class _Helping(nn.Module):
+    helper: Callable[[torch.Tensor], torch.Tensor] = staticmethod(_same)
+
+
+class _Branching(_Helping):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.cond(x.sum() > 0, torch.relu, _Helping.helper, (x,))
+        return made
+
+
+class _Mapping(_Helping):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.vmap(_Helping.helper)(x)
+        return made
+
+
+class _Distance(_Helping):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.triplet_margin_with_distance_loss(
+            x, x, x, distance_function=lambda a, b: _Helping.helper(a) - b
+        )
+
+
+class _Checkpointed(_Helping):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.utils.checkpoint.checkpoint(
+            _Helping.helper, x, use_reentrant=False
+        )
+        return made
+
+
+class _ByMode(_Helping):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with _Mode():
+            return torch.relu(x)
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _Helping.helper(func(*args, **(kwargs or {})))
+
+
+@pytest.mark.parametrize("kind", [_Branching, _Mapping, _Distance, _Checkpointed, _ByMode])
+def test_code_that_torch_calls_counts(
+    kind: type[_Helping], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch, a function that is mapped: each calls an operator in one of two ways."""
+    keys = set()
+    for helper in (_same, _same, _same_by_function):
+        monkeypatch.setattr(_Helping, "helper", staticmethod(helper))
+        keys.add(_key(kind()))
+    assert len(keys) == 2
 
 
 def _with(change: Callable[[Reference], Any]) -> Reference:
@@ -406,6 +470,33 @@ def test_another_profiler_makes_the_key_unknown() -> None:
         "net: not kept in the conversion cache: its key cannot be known, because of the code of "
         "the model, while another profiler is active"
     ]
+
+
+def test_a_model_that_sets_a_profiler_makes_the_key_unknown() -> None:
+    """It took the place of ours."""
+
+    class Profiling(Reference):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            sys.setprofile(lambda *_: None)
+            return super().forward(x)
+
+    told: list[str] = []
+    traced = Traced(Profiling().eval(), INPUT)
+    assert _cache(told.append).exported_key("net", traced, strict=True) is None
+    assert sys.getprofile() is None
+    assert told[0].endswith("the code of the model, while another profiler is active")
+
+
+def test_a_graph_that_is_not_exported_strictly_is_its_own_key() -> None:
+    """Its code does not count: the graph is what is converted."""
+
+    class Same(Reference):
+        __qualname__ = Reference.__qualname__
+        forward = _Printing.forward
+
+    Same.__module__, Same.__name__ = Reference.__module__, Reference.__name__
+    assert _key(Reference(), strict=False) == _key(Same(), strict=False)
+    assert _key(Reference()) != _key(Same())
 
 
 class _Annotated(nn.Module):
