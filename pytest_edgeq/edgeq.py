@@ -169,8 +169,9 @@ class Edgeq:
             FileNotFoundError: The recipe's path does not exist.
             RuntimeError: torch.export, the converter or the kernels refuse the model.
         """
-        from pytest_edgeq.flows.request import frozen_heap, make_request, seeded
+        from pytest_edgeq.flows.request import make_request
         from pytest_edgeq.flows.resolve import describe, run_flow
+        from pytest_edgeq.process_state import frozen_heap, seeded
 
         request = make_request(
             model,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache.conversions import ConversionCache
 from pytest_edgeq.flows.conversion_refusals import refusal, refuser
 from pytest_edgeq.numerics.health import SampleLedger
+from pytest_edgeq.process_state import frozen_heap, seeded
 from pytest_edgeq.quantized import Counterpart, FloatFile, QuantizedModel
 from pytest_edgeq.reference import (
     in_train_mode,
@@ -31,7 +28,7 @@ from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
 from pytest_edgeq.tflite.registry import Runtimes
 
-__all__ = ["Entry", "Request", "Session", "frozen_heap", "make_request", "seeded"]
+__all__ = ["Entry", "Request", "Session", "make_request"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -506,36 +503,3 @@ def _positional(sample_inputs: Any) -> tuple[Any, ...]:
             else ""
         )
     )
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Fix the random number generators of torch, numpy and Python for a while."""
-    python, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy_state)
-
-
-@contextmanager
-def frozen_heap() -> Iterator[None]:
-    """
-    Let the garbage collector pass over the objects that exist already.
-
-    The libraries hold millions of them, and a conversion makes enough new ones to have all of them
-    looked at several times: 4 to 9 % of its time. Garbage that the conversion leaves is collected.
-    """
-    if gc.get_freeze_count():
-        yield  # what somebody else froze must stay so
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

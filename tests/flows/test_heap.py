@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from pytest_edgeq.flows.request import frozen_heap
+from pytest_edgeq.process_state import frozen_heap
 
 
 def test_older_objects_are_passed_over_and_given_back() -> None:
