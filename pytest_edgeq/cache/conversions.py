@@ -14,6 +14,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.cache import environment
 from pytest_edgeq.cache.digest import UnknownError, digest_of
+from pytest_edgeq.cache.model_code import code_and_result
 from pytest_edgeq.cache.parts import (
     Exported,
     Simulation,
@@ -25,7 +26,8 @@ from pytest_edgeq.cache.parts import (
     write_simulation,
 )
 from pytest_edgeq.cache.sample_replay import Recording, Tagged, find_equal, streams_of
-from pytest_edgeq.cache.trace import code_and_result, graph_digest, program_digest
+from pytest_edgeq.cache.trace import graph_digest, program_digest, state_digest
+from pytest_edgeq.process_state import seeded
 
 if TYPE_CHECKING:
     from pytest_edgeq.cache.directory import Store
@@ -68,9 +70,11 @@ class ConversionCache:
         self._refresh = refresh
         self._seed = seed
         self._written: set[tuple[str, str]] = set()
-        self._exported: weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, _Program]] = (
+        self._exported: weakref.WeakKeyDictionary[torch.nn.Module, _Kept] = (
             weakref.WeakKeyDictionary()
         )
+        self._states: dict[str, str] = {}
+        self._outdated: set[str] = set()
 
     @property
     def is_on(self) -> bool:
@@ -84,40 +88,55 @@ class ConversionCache:
 
     # --- keys -----------------------------------------------------------------------------------
 
-    def exported_key(self, name: str, traced: litert.Traced, *, strict: bool) -> str | None:
+    def exported_key(self, traced: litert.Traced) -> str | None:
         """
-        Return the key of an exported model; None where it cannot be known.
+        Return the key of what strict export makes of a model; None where it takes a strict export.
 
         The graph of a non-strict export tells what is computed, in a fraction of the time of the
-        strict one; the code that ran tells what strict export makes of it, see `trace.py`.
+        strict one; the code that ran tells what strict export makes of it, see `model_code.py`.
         """
+        if not self.is_on:
+            return None
 
         def export() -> torch.export.ExportedProgram:
-            return litert.export(traced, stack_traces=False)
-
-        def ingredients() -> Sequence[Any]:
-            code = ""
             try:
-                if strict:
-                    code, program = code_and_result(traced.model, export)
-                else:
-                    program = export()
+                return litert.export(traced, stack_traces=False)
             except UnknownError:
                 raise
-            except Exception as error:  # torch.export raises whatever the model's own code met
-                kind = type(error).__name__
-                raise UnknownError(f"torch.export(strict=False), which raises {kind}") from error
-            return (strict, code, program_digest(program))
+            except Exception as error:  # whatever the model's own code met
+                raise UnknownError(f"torch.export, which raises {type(error).__name__}") from error
 
-        return self._key(name, ingredients)
+        try:
+            # The export that follows must find the generators as they are now.
+            with seeded(self._seed):
+                code, program = code_and_result(traced.model, export)
+            state = state_digest(program)
+            key = self._digest((code, program_digest(program, state)))
+        except UnknownError:
+            return None
+        self._states[key] = state
+        return key
 
     def preset_key(self, exported: str | None, preset: str) -> str | None:
         """Return the key of a model under one of our presets, which determine the annotations."""
         return exported and digest_of(exported, preset, torch.get_num_threads())
 
-    def prepared_key(self, name: str, prepared: Callable[[], torch.fx.GraphModule]) -> str | None:
-        """Return the key of a graph with observers; None where it cannot be known."""
-        return self._key(name, lambda: (graph_digest(prepared()),), threads=torch.get_num_threads())
+    def prepared_key(
+        self, name: str, prepared: Callable[[], tuple[torch.fx.GraphModule, Any]]
+    ) -> str | None:
+        """
+        Return the key of a graph with observers; None where it cannot be known.
+
+        Args:
+            name: Of the model, for texts.
+            prepared: Returns the graph, and what else a simulation of it remembers.
+        """
+
+        def ingredients() -> Sequence[Any]:
+            graph, facts = prepared()
+            return graph_digest(graph), facts
+
+        return self._key(name, ingredients, threads=torch.get_num_threads())
 
     def _key(
         self, name: str, ingredients: Callable[[], Sequence[Any]], **options: Any
@@ -125,12 +144,14 @@ class ConversionCache:
         if not self.is_on:
             return None
         try:
-            told = ingredients()
-            fixed = (environment.libraries(), environment.settings(), self._seed)
-            return digest_of(fixed, options, told)
+            return self._digest(ingredients(), **options)
         except UnknownError as error:
             self.refuse(name, f"its key cannot be known, because of {error}")
             return None
+
+    def _digest(self, told: Sequence[Any], **options: Any) -> str:
+        fixed = (environment.libraries(), environment.settings(), self._seed)
+        return digest_of(fixed, options, told)
 
     def exported(
         self, name: str, model: torch.nn.Module, key: str | None, export: Callable[[], _Program]
@@ -147,17 +168,23 @@ class ConversionCache:
         if key is None or self._store is None:
             return _copied(export())
         known = self._exported.get(model)
-        if known is not None and known[0] == key and _shares_memory(known[1][0], model):
-            return _copied(known[1])
+        # The program's weights and constants are the model's own, and may have changed since.
+        if known is not None and known.key == key and known.is_unchanged():
+            return _copied(known.program)
         with self._store.lock("export", key):
             parts = self._read("export", key)
             if parts is not None:
                 return read_exported(parts)
             program = export()
-            self._exported[model] = (key, program)
             exported = _copied(program)
             try:
-                self._write("export", key, write_exported(exported))
+                state = state_digest(program[0])
+                if state == self._states[key]:
+                    self._exported[model] = _Kept(key, program, program_digest(program[0], state))
+                    self._write("export", key, write_exported(exported))
+                else:
+                    self._outdated.add(key)
+                    self.refuse(name, "its weights changed while its samples were read")
             except UnknownError as error:
                 self.refuse(name, f"its exported graph cannot be stored, because of {error}")
         return exported
@@ -193,7 +220,8 @@ class ConversionCache:
                     told.append((key, digest, _shapes(traced), repr(traced.dynamic_shapes)))
                 else:
                     programs[key] = litert.export(traced)
-                    told.append((key, program_digest(programs[key])))
+                    state = state_digest(programs[key])
+                    told.append((key, program_digest(programs[key], state)))
             return told
 
         def make() -> dict[str, bytes]:
@@ -216,6 +244,7 @@ class ConversionCache:
         name: str,
         samples: Iterator[Sample],
         make: Callable[[Iterator[Sample]], tuple[Simulation, bool]],
+        exported: str | None,
     ) -> Simulation:
         """
         Return the quantized graph of a model and its calibration samples.
@@ -225,12 +254,15 @@ class ConversionCache:
             name: Of the model, for texts.
             samples: To calibrate with; read only where the quantizer needs them.
             make: Calibrates; returns the graph, and whether it read the samples.
+            exported: The key of the exported graph, where `key` stands for it.
         """
         if key is None or self._store is None:
             return make(samples)[0]
 
         def calibrate(samples: Iterator[Tagged]) -> tuple[Simulation, _Parts | None, bool]:
             simulation, has_read = make(sample for _, sample in samples)
+            if exported in self._outdated:  # while its samples were read, which has been told
+                return simulation, None, has_read
             try:
                 parts = write_simulation(simulation)
             except UnknownError as error:
@@ -370,18 +402,24 @@ class ConversionCache:
         self._write(f"{kind}-samples", key, {"hashes": json.dumps(hashes).encode()})
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """A program that was exported in this session, and its hash at that time."""
+
+    key: str
+    program: _Program
+    digest: str
+
+    def is_unchanged(self) -> bool:
+        """Whether the hash of the program is still the same."""
+        program = self.program[0]
+        return program_digest(program, state_digest(program)) == self.digest
+
+
 def _copied(program: _Program) -> Exported:
     exported, strict_refusal = program
     with litert.quiet():
         return Exported(copy.deepcopy(exported.module()), strict_refusal)
-
-
-def _shares_memory(program: torch.export.ExportedProgram, model: torch.nn.Module) -> bool:
-    """Whether the program's weights and buffers are still the model's own."""
-    own = model.state_dict(keep_vars=True)
-    return program.state_dict.keys() == own.keys() and all(
-        value.data_ptr() == own[name].data_ptr() for name, value in program.state_dict.items()
-    )
 
 
 def _shapes(traced: litert.Traced) -> list[Any]:

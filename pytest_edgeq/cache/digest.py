@@ -6,8 +6,10 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+import os
 import types
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,6 +182,7 @@ def feed_graph(
     Raises:
         UnknownError: A node calls what cannot be identified.
     """
+    _refuse_hooks(module)
     for node in module.graph.nodes:
         target = node.target if callable(node.target) else str(node.target)
         feed(hasher, (node.op, node.name, target, node.args, dict(node.kwargs)))
@@ -241,6 +244,7 @@ def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
     if kind.__module__.partition(".")[0] not in ("torch", "torchao", "litert_torch"):
         raise UnknownError(f"an observer of class {kind.__module__}.{kind.__qualname__}")
     feed(hasher, name_of(kind))
+    _refuse_hooks(module)
     for name, value in sorted(vars(module).items()):
         if name in ("_parameters", "_buffers"):
             feed(hasher, {key: each for key, each in value.items() if each is not None})
@@ -250,6 +254,17 @@ def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
                 _feed_module(hasher, each)
         elif not name.startswith("_"):
             _feed_fields(hasher, value)
+
+
+def _refuse_hooks(module: torch.nn.Module) -> None:
+    for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+        # torch.export itself registers one that checks the inputs of a graph.
+        code = getattr(hook, "__code__", None)
+        if code is None or not code.co_filename.startswith(_TORCH):
+            raise UnknownError(f"a hook of a {type(module).__name__}, {name_of(hook)}")
+
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 def _feed_fields(hasher: Any, value: Any) -> None:

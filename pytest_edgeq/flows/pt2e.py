@@ -144,6 +144,11 @@ class _Preparation:
             [entry.traced()],
         )
 
+    def graph_and_facts(self) -> tuple[torch.fx.GraphModule, Any]:
+        """Return the graph, and how it was exported."""
+        graph = self.graph
+        return graph, (self.strict, self.strict_refusal)
+
 
 def _instance(quantizer: Any) -> Any:
     """Make the quantizer of a preset; another is given back."""
@@ -153,16 +158,16 @@ def _instance(quantizer: Any) -> Any:
 def _simulate(preparation: _Preparation, cache: ConversionCache) -> Simulation:
     """Calibrate a model on its samples, and return the quantized graph."""
     entry = preparation.entry
-    if preparation.preset is not None:
-        strict = preparation.strict
-        preparation.key = cache.exported_key(entry.name, entry.traced(), strict=strict)
-        key = cache.preset_key(preparation.key, preparation.preset)
-    else:
-        key = cache.prepared_key(entry.name, lambda: preparation.graph)
+    if preparation.preset is not None and preparation.strict:
+        preparation.key = cache.exported_key(entry.traced())
+    key = cache.preset_key(preparation.key, str(preparation.preset))
+    if key is None:
+        key = cache.prepared_key(entry.name, preparation.graph_and_facts)
     make = functools.partial(_calibrate, preparation)
-    simulation = cache.simulate(key, entry.name, entry.calibration_samples(), make)
+    samples = entry.calibration_samples()
+    simulation = cache.simulate(key, entry.name, samples, make, preparation.key)
     if simulation.strict_refusal is not None:
-        warn_user(simulation.strict_refusal)
+        warn_user(_refused_strictly(entry.name, simulation.strict_refusal))
     for warned in simulation.warned:
         warned.repeat()
     return simulation
@@ -221,7 +226,7 @@ def _train(
     if exported is None:
         exported, refusal = _export(entry, strict=strict)
     if refusal is not None:
-        warn_user(refusal)
+        warn_user(_refused_strictly(entry.name, refusal))
     with litert.quiet():
         graph = copy.deepcopy(exported.module())
     prepared = _refuse_clearly(
@@ -313,7 +318,7 @@ def _call_export(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram:
 
 
 def _export(entry: Entry, *, strict: bool) -> tuple[torch.export.ExportedProgram, str | None]:
-    """Export a model; if strict export refuses it non-strictly, with a sentence that says so."""
+    """Export a model; if strict export refuses it non-strictly, and return why it does."""
     export = functools.partial(_call_export, entry)
 
     def not_strict() -> torch.export.ExportedProgram:
@@ -324,14 +329,20 @@ def _export(entry: Entry, *, strict: bool) -> tuple[torch.export.ExportedProgram
         return not_strict(), None
     try:
         return export(strict=True), None
+    except (MemoryError, OSError) as error:  # not the model's: the next try may succeed
+        who, tried = "torch.export", [entry.traced()]
+        raise RuntimeError(refusal(entry.name, who, error, tried, is_annotated=False)) from error
     except Exception as error:
         # torch.export raises whatever the model's own code met while it was traced.
         strict_error = error
     exported = not_strict()
     first = str(strict_error).strip().splitlines()
-    return exported, (
-        f"{entry.name}: torch.export(strict=True) refuses the model "
-        f"({type(strict_error).__name__}: {first[0] if first else ''}), so it was exported with "
+    return exported, f"{type(strict_error).__name__}: {first[0] if first else ''}"
+
+
+def _refused_strictly(name: str, why: str) -> str:
+    return (
+        f"{name}: torch.export(strict=True) refuses the model ({why}), so it was exported with "
         "strict=False. The PT2E annotators match no ADD, MUL and CONCATENATION in such a graph and "
         "leave them in float: check with assert_no_float_ops. Make the model strictly exportable, "
         "or pass strict_export=False to say that you know"
