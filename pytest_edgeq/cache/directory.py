@@ -6,10 +6,12 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 __all__ = ["DEFAULT_LIMIT", "Store", "size_of"]
 
@@ -20,16 +22,26 @@ _MAGIC = b"edgeq-cache 1 "
 _SUFFIX = ".entry"
 _DIGITS = 64  # of a SHA-256 in hexadecimal
 _LONGEST_LINE = len(_MAGIC) + _DIGITS + 22  # a blank, the length of the header, and the line's end
+_LONGEST_HEADER = 1 << 16
 
-_ABANDONED_S = 3600.0
-"""Age in seconds of a temporary file whose writer has died."""
+_TEMPORARY = re.compile(r"\..+\.entry\.[0-9]+-[0-9a-f]+")
+
+_HOUR_NS = 3600 * 10**9
+"""Age of a temporary file whose writer has died, and what clocks of two machines may differ by."""
 
 _UNCOUNTED = 1 / 16
 """Share of the limit after which a process that writes recounts the size of the directory."""
 
 _GITIGNORE = "# Created by pytest-edgeq: finished conversions, safe to delete.\n*\n"
 
+_REFUSALS = (OSError, ValueError)
+"""What the operating system's functions raise of a path; ValueError where it holds a NUL."""
+
 Report = Callable[[str], None]
+
+
+class _DamagedError(Exception):
+    """The content of a file is not that of the entry; the text says why."""
 
 
 class Store:
@@ -62,16 +74,18 @@ class Store:
         """
         path = self._path(kind, key)
         try:
-            content = path.read_bytes()
+            with open(path, "rb", opener=_open_at_once) as file:
+                parts = _unpack(file, f"{kind}/{key}", self._limit)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            self._problem(f"{path} cannot be read ({error}); the step runs again")
+        except _DamagedError as error:
+            self.report_damage(kind, key, str(error))
             return None
-        try:
-            parts = _unpack(content, f"{kind}/{key}")
-        except ValueError as error:
-            self._problem(f"{path} is damaged ({error}); the step runs again and replaces it")
+        except MemoryError:
+            self.report(f"{path} does not fit into memory; the step runs again")
+            return None
+        except _REFUSALS as error:
+            self.report(f"{path} cannot be read ({error}); the step runs again")
             return None
         with contextlib.suppress(OSError):  # last use, for the eviction; the content is at hand
             os.utime(path)
@@ -85,27 +99,28 @@ class Store:
             self._make_folder(path.parent)
             try:
                 with temporary.open("wb") as file:
-                    for piece in _pack(f"{kind}/{key}", parts):
-                        file.write(piece)
+                    size = sum(file.write(piece) for piece in _pack(f"{kind}/{key}", parts))
                 temporary.replace(path)
             except BaseException:
-                temporary.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
                 raise
-            self._written += path.stat().st_size
-            if (
-                self._counted is None
-                or self._counted + self._written > self._limit
-                or self._written > self._limit * _UNCOUNTED
-            ):
-                self._evict()
-        except OSError as error:
-            self._problem(f"{path} cannot be written ({error}); the result is not kept")
+        except _REFUSALS as error:
+            self.report(f"{path} cannot be written ({error}); the result is not kept")
+            return
+        self._written += size
+        if (
+            self._counted is None
+            or self._counted + self._written > self._limit
+            or self._written > self._limit * _UNCOUNTED
+        ):
+            self._evict()
 
     def keys(self, kind: str, prefix: str) -> list[str]:
         """Return the keys of a kind that begin with a prefix, sorted."""
         try:
             names = [path.name for path in (self.directory / kind).iterdir()]
-        except OSError:
+        except _REFUSALS:
             return []
         found = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
         return sorted(name for name in found if name.startswith(prefix))
@@ -125,9 +140,9 @@ class Store:
             self._make_folder(path.parent)
             lock = FileLock(path)
             lock.acquire()
-        except (OSError, NotImplementedError) as error:
+        except (*_REFUSALS, NotImplementedError) as error:
             lock = None
-            self._problem(
+            self.report(
                 f"{path} cannot be locked ({error}); two processes may convert the same model"
             )
         try:
@@ -135,6 +150,17 @@ class Store:
         finally:
             if lock is not None:
                 lock.release()
+
+    def report_damage(self, kind: str, key: str, why: str) -> None:
+        """Report that the content of an entry is not what it should be."""
+        path = self._path(kind, key)
+        self.report(f"{path} is damaged ({why}); the step runs again and replaces it")
+
+    def report(self, text: str) -> None:
+        """Report a problem, once for equal texts."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warn(f"conversion cache: {text}")
 
     def _path(self, kind: str, key: str) -> Path:
         return self.directory / kind / f"{key}{_SUFFIX}"
@@ -146,25 +172,25 @@ class Store:
             ignore.write_text(_GITIGNORE, encoding="utf-8")
 
     def _evict(self) -> None:
-        entries, total = [], 0
+        now, total = time.time_ns(), 0
+        entries: list[tuple[int, Path, int]] = []
+        refusals: list[OSError] = []
         for path, status in _files(self.directory):
-            if path.name.startswith(".") and path.name != ".gitignore":
-                if time.time() - status.st_mtime > _ABANDONED_S:
-                    path.unlink(missing_ok=True)
-            elif path.suffix == _SUFFIX:
-                entries.append((status.st_mtime_ns, path, status.st_size))
+            # What a clock that was wrong has dated in the future would never be the oldest.
+            used = status.st_mtime_ns if status.st_mtime_ns <= now + _HOUR_NS else 0
+            if path.suffix == _SUFFIX:
+                entries.append((used, path, status.st_size))
                 total += status.st_size
+            elif _TEMPORARY.fullmatch(path.name) and used < now - _HOUR_NS:
+                _delete(path, refusals)
         for _, path, size in sorted(entries):
             if total <= self._limit:
                 break
-            path.unlink(missing_ok=True)
-            total -= size
+            if _delete(path, refusals):
+                total -= size
+        if refusals:
+            self.report(f"an old file cannot be deleted ({refusals[0]}); others go in its place")
         self._counted, self._written = total, 0
-
-    def _problem(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            self._warn(f"conversion cache: {text}")
 
 
 def size_of(directory: Path) -> tuple[int, int]:
@@ -174,12 +200,34 @@ def size_of(directory: Path) -> tuple[int, int]:
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every file below a directory; those that vanish meanwhile are left out."""
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            path = Path(folder, name)
-            with contextlib.suppress(FileNotFoundError):
-                yield path, path.stat()
+    """Every file in the folders of a directory, without those that cannot be looked at."""
+    for folder, its_status in _listed(directory):
+        if stat.S_ISDIR(its_status.st_mode):
+            for path, status in _listed(folder):
+                if stat.S_ISREG(status.st_mode):
+                    yield path, status
+
+
+def _listed(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    with contextlib.suppress(*_REFUSALS), os.scandir(folder) as found:
+        for each in list(found):
+            with contextlib.suppress(OSError):
+                yield Path(each.path), each.stat(follow_symlinks=False)
+
+
+def _delete(path: Path, refusals: list[OSError]) -> bool:
+    """Return whether a file is gone; if not, add the reason to the refusals."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        refusals.append(error)
+        return False
+    return True
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; unlike `open` alone, never wait for the writer of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
@@ -192,35 +240,61 @@ def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
     yield from parts.values()
 
 
-def _unpack(content: bytes, name: str) -> dict[str, bytes]:
+def _unpack(file: BinaryIO, name: str, limit: int) -> dict[str, bytes]:
     """
     Read an entry and verify every byte of it.
 
+    The lengths are compared with the file's own before the parts are read.
+
+    Args:
+        file: It may be anything that can be opened.
+        name: Of the entry.
+        limit: Bytes that no entry exceeds.
+
     Raises:
-        ValueError: Not an entry, another one's, cut off, or changed.
+        _DamagedError: Not an entry, another one's, cut off, or changed.
     """
-    end = content.find(b"\n", 0, _LONGEST_LINE)
-    line, rest = content[: max(end, 0)], memoryview(content)[end + 1 :]
-    start = len(_MAGIC) + _DIGITS
-    magic, separator, length = line[: len(_MAGIC)], line[start : start + 1], line[start + 1 :]
-    if end < 0 or magic != _MAGIC or separator != b" " or not length.isdigit():
-        raise ValueError("not an entry of this cache")
-    size = int(length)
-    header = bytes(rest[:size])
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise _DamagedError("not a regular file")
+    if status.st_size > limit:
+        raise _DamagedError("larger than the whole cache may be")
+    line, start = file.readline(_LONGEST_LINE), len(_MAGIC) + _DIGITS
+    magic, separator, length = line[: len(_MAGIC)], line[start : start + 1], line[start + 1 : -1]
+    is_whole = line.endswith(b"\n") and magic == _MAGIC and separator == b" " and length.isdigit()
+    if not is_whole or int(length) > _LONGEST_HEADER:
+        raise _DamagedError("not an entry of this cache")
+    header = file.read(int(length))
     if hashlib.sha256(header).hexdigest().encode() != line[len(_MAGIC) : start]:
-        raise ValueError("its header does not have the hash that it should")
-    told = json.loads(header)
-    if told["name"] != name:
-        raise ValueError(f"it is the entry {told['name']}")
-    view, parts = rest[size:], {}
-    for part, count, digest in told["parts"]:
-        taken = bytes(view[:count])
-        if len(taken) < count:
-            raise ValueError("it is cut off")
-        if hashlib.sha256(taken).hexdigest() != digest:
-            raise ValueError(f"its part {part!r} does not have the hash that it should")
-        parts[part] = taken
-        view = view[count:]
-    if len(view):
-        raise ValueError(f"{len(view)} bytes follow it")
+        raise _DamagedError("its header does not have the hash that it should")
+    table = _decode_header(header, name)
+    surplus = status.st_size - file.tell() - sum(count for _, count, _ in table)
+    if surplus:
+        raise _DamagedError("it is cut off" if surplus < 0 else f"{surplus} bytes follow it")
+    parts = {}
+    for part, count, digest in table:
+        content = file.read(count)
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise _DamagedError(f"its part {part!r} does not have the hash that it should")
+        parts[part] = content
     return parts
+
+
+def _decode_header(header: bytes, name: str) -> list[tuple[str, int, str]]:
+    """
+    Return the name, the length and the hash of each part.
+
+    Raises:
+        _DamagedError: The header is another entry's, or no program of ours has written it.
+    """
+    try:
+        told = json.loads(header)
+        owner, table = told["name"], [(part, count, sha) for part, count, sha in told["parts"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _DamagedError("its header is no list of parts") from error
+    if owner != name:
+        raise _DamagedError(f"it is the entry {owner}")
+    for part, count, _ in table:
+        if type(part) is not str or type(count) is not int or count < 0:
+            raise _DamagedError("its header is no list of parts")
+    return table

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import errno
+import hashlib
+import json
 import os
 import shutil
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_edgeq.cache import directory
 from pytest_edgeq.cache.directory import Store, size_of
 
 KEY, PARTS = "a" * 64, {"tflite": bytes(range(256)) * 40, "facts": b"{}", "empty": b""}
-
-
-@pytest.fixture
-def said() -> list[str]:
-    """The warnings of the store."""
-    return []
-
-
-@pytest.fixture
-def store(tmp_path: Path, said: list[str]) -> Store:
-    """An empty one."""
-    return Store(tmp_path / "cache", said.append)
 
 
 def _entry(store: Store) -> Path:
@@ -83,18 +73,114 @@ def test_an_entry_under_another_name_is_foreign(store: Store, said: list[str]) -
     assert "it is the entry convert/bbb" in said[0]
 
 
-@pytest.mark.parametrize("kind", ["a folder", "a link to nothing"])
+@pytest.mark.parametrize(
+    "kind", ["a folder", "a link to nothing", "a link to itself", "a pipe", "a device"]
+)
 def test_what_is_no_file_is_a_miss(store: Store, said: list[str], kind: str) -> None:
-    """And the result of the step is not kept, or takes its place."""
+    """And the result of the step takes its place, or is not kept where a folder is."""
     store.write("convert", "b" * 64, PARTS)
+    path = _entry(store)
     if kind == "a folder":
-        _entry(store).mkdir()
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
     else:
-        _entry(store).symlink_to(store.directory / "nowhere")
+        path.symlink_to({"a link to itself": str(path), "a device": os.devnull}.get(kind, "gone"))
+
+    assert size_of(store.directory)[0] == 1
+    assert store.read("convert", KEY) is None
+    assert bool(said) == (kind != "a link to nothing")
+    store.write("convert", KEY, PARTS)
+    assert store.read("convert", KEY) == (None if kind == "a folder" else PARTS)
+
+
+def _with_header(header: bytes, content: bytes = b"", length: int | None = None) -> bytes:
+    digest = hashlib.sha256(header).hexdigest().encode()
+    return directory._MAGIC + digest + b" %d\n" % (length or len(header)) + header + content
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        {},
+        {"name": f"convert/{KEY}"},
+        {"name": f"convert/{KEY}", "parts": 1},
+        {"name": f"convert/{KEY}", "parts": ["x"]},
+        {"name": f"convert/{KEY}", "parts": [["x", "0", "0"]]},
+        {"name": f"convert/{KEY}", "parts": [["x", -1, "0"]]},
+        {"name": f"convert/{KEY}", "parts": [[[], 0, hashlib.sha256().hexdigest()]]},
+        "{",
+        "\udcff",
+        "[" * 50_000,
+    ],
+)
+def test_a_header_of_another_program_is_damage(store: Store, said: list[str], told: Any) -> None:
+    """Its hash is right; what it says is not."""
+    header = told if isinstance(told, str) else json.dumps(told)
+    store.write("convert", KEY, PARTS)
+    _entry(store).write_bytes(_with_header(header.encode("utf-8", "surrogateescape")))
 
     assert store.read("convert", KEY) is None
+    assert len(said) == 1
+    assert "is damaged" in said[0]
+
+
+@pytest.mark.parametrize("promised", ["nothing", "a header", "a part"])
+def test_a_file_larger_than_memory_is_a_miss(store: Store, said: list[str], promised: str) -> None:
+    """4 TiB of nothing, whatever its first lines say of it."""
+    size = 4 << 40
     store.write("convert", KEY, PARTS)
-    assert bool(said) == (kind == "a folder")
+    header = json.dumps({"name": f"convert/{KEY}", "parts": [["x", size, "0"]]}).encode()
+    content = {
+        "nothing": b"",
+        "a header": _with_header(header, length=size),
+        "a part": _with_header(header),
+    }[promised]
+    _entry(store).write_bytes(content)
+    os.truncate(_entry(store), len(content) + size)
+
+    assert store.read("convert", KEY) is None
+    assert len(said) == 1
+    assert "is damaged" in said[0]
+
+
+@pytest.mark.parametrize("size", [1, 1 << 40])
+def test_lengths_are_compared_before_parts_are_read(
+    store: Store, said: list[str], size: int
+) -> None:
+    """A file that is smaller or larger than its header says."""
+    header = json.dumps({"name": f"convert/{KEY}", "parts": [["x", size, "0"]]}).encode()
+    store.write("convert", KEY, PARTS)
+    _entry(store).write_bytes(_with_header(header, bytes(1000)))
+
+    assert store.read("convert", KEY) is None
+    assert ("999 bytes follow it" if size == 1 else "it is cut off") in said[0]
+
+
+def test_an_entry_that_memory_cannot_hold_is_a_miss(
+    store: Store, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step runs, though the entry may be sound."""
+
+    def refuse(*_: Any) -> None:
+        raise MemoryError
+
+    store.write("convert", KEY, PARTS)
+    monkeypatch.setattr(directory, "_unpack", refuse)
+    assert store.read("convert", KEY) is None
+    assert "does not fit into memory" in said[0]
+
+
+def test_a_path_that_no_system_takes_costs_a_warning(tmp_path: Path, said: list[str]) -> None:
+    """One with a NUL in it."""
+    store = Store(tmp_path / "a\0b", said.append)
+    with store.lock("convert", KEY):
+        store.write("convert", KEY, PARTS)
+    assert store.read("convert", KEY) is None
+    assert store.keys("convert", "") == []
+    assert size_of(store.directory) == (0, 0)
+    assert len(said) == 3
 
 
 def test_a_place_that_cannot_be_written_costs_a_warning(tmp_path: Path, said: list[str]) -> None:
@@ -154,6 +240,60 @@ def test_what_others_write_is_counted_before_it_is_much(tmp_path: Path, said: li
     assert said == []
 
 
+def _written_until_full(store: Store, limit: int) -> None:
+    """Write entries of a kilobyte; the directory is never larger than its limit."""
+    for number in range(8):
+        store.write("convert", f"new{number}", {"x": bytes(1000)})
+        assert size_of(store.directory)[1] <= limit
+
+
+def test_a_clock_that_was_wrong_protects_no_entry(tmp_path: Path, said: list[str]) -> None:
+    """What is dated in the future goes first; clocks that differ by minutes do no harm."""
+    store = Store(tmp_path, said.append, limit=4000)
+    for name, seconds in (("far", 10**9), ("near", 600)):
+        store.write("convert", name, {"x": bytes(1000)})
+        os.utime(tmp_path / "convert" / f"{name}.entry", (time.time() + seconds,) * 2)
+    _written_until_full(store, 4000)
+
+    assert store.keys("convert", "") == ["near", "new6", "new7"]
+
+
+def test_an_entry_that_cannot_be_deleted_stops_nothing(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others go in its place, it is told once, and what was written is kept."""
+    store = Store(tmp_path, said.append, limit=4000)
+    for name in ("stuck", "other"):
+        store.write("convert", name, {"x": bytes(1000)})
+        os.utime(tmp_path / "convert" / f"{name}.entry", (0, 0))
+    unlink = Path.unlink
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "stuck.entry":
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(self))
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    _written_until_full(store, 4000)
+
+    assert store.keys("convert", "") == ["new6", "new7", "stuck"]
+    assert len(said) == 1
+    assert "an old file cannot be deleted" in said[0]
+    assert "stuck.entry" in said[0]
+
+
+def test_what_is_no_file_does_not_stop_the_eviction(tmp_path: Path, said: list[str]) -> None:
+    """Nor is it counted."""
+    store = Store(tmp_path, said.append, limit=4000)
+    store.write("convert", KEY, PARTS)
+    for folder in (tmp_path, tmp_path / "convert"):
+        folder.joinpath("loop.entry").symlink_to(folder / "loop.entry")
+        os.mkfifo(folder / "pipe.entry")
+    _written_until_full(store, 4000)
+
+    assert said == []
+
+
 def test_what_a_dead_writer_left_goes(store: Store) -> None:
     """After an hour: before, it may still be written."""
     store.write("convert", KEY, PARTS)
@@ -167,6 +307,18 @@ def test_what_a_dead_writer_left_goes(store: Store) -> None:
     assert not old.exists()
     assert young.exists()
     assert len(store.keys("convert", "")) == 2
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path, said: list[str]) -> None:
+    """Where a user names a directory that holds more than the cache."""
+    paths = [tmp_path / name for name in (".env", "sub/.profile", "sub/deep/.a.entry.1-2")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(9000))
+        os.utime(path, (0, 0))
+    _written_until_full(Store(tmp_path, said.append, limit=4000), 4000)
+
+    assert all(path.exists() for path in paths)
 
 
 def test_the_directory_may_be_deleted_at_any_time(store: Store, said: list[str]) -> None:
@@ -184,29 +336,3 @@ def test_version_control_does_not_see_it(store: Store) -> None:
     """A directory beside the tests is not committed by accident."""
     store.write("convert", KEY, PARTS)
     assert "*" in (store.directory / ".gitignore").read_text().splitlines()
-
-
-def _hold(directory: Path, pipe: Any, *, dies: bool) -> None:
-    store = Store(directory, print)
-    with store.lock("convert", KEY):
-        pipe.send("held")
-        if dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-        pipe.recv()
-        store.write("convert", KEY, PARTS)
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_one_process_works_and_the_other_waits(store: Store, *, dies: bool) -> None:
-    """It reads what the first wrote, or works itself where the first was killed."""
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_hold, args=(store.directory, theirs), kwargs={"dies": dies})
-    process.start()
-    assert ours.recv() == "held"
-    if not dies:
-        ours.send("go on")
-    with store.lock("convert", KEY):
-        assert store.read("convert", KEY) == (None if dies else PARTS)
-    process.join()
-    assert process.exitcode == (-signal.SIGKILL if dies else 0)

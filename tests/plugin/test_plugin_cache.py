@@ -216,6 +216,10 @@ def test_the_header_tells_where_and_how_much(pytester: pytest.Pytester) -> None:
     nowhere = "edgeq: conversion cache: off (pytest's cache directory is turned off)"
     assert header("-p", "no:cacheprovider") == nowhere
     assert header("-o", "cache_dir=other").startswith("edgeq: conversion cache: other/d/edgeq (on")
+    folder = pytester.path / ".pytest_cache" / "d" / "edgeq" / "convert"
+    folder.joinpath("loop").symlink_to(folder / "loop")
+    folder.joinpath("nowhere.entry").symlink_to(folder / "gone")
+    assert header() == f"{place} (on, 1 entry, 1.2 MB)"
     outside = pytester.path.parent / "out"
     assert header(f"--edgeq-cache-dir={outside}").startswith(
         f"edgeq: conversion cache: {outside} ("
