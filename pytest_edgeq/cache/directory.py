@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import stat
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 __all__ = ["DEFAULT_LIMIT", "Store", "size_of"]
 
@@ -42,6 +48,16 @@ Report = Callable[[str], None]
 
 class _DamagedError(Exception):
     """The content of a file is not that of the entry; the text says why."""
+
+
+class _Held(threading.local):
+    """The lock files that the running thread holds."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+
+
+_HELD: Final = _Held()
 
 
 class Store:
@@ -128,20 +144,22 @@ class Store:
     @contextlib.contextmanager
     def lock(self, kind: str, key: str) -> Iterator[None]:
         """
-        Hold the only lock of a key; wait while another process holds it.
+        Hold the only lock of a key; wait while another process or thread holds it.
 
-        The operating system releases the lock of a process that dies.
+        A thread that holds it goes on at once: its calibration samples may come from a conversion
+        of the same model. The operating system releases the lock of a process that dies.
+        Lock files stay where they are: if one were deleted that a process has opened and not yet
+        locked, the next process would make another one, and both would hold the lock.
         """
-        from filelock import FileLock
-
         path = self.directory / "locks" / f"{kind}-{key}.lock"
-        lock = None
+        lock, name = None, ""
         try:
             self._make_folder(path.parent)
-            lock = FileLock(path)
-            lock.acquire()
+            name = os.path.realpath(path)
+            if name not in _HELD.paths:
+                lock = _acquired(path)
+                _HELD.paths.add(name)
         except (*_REFUSALS, NotImplementedError) as error:
-            lock = None
             self.report(
                 f"{path} cannot be locked ({error}); two processes may convert the same model"
             )
@@ -149,7 +167,15 @@ class Store:
             yield
         finally:
             if lock is not None:
-                lock.release()
+                try:
+                    lock.release()
+                except OSError as error:
+                    # It counts as held, because to wait for it would be to wait for this process.
+                    self.report(
+                        f"{path} cannot be unlocked ({error}); others may wait for this process"
+                    )
+                else:
+                    _HELD.paths.discard(name)
 
     def report_damage(self, kind: str, key: str, why: str) -> None:
         """Report that the content of an entry is not what it should be."""
@@ -223,6 +249,32 @@ def _delete(path: Path, refusals: list[OSError]) -> bool:
         refusals.append(error)
         return False
     return True
+
+
+def _acquired(path: Path) -> BaseFileLock:
+    """
+    Wait for the lock of a file, and return it.
+
+    Raises:
+        OSError: The file cannot be locked.
+        NotImplementedError: Nor can any other of its file system, by an older filelock.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    with warnings.catch_warnings():
+        # A newer one warns and makes a lock that stays when its process is killed.
+        warnings.filterwarnings("error", "flock not supported", UserWarning)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            pass  # and wait below: these settings of warnings are those of every thread
+        except UserWarning as error:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
+        else:
+            return lock
+    lock.acquire()
+    return lock
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -1,10 +1,14 @@
-"""One lock for each key: processes wait for each other."""
+"""One lock for each key: processes and threads wait for each other, and never for themselves."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import signal
+import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +43,74 @@ def test_one_process_works_and_the_other_waits(store: Store, *, dies: bool) -> N
         assert store.read("convert", KEY) == (None if dies else PARTS)
     process.join()
     assert process.exitcode == (-signal.SIGKILL if dies else 0)
+
+
+def test_a_thread_that_holds_a_lock_goes_on_and_another_waits(
+    store: Store, said: list[str]
+) -> None:
+    """The end of the inner block does not release what the outer one holds."""
+    has_it = threading.Event()
+
+    def take() -> None:
+        with Store(store.directory, said.append).lock("convert", KEY):
+            has_it.set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    with store.lock("convert", KEY):
+        with Store(store.directory, said.append).lock("convert", KEY):
+            store.write("convert", KEY, PARTS)
+        thread.start()
+        assert not has_it.wait(0.2)
+    assert has_it.wait(10)
+    thread.join()
+    with store.lock("convert", KEY):
+        assert store.read("convert", KEY) == PARTS
+    assert said == []
+
+
+def _refuse_flock(monkeypatch: pytest.MonkeyPatch, operation: int, code: int) -> None:
+    flock = fcntl.flock
+
+    def refuse(file: int, asked: int) -> None:
+        if asked & operation:
+            raise OSError(code, os.strerror(code))
+        flock(file, asked)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.parametrize("action", ["error", "always"])
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_costs_a_warning(
+    store: Store,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    action: Any,
+) -> None:
+    """Of the cache, not of Python; no lock is made that would outlive its process."""
+    _refuse_flock(monkeypatch, fcntl.LOCK_EX, code)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action)
+        for _ in range(2):
+            with store.lock("convert", KEY):
+                store.write("convert", KEY, PARTS)
+    assert caught == []
+    assert len(said) == 1
+    assert "cannot be locked" in said[0]
+    assert os.strerror(code) in said[0]
+
+
+def test_a_lock_that_cannot_be_released_costs_a_warning(
+    store: Store, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is there, and this process does not wait for itself."""
+    with monkeypatch.context() as patch:
+        _refuse_flock(patch, fcntl.LOCK_UN, errno.ESTALE)
+        for _ in range(2):
+            with store.lock("convert", KEY):
+                store.write("convert", KEY, PARTS)
+    with store.lock("convert", KEY):
+        assert store.read("convert", KEY) == PARTS
+    assert len(said) == 1
+    assert "cannot be unlocked" in said[0]
