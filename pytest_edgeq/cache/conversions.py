@@ -19,7 +19,9 @@ from pytest_edgeq.cache.parts import (
     Exported,
     Simulation,
     read_exported,
+    read_file,
     read_ranges,
+    read_run,
     read_simulation,
     write_exported,
     write_ranges,
@@ -172,9 +174,9 @@ class ConversionCache:
         if known is not None and known.key == key and known.is_unchanged():
             return _copied(known.program)
         with self._store.lock("export", key):
-            parts = self._read("export", key)
-            if parts is not None:
-                return read_exported(parts)
+            exported = self._read("export", key, read_exported)
+            if exported is not None:
+                return exported
             program = export()
             exported = _copied(program)
             try:
@@ -321,27 +323,33 @@ class ConversionCache:
 
     # --- entries --------------------------------------------------------------------------------
 
-    def _step(
-        self, kind: str, key: str | None, make: Callable[[], dict[str, bytes]]
-    ) -> dict[str, bytes]:
+    def _step(self, kind: str, key: str | None, make: Callable[[], _Parts]) -> _Parts:
         if key is None or self._store is None:
             return make()
-        found = self._read(kind, key)
+        found = self._read(kind, key, read_file)
         if found is not None:
             return found
         with self._store.lock(kind, key):
             # Another process may have finished it while this one waited.
-            found = self._read(kind, key)
+            found = self._read(kind, key, read_file)
             if found is None:
                 found = make()
                 self._write(kind, key, found)
         return found
 
-    def _read(self, kind: str, key: str) -> dict[str, bytes] | None:
+    def _read(self, kind: str, key: str, decode: Callable[[_Parts], _Result]) -> _Result | None:
         assert self._store is not None, "unreachable because callers have looked"
         if self._refresh and (kind, key) not in self._written:
             return None
-        return self._store.read(kind, key)
+        parts = self._store.read(kind, key)
+        if parts is None:
+            return None
+        try:
+            return decode(parts)
+        except Exception as error:  # torch raises anything of parts that another program wrote
+            why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            self._store.report_damage(kind, key, why)
+            return None
 
     def _write(self, kind: str, key: str, parts: Mapping[str, bytes]) -> None:
         assert self._store is not None, "unreachable because callers have looked"
@@ -376,9 +384,9 @@ class ConversionCache:
             if found is None:
                 runs = {k: hashes for k, hashes in stored.items() if hashes is not None}
                 found, remaining = find_equal(recording, runs)
-            entry = None if found is None else self._read(kind, found)
-            if entry is not None:
-                return read(entry)
+            known = None if found is None else self._read(kind, found, read)
+            if known is not None:
+                return known
             result, parts, has_read = make(remaining)
             if parts is not None:
                 self._keep_run(kind, key, recording.hashes if has_read else None, parts)
@@ -389,9 +397,9 @@ class ConversionCache:
         assert self._store is not None, "unreachable because callers have looked"
         runs = {}
         for key in self._store.keys(f"{kind}-samples", group):
-            parts = self._read(f"{kind}-samples", key)
-            if parts is not None:
-                runs[key] = json.loads(parts["hashes"])
+            run = self._read(f"{kind}-samples", key, read_run)
+            if run is not None:
+                runs[key] = run.hashes
         return runs
 
     def _keep_run(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,12 @@ from pytest_edgeq.warn import Warned
 
 __all__ = [
     "Exported",
+    "Run",
     "Simulation",
     "read_exported",
+    "read_file",
     "read_ranges",
+    "read_run",
     "read_simulation",
     "write_exported",
     "write_ranges",
@@ -69,6 +72,17 @@ class Simulation:
     digest: str | None = None
 
 
+class Run(NamedTuple):
+    """
+    A calibration that is stored.
+
+    Attributes:
+        hashes: The running hashes of its samples; None where it needed none.
+    """
+
+    hashes: list[str] | None
+
+
 def write_exported(exported: Exported) -> dict[str, bytes]:
     """
     Encode an exported graph.
@@ -87,7 +101,13 @@ def write_exported(exported: Exported) -> dict[str, bytes]:
 
 
 def read_exported(parts: Mapping[str, bytes]) -> Exported:
-    """Return the graph that `write_exported` has encoded."""
+    """
+    Return the graph that `write_exported` has encoded.
+
+    Raises:
+        Exception: The parts are other ones; torch and Python raise what they meet in them.
+    """
+    _check_names(parts, "graph", "tensors", "facts")
     return Exported(decode_graph(parts), json.loads(parts["facts"])["strict_refusal"])
 
 
@@ -111,7 +131,14 @@ def write_simulation(simulation: Simulation) -> dict[str, bytes]:
 
 
 def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
-    """Return the quantized graph that `write_simulation` has encoded; built when first used."""
+    """
+    Return the quantized graph that `write_simulation` has encoded; built when first used.
+
+    Raises:
+        Exception: The parts are other ones; Python raises what it meets in them.
+    """
+    _check_names(parts, "graph", "tensors", "facts")
+    json.loads(parts["graph"])  # later it would be too late to calibrate again
     facts = json.loads(parts["facts"])
 
     @functools.cache
@@ -149,10 +176,51 @@ def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
 
 
 def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """Return the ranges that `write_ranges` has encoded."""
+    """
+    Return the ranges that `write_ranges` has encoded.
+
+    Raises:
+        Exception: The parts are other ones; torch and Python raise what they meet in them.
+    """
+    _check_names(parts, "ranges", "tensors")
     told = json.loads(parts["ranges"])
     arrays = decode_tensors(told["tensors"], parts["tensors"])
     return {
         name: {kind: arrays[f"{i} {j}"].numpy() for j, kind in enumerate(kinds)}
         for i, (name, kinds) in enumerate(told["names"])
     }
+
+
+def read_run(parts: Mapping[str, bytes]) -> Run:
+    """
+    Return what is stored of a calibration beside its result.
+
+    Raises:
+        ValueError: The parts are other ones.
+    """
+    _check_names(parts, "hashes")
+    hashes = json.loads(parts["hashes"])
+    if hashes is not None and not (
+        isinstance(hashes, list) and all(isinstance(each, str) for each in hashes)
+    ):
+        raise ValueError("its hashes are no list of texts")
+    return Run(hashes)
+
+
+def read_file(parts: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """
+    Return the parts, which are a `.tflite` file.
+
+    Raises:
+        ValueError: They are not.
+    """
+    _check_names(parts, "tflite")
+    if parts["tflite"][4:8] != b"TFL3":
+        raise ValueError("its part 'tflite' is no such file")
+    return parts
+
+
+def _check_names(parts: Mapping[str, bytes], *names: str) -> None:
+    missing = [name for name in names if name not in parts]
+    if missing:
+        raise ValueError(f"it has no part {missing[0]!r}")

@@ -308,7 +308,7 @@ def test_tensorflow_counts_where_it_is_used(
 
     def convert(*_: Any, **options: Any) -> bytes:
         made.append(options)
-        return b"file"
+        return b"fileTFL3"
 
     monkeypatch.setattr(litert, "convert", convert)
     cache = ConversionCache(Store(tmp_path, pytest.fail))
@@ -316,7 +316,7 @@ def test_tensorflow_counts_where_it_is_used(
     for release in ("2.21.0", "2.22.0", "2.22.0"):
         monkeypatch.setattr(environment, "second_pipeline", lambda r=release: {"tensorflow": r})
         for second in (False, True):
-            assert cache.convert("Net", signatures, second_pipeline=second) == b"file"
+            assert cache.convert("Net", signatures, second_pipeline=second) == b"fileTFL3"
     assert [options["second_pipeline"] for options in made] == [False, True, True]
 
 
