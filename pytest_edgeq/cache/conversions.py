@@ -383,7 +383,7 @@ class ConversionCache:
             remaining: Iterator[Tagged] = recording
             if found is None:
                 runs = {k: hashes for k, hashes in stored.items() if hashes is not None}
-                found, remaining = find_equal(recording, runs)
+                found, remaining = find_equal(recording, runs, self._store.report)
             known = None if found is None else self._read(kind, found, read)
             if known is not None:
                 return known

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
+import io
 import itertools
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -52,7 +54,9 @@ class Recording:
 
 
 def find_equal(
-    recording: Recording, stored: Mapping[str, Sequence[str]]
+    recording: Recording,
+    stored: Mapping[str, Sequence[str]],
+    report: Callable[[str], None],
 ) -> tuple[str | None, Iterator[Tagged]]:
     """
     Read samples until no stored run began with the same ones.
@@ -60,13 +64,14 @@ def find_equal(
     Args:
         recording: The samples.
         stored: By key, the running hashes of a stored run.
+        report: Called with a sentence where samples have to be kept in memory.
 
     Returns:
         The key of the run on just these samples, or None; and all samples, to be run where nothing
-        is stored: those that were read here come from a file.
+        is stored: copies of those that were read here come first.
     """
     candidates = {key: list(hashes) for key, hashes in stored.items()}
-    spool = _Spool()
+    spool = _Spool(report)
     while candidates:
         tagged = next(recording, None)
         count = len(recording.hashes)
@@ -99,45 +104,91 @@ def streams_of(samples: Iterator[Tagged], signatures: Iterable[str]) -> dict[str
     return {signature: stream(signature) for signature in signatures}
 
 
-class _Spool:
-    """Samples in a file, which is deleted when they have been read."""
+class _Head(NamedTuple):
+    """Stands in a sample for a value that is in the file."""
 
-    def __init__(self) -> None:
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
-        # Samples that are equal to a stored run's are never read again.
-        self._close = weakref.finalize(self, self._file.close)
-        self._heads: list[tuple[str, list[Any], dict[str, Any]]] = []
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    is_tensor: bool
+
+
+class _Spool:
+    """
+    Copies of samples to be read once, in memory as long as they are few, then in a file.
+
+    Args:
+        report: Called with a sentence where the file cannot be written; then memory takes the rest.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._kept: collections.deque[Tagged] = collections.deque()
+        self._in_memory = 0
+        self._file: io.FileIO | None = None
+        self._is_refused = False
 
     def add(self, signature: str, sample: Sample) -> None:
         """Keep a copy of a sample."""
         copy = sample.clone()
-        args = [self._write(value) for value in copy.args]
-        kwargs = {name: self._write(value) for name, value in copy.kwargs.items()}
-        self._heads.append((signature, args, kwargs))
-
-    def _write(self, value: Any) -> tuple[torch.dtype, torch.Size, tuple[int, ...], bool]:
-        is_tensor = isinstance(value, torch.Tensor)
-        tensor = value if is_tensor else torch.from_numpy(value)
-        self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return tensor.dtype, tensor.shape, tensor.stride(), is_tensor
+        size = sum(value.nbytes for value in copy.tensors)
+        if self._is_refused or self._in_memory + size <= _IN_MEMORY:
+            self._in_memory += size
+        else:
+            copy = self._stored(copy)
+        self._kept.append((signature, copy))
 
     def replayed(self) -> Iterator[Tagged]:
         """Give the samples again, once."""
-        self._file.seek(0)
-        for signature, args, kwargs in self._heads:
-            yield (
-                signature,
-                Sample(
-                    tuple(map(self._read, args)),
-                    {name: self._read(head) for name, head in kwargs.items()},
-                ),
-            )
-        self._close()
+        file = None
+        if self._file is not None:
+            self._file.seek(0)
+            file = io.BufferedReader(self._file)
+        while self._kept:
+            signature, sample = self._kept.popleft()
+            yield signature, _mapped(lambda value: _read(value, file), sample)
 
-    def _read(self, head: tuple[torch.dtype, torch.Size, tuple[int, ...], bool]) -> Any:
-        dtype, shape, stride, is_tensor = head
-        made = torch.empty_strided(shape, stride, dtype=dtype)
-        raw = bytearray(self._file.read(made.numel() * made.element_size()))
-        if raw:
-            made.copy_(torch.frombuffer(raw, dtype=dtype).reshape(shape))
-        return made if is_tensor else made.numpy()
+    def _stored(self, sample: Sample) -> Sample:
+        """Return the sample with its values in the file; as it is where they cannot be written."""
+        try:
+            if self._file is None:
+                # Not buffered: what a full disk refuses would stay in the buffer, and fail again.
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+                # Samples that are equal to a stored run's are never read again.
+                weakref.finalize(self, self._file.close)
+            file = self._file
+            return _mapped(lambda value: _write(value, file), sample)
+        except OSError as error:
+            self._is_refused = True
+            self._report(
+                f"calibration samples cannot be written to a temporary file ({error}); they are "
+                "kept in memory"
+            )
+            return sample
+
+
+def _mapped(function: Callable[[Any], Any], sample: Sample) -> Sample:
+    return Sample(
+        tuple(map(function, sample.args)),
+        {name: function(value) for name, value in sample.kwargs.items()},
+    )
+
+
+def _write(value: Any, file: io.FileIO) -> _Head:
+    is_tensor = isinstance(value, torch.Tensor)
+    tensor = value if is_tensor else torch.from_numpy(value)
+    rest = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    while rest:
+        rest = rest[file.write(rest) :]
+    return _Head(tensor.dtype, tensor.shape, tensor.stride(), is_tensor)
+
+
+def _read(value: Any, file: BinaryIO | None) -> Any:
+    if not isinstance(value, _Head):
+        return value
+    assert file is not None, "unreachable because a head is made by writing"
+    made = torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
+    raw = bytearray(file.read(made.nbytes))
+    if raw:
+        made.copy_(torch.frombuffer(raw, dtype=value.dtype).reshape(value.shape))
+    return made if value.is_tensor else made.numpy()

@@ -1,0 +1,101 @@
+"""Samples that begin like a stored run's come again, also where no file can hold them."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_edgeq.cache import sample_replay
+from pytest_edgeq.cache.sample_replay import Recording, Tagged, find_equal
+from pytest_edgeq.samples import Sample
+
+SIZE = 6
+
+
+def _given() -> Iterator[Tagged]:
+    """Samples in one buffer, as some loaders have."""
+    buffer, other = torch.empty(2, 3).t(), np.empty((2, 2), np.int8)
+    for number in range(SIZE):
+        buffer.fill_(number)
+        other.fill(-number)
+        yield "main", Sample((buffer, torch.tensor(number)), {"other": other})
+
+
+def _replayed(report: Any) -> list[str]:
+    """Read all samples but the last one before they turn out to differ, and tell them again."""
+    recording = Recording(_given())
+    list(recording)
+    hashes = [*recording.hashes[:-1], "another"]
+    found, samples = find_equal(Recording(_given()), {"run": hashes}, report)
+    assert found is None
+    return [_told(*each) for each in samples]
+
+
+def _told(signature: str, sample: Sample) -> str:
+    strides = [value.stride() for value in sample.args]
+    return f"{signature} {sample} {strides} {sample.kwargs['other'].dtype}"
+
+
+@pytest.fixture
+def plain() -> list[str]:
+    """What is given, in words."""
+    return [_told(*each) for each in _given()]
+
+
+@pytest.mark.parametrize("limit", [0, 2 * 36, 1 << 26])
+def test_samples_come_again_in_order(
+    monkeypatch: pytest.MonkeyPatch, plain: list[str], limit: int
+) -> None:
+    """From the file, from memory, or from both."""
+    monkeypatch.setattr(sample_replay, "_IN_MEMORY", limit)
+    assert _replayed(pytest.fail) == plain
+
+
+def test_samples_stay_in_memory_where_no_file_can_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plain: list[str]
+) -> None:
+    """That is told once."""
+    told: list[str] = []
+    monkeypatch.setattr(sample_replay, "_IN_MEMORY", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+
+    assert _replayed(told.append) == plain
+    assert len(told) == 1
+    assert "cannot be written to a temporary file" in told[0]
+
+
+@pytest.mark.parametrize("room", [0, 1, 24, 30, 36, 40, 100])
+def test_samples_that_a_full_disk_refuses_stay_in_memory(
+    monkeypatch: pytest.MonkeyPatch, plain: list[str], room: int
+) -> None:
+    """At any place, also within a sample; those before it are in the file."""
+
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            free = room - self.tell()
+            if not free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data[:free])
+
+    def full(buffering: int) -> Full:
+        assert buffering == 0
+        file, path = tempfile.mkstemp()
+        Path(path).unlink()
+        return Full(file, "w+b")
+
+    told: list[str] = []
+    monkeypatch.setattr(sample_replay, "_IN_MEMORY", 0)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+
+    assert _replayed(told.append) == plain
+    assert len(told) == 1
+    assert "No space left" in told[0]
