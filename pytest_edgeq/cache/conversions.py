@@ -246,7 +246,7 @@ class ConversionCache:
         name: str,
         samples: Iterator[Sample],
         make: Callable[[Iterator[Sample]], tuple[Simulation, bool]],
-        exported: str | None,
+        exported: str | None = None,
     ) -> Simulation:
         """
         Return the quantized graph of a model and its calibration samples.

@@ -15,6 +15,7 @@ from pytest_edgeq import litert
 from pytest_edgeq.cache.conversions import ConversionCache
 from pytest_edgeq.cache.directory import Store
 from pytest_edgeq.cache.parts import Simulation
+from pytest_edgeq.litert import Traced
 from pytest_edgeq.samples import Sample
 
 Step = Callable[[ConversionCache, list[str]], Any]
@@ -74,7 +75,9 @@ def _export(cache: ConversionCache, ran: list[str]) -> Any:
         ran.append("export")
         return _program(), None
 
-    return str(cache.exported("net", Net(), "key", make).graph.graph)
+    model = Net().eval()
+    key = cache.exported_key(Traced(model, (torch.zeros(2),)))
+    return str(cache.exported("net", model, key, make).graph.graph)
 
 
 JUNK = {"junk": b"x"}
