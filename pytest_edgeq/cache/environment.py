@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.cache.digest import UnknownError
+from pytest_edgeq.cache.digest import UnknownError, digest_of
 
 __all__ = ["libraries", "own_code", "second_pipeline", "settings"]
 
@@ -97,12 +97,17 @@ def libraries() -> dict[str, str]:
     Return what identifies the code of every library in the chain, and ours.
 
     Raises:
-        UnknownError: It cannot be identified: a working tree, or a conversion that others extend.
+        UnknownError: It cannot be identified: a working tree, or code that others put into it.
     """
-    foreign = litert.foreign_extensions()
-    if foreign:
-        raise UnknownError(f"{foreign[0]}, registered with the converter by code outside of it")
-    return {**_installed(_DISTRIBUTIONS), "pytest-edgeq": own_code(Path(__file__).parent.parent)}
+    installed = _installed(_DISTRIBUTIONS)
+    found = litert.find_extensions()
+    if found.foreign:
+        raise UnknownError(f"{found.foreign[0]}, which other code has put into the libraries")
+    return {
+        **installed,
+        **{name: digest_of(value) for name, value in found.constants.items()},
+        "pytest-edgeq": own_code(Path(__file__).parent.parent),
+    }
 
 
 def second_pipeline() -> dict[str, str]:

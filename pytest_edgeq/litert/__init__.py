@@ -22,9 +22,9 @@ from pytest_edgeq.litert.converter import (
     Traced,
     convert,
     export,
-    foreign_extensions,
 )
 from pytest_edgeq.litert.exported import drop_guards
+from pytest_edgeq.litert.extensions import find_extensions
 from pytest_edgeq.litert.fx import (
     is_prepared_by_torch_ao,
     quantizer_from_fx,
@@ -81,9 +81,9 @@ __all__ = [
     "dequantized",
     "drop_guards",
     "export",
+    "find_extensions",
     "finish_pt2e",
     "finish_qat",
-    "foreign_extensions",
     "holds_ao_weights",
     "holds_observers",
     "holds_quantization",

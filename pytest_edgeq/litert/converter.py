@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.decompositions import ops_listed_once
-from pytest_edgeq.litert.libraries import converter_module, converter_name
+from pytest_edgeq.litert.libraries import converter_module
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
 from pytest_edgeq.litert.true_constants import true_constants
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["SIGNATURE", "Traced", "convert", "export", "foreign_extensions"]
+__all__ = ["SIGNATURE", "Traced", "convert", "export"]
 
 # The name of a file's only entry point.
 SIGNATURE = "serving_default"
@@ -146,34 +144,3 @@ def _exported_before(
         yield
     finally:
         torch.export.export = original
-
-
-def foreign_extensions() -> list[str]:
-    """Return the functions that code outside of the libraries has registered with the converter."""
-    if converter_name() == "ai_edge_torch":
-        return []  # 0.7.1 has these registries elsewhere
-    if "litert_torch.backend.lowerings" not in sys.modules:
-        return []  # nobody can have registered anything yet
-    registry = converter_module("backend.lowerings.registry").global_registry
-    decompositions = converter_module("fx_infra.decomp")
-    functions = [
-        *registry.registered_ops.values(),
-        *_decompositions(decompositions._pre_convert_decomp),
-        *_decompositions(decompositions._pre_lower_decomp),
-    ]
-    known = ("torch", "litert_torch")
-    plain = [f.func if isinstance(f, functools.partial) else f for f in functions]
-    names = {
-        (getattr(f, "__module__", None) or "", getattr(f, "__qualname__", repr(f))) for f in plain
-    }
-    return sorted(f"{m}.{name}" for m, name in names if m.partition(".")[0] not in known)
-
-
-def _decompositions(table: Mapping[Any, Any]) -> Iterable[Any]:
-    """
-    Return the functions of a table without completing it.
-
-    `values()` of torch 2.13's `CustomDecompTable` is always empty, and `items()` adds what custom
-    operators are made of.
-    """
-    return getattr(table, "decomp_table", table).values()

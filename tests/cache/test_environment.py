@@ -1,0 +1,203 @@
+"""What other code does to the libraries and to this process counts, or makes the key unknown."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.cache import environment
+from pytest_edgeq.cache.digest import UnknownError, digest_of
+from pytest_edgeq.litert.constants import constants_of_source
+from pytest_edgeq.litert.extensions import _Latest
+
+
+def _key() -> str:
+    return digest_of(environment.libraries(), environment.settings())
+
+
+def _module(name: str) -> Any:
+    return litert.converter_module(name)
+
+
+def _mine(*_: Any, **__: Any) -> Any:
+    """Stand for code of a test suite."""
+
+
+def _annotator(patch: pytest.MonkeyPatch) -> None:
+    utils = _module("quantize.pt2e_quantizer_utils")
+    patch.setitem(utils.OP_TO_ANNOTATOR, "add", utils.OP_TO_ANNOTATOR["add"])
+    utils.register_annotator("add")(_mine)
+
+
+def _wrapped_lowering(patch: pytest.MonkeyPatch) -> None:
+    lowerings = _module("backend.lowerings.registry").global_registry.registered_ops
+    original = lowerings[torch.ops.aten.relu.default]
+    patch.setitem(lowerings, torch.ops.aten.relu.default, functools.wraps(original)(_copy()))
+
+
+def _copy() -> Callable[..., Any]:
+    """A function that `functools.wraps` may rename."""
+
+    def mine(*_: Any, **__: Any) -> Any:
+        return None
+
+    return mine
+
+
+def _recipe_algorithm(patch: pytest.MonkeyPatch) -> None:
+    manager: Any = litert.libraries.recipe_module("algorithm_manager")
+    common: Any = litert.libraries.recipe_module("algorithms.uniform_quantize.common_quantize")
+    op, algorithm = manager._TFLOpName.TANH, manager.AlgorithmName.MIN_MAX_UNIFORM_QUANT
+    ops = manager._alg_manager_instance._algorithm_registry[algorithm].quantized_ops
+    patch.setitem(ops, op, ops[op])
+    manager.register_quantized_op(
+        algorithm,
+        op,
+        ops[op].init_qsv_func,
+        calibration_func=ops[op].calibration_func,
+        materialize_func=functools.partial(common.materialize_tanh, _mine),
+    )
+
+
+def _observer(patch: pytest.MonkeyPatch) -> None:
+    observers = litert.libraries.pt2e_module("observer")
+    patch.setattr(observers.HistogramObserver, "calculate_qparams", _mine)
+
+
+def _static_method(patch: pytest.MonkeyPatch) -> None:
+    observers = litert.libraries.pt2e_module("observer")
+    patch.setattr(observers.MinMaxObserver, "forward", staticmethod(_mine))
+
+
+def _module_function(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_module("quantize.pt2e_quantizer_utils"), "get_bias_qspec", _mine)
+
+
+def _instance(patch: pytest.MonkeyPatch) -> None:
+    registry = _module("backend.lowerings.registry").global_registry
+    patch.setattr(registry, "lookup", _mine, raising=False)
+
+
+class _Callable:
+    def __call__(self) -> None:
+        """Stand for code of a test suite."""
+
+
+def _callable_object(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_module("quantize.pt2e_quantizer_utils"), "get_bias_qspec", _Callable())
+
+
+def _generated(patch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {"__name__": "conftest"}
+    exec("def mine(): pass", names)
+    patch.setattr(_module("quantize.pt2e_quantizer_utils"), "get_bias_qspec", names["mine"])
+
+
+def _decorated_by_torch(patch: pytest.MonkeyPatch) -> None:
+    made = torch.no_grad()(_copy())
+    patch.setattr(_module("quantize.pt2e_quantizer_utils"), "get_bias_qspec", made)
+
+
+@pytest.mark.parametrize(
+    "extend",
+    [
+        _annotator,
+        _wrapped_lowering,
+        _recipe_algorithm,
+        _observer,
+        _static_method,
+        _module_function,
+        _instance,
+        _callable_object,
+        _generated,
+        _decorated_by_torch,
+    ],
+)
+def test_code_that_others_put_into_a_library_makes_the_key_unknown(
+    extend: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    """Their code is in no version; once it is gone, the key is what it was."""
+    for name in ("quantize.pt2e_quantizer", "backend.lowerings"):
+        _module(name)
+    litert.libraries.recipe_module("quantizer")
+    key = _key()
+    with pytest.MonkeyPatch.context() as patch:
+        extend(patch)
+        with pytest.raises(UnknownError, match="which other code has put into the libraries"):
+            _key()
+    assert _key() == key
+
+
+@pytest.mark.parametrize("change", ["assign", "remove"])
+def test_a_constant_of_a_library_counts(change: str) -> None:
+    """Which operators PT2E annotates, by assignment and in place."""
+    quantizer = _module("quantize.pt2e_quantizer").PT2EQuantizer
+    before = list(quantizer.STATIC_OPS)
+    key = _key()
+    with pytest.MonkeyPatch.context() as patch:
+        if change == "assign":
+            patch.setattr(quantizer, "STATIC_OPS", before[1:])
+        else:
+            quantizer.STATIC_OPS.remove("add")
+        changed = _key()
+        quantizer.STATIC_OPS[:] = before
+    assert changed != key
+    assert _key() == key
+
+
+def test_constants_are_read_from_source(tmp_path: Path) -> None:
+    """Not what code sets twice, fills, computes, or makes a member of."""
+    source = tmp_path / "module.py"
+    source.write_text(
+        "A = 1\nB = [1, 2]\nC = []\nD = 1\nD = 2\nE = f()\nF = -1.5\nG = None\nH: int = 3\n"
+        "J = {'a': (1, 2)}\nJ['b'] = 2\n"
+        "class One:\n    A = 'a'\n    B = {'a': (1, 2)}\n"
+        "class Two(enum.Enum):\n    A = 'a'\n"
+        "def use():\n    global G\n    A = 2\n"
+    )
+    assert constants_of_source(source) == {
+        ("", "A"): 1,
+        ("", "B"): [1, 2],
+        ("", "F"): -1.5,
+        ("", "H"): 3,
+        ("One", "A"): "a",
+        ("One", "B"): {"a": (1, 2)},
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators:UserWarning")
+@pytest.mark.parametrize("by", ["library", "function"])
+def test_a_kernel_of_the_users_own_makes_the_key_unknown(by: str) -> None:
+    """Samples run by it; once it is gone, the key is what it was."""
+    key = _key()
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        if by == "library":
+            library.impl("alpha_dropout", _mine, "CPU")
+        else:
+            torch.library.impl("aten::alpha_dropout", "CPU", lib=library)(_mine)
+        with pytest.raises(UnknownError, match="the kernel aten/alpha_dropout/CPU"):
+            _key()
+    finally:
+        library._destroy()
+    assert _key() == key
+
+
+def test_an_unchanged_process_is_looked_at_once() -> None:
+    """A key costs a comparison; a look takes some 65 ms."""
+    _module("quantize.pt2e_quantizer")
+    _key()
+    look = _Latest.look
+    for _ in range(3):
+        _key()
+    assert _Latest.look is look
+
+
+def _with_variable(name: str, value: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setenv(name, value)
