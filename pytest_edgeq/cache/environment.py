@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,14 @@ from pytest_edgeq.cache.digest import UnknownError, digest_of
 __all__ = ["libraries", "own_code", "second_pipeline", "settings"]
 
 _DISTRIBUTIONS: Final = (
+    "absl-py",
+    "flatbuffers",
+    "immutabledict",
+    "mpmath",
+    "networkx",
+    "opt-einsum",
+    "scipy",
+    "sympy",
     "torch",
     "torchao",
     "litert-torch",
@@ -37,6 +47,9 @@ _DISTRIBUTIONS: Final = (
 
 _SECOND_PIPELINE: Final = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
 """Packages that litert-torch 0.10.0 imports in its second pipeline only."""
+
+_MODULES: Final = {"absl-py": "absl", **dict.fromkeys(_SECOND_PIPELINE, "tensorflow")}
+"""What a distribution is imported as, where it is not its name with underscores."""
 
 _VARIABLES: Final = (
     "TORCH",
@@ -59,25 +72,49 @@ _LATER: Final = frozenset({"agree", "assertions", "kernels", "localize", "numeri
 
 
 @functools.cache
-def _installed(names: tuple[str, ...]) -> dict[str, str]:
+def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
     """
     Return, by distribution, a hash of its version and of the list of its files.
 
+    Args:
+        names: Of the distributions.
+        path: `sys.path`, by which they are found.
+
     Raises:
-        UnknownError: One of them is installed from a working tree, which may change at any time.
+        UnknownError: One of them is installed from a working tree, which may change at any time,
+            or its code is imported from elsewhere.
     """
     found = {"python": sys.version}
+    missing = set()
     for name in names:
+        module = _MODULES.get(name, name.replace("-", "_"))
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
+            missing.add(module)
             continue
         origin = distribution.read_text("direct_url.json")
         if origin is not None and json.loads(origin).get("dir_info", {}).get("editable"):
             raise UnknownError(f"{name}, which is installed from a working tree that may change")
+        own = os.path.realpath(str(distribution.locate_file(module)))
+        for place in _places(module):
+            if os.path.realpath(place) != own:
+                raise UnknownError(f"{name}, whose code is imported from elsewhere: {place}")
         files = distribution.read_text("RECORD") or ""
         found[name] = f"{distribution.version} {hashlib.sha256(files.encode()).hexdigest()}"
+    for module in missing - {_MODULES.get(name, name.replace("-", "_")) for name in found}:
+        for place in _places(module):
+            raise UnknownError(f"{module}, which is imported from {place} and has no version")
     return found
+
+
+def _places(module: str) -> Sequence[str]:
+    """Return the directories that a package is imported from, without importing it."""
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        return list(getattr(loaded, "__path__", ["memory"]))
+    spec = importlib.util.find_spec(module)
+    return [] if spec is None else list(spec.submodule_search_locations or [str(spec.origin)])
 
 
 @functools.cache
@@ -99,7 +136,7 @@ def libraries() -> dict[str, str]:
     Raises:
         UnknownError: It cannot be identified: a working tree, or code that others put into it.
     """
-    installed = _installed(_DISTRIBUTIONS)
+    installed = _installed(_DISTRIBUTIONS, tuple(sys.path))
     found = litert.find_extensions()
     if found.foreign:
         raise UnknownError(f"{found.foreign[0]}, which other code has put into the libraries")
@@ -117,7 +154,7 @@ def second_pipeline() -> dict[str, str]:
     Raises:
         UnknownError: As `libraries` does.
     """
-    return _installed(_SECOND_PIPELINE)
+    return _installed(_SECOND_PIPELINE, tuple(sys.path))
 
 
 def settings() -> dict[str, str]:

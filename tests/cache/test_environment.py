@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,3 +204,46 @@ def test_an_unchanged_process_is_looked_at_once() -> None:
 
 def _with_variable(name: str, value: str) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda patch: patch.setenv(name, value)
+
+
+@pytest.mark.parametrize("name", ["litert_torch", "torchao", "absl"])
+def test_a_library_from_elsewhere_makes_the_key_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its version is of the one that it hides."""
+    _key()
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for loaded in [each for each in sys.modules if each.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, loaded)
+    with pytest.raises(UnknownError, match="whose code is imported from elsewhere"):
+        _key()
+    assert name not in sys.modules
+
+
+def test_a_loaded_library_from_elsewhere_makes_the_key_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also one that is no package at all."""
+    monkeypatch.setitem(sys.modules, "immutabledict", types.ModuleType("immutabledict"))
+    environment._installed.cache_clear()
+    with pytest.raises(UnknownError, match="immutabledict, whose code is imported from elsewhere"):
+        _key()
+
+
+def test_a_library_without_a_version_makes_the_key_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It can be imported, and nothing says what it is."""
+    original = importlib.metadata.distribution
+
+    def distribution(name: str) -> importlib.metadata.Distribution:
+        if name == "xdsl":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return original(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
+    environment._installed.cache_clear()
+    with pytest.raises(UnknownError, match=r"xdsl, which is imported from .* and has no version"):
+        _key()
