@@ -61,11 +61,58 @@ _VARIABLES: Final = (
     "DNNL",
     "MKL",
     "XNNPACK",
+    "JAX_",
+    "XLA_",
+    "TF_AUTO_MIXED_PRECISION_",
+    "TF_DETERMINISTIC_",
+    "TF_DISABLE_",
+    "TF_ENABLE_",
+    "TF_ONEDNN_",
+    "TF_USE_",
+    "TF_XLA_",
+    "NPY_",
+    "OPENBLAS",
+    "ENABLE_GROUP_NORM_COMPOSITE",
+    "LAYOUT_OPTIMIZE_PARTITIONER",
+    "RESOURCE_CONSTANT_NUMEL_THRESHOLD",
 )
-"""Beginnings of the names of environment variables that the libraries read."""
+"""
+Beginnings of the names of environment variables that the libraries read.
 
-_SILENT: Final = frozenset({"LITERT_TORCH_SHOW_PROGRESS", "TORCHINDUCTOR_CACHE_DIR"})
-"""Variables that change no result; the second one torch 2.13 sets itself, when it is imported."""
+TF_ alone would take Terraform's variables in, which differ with each run in CI. litert-torch 0.10.0
+keeps its `config` in variables alone; the last three are its own.
+"""
+
+_SILENT: Final = frozenset(
+    {
+        "LITERT_TORCH_SHOW_PROGRESS",
+        "LITERT_TORCH_SILENCE_TORCH_LOGS",
+        "TORCHINDUCTOR_CACHE_DIR",
+    }
+)
+"""Variables that change no result; the last one torch 2.13 sets itself, when it is imported."""
+
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+
+_CPU: Final = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "model name",
+    "cache size",
+    "flags",
+    "cpu",
+    "isa",
+    "CPU implementer",
+    "CPU architecture",
+    "CPU variant",
+    "CPU part",
+    "Features",
+)
+"""Lines of that file that kernels are chosen by."""
+
+_FP32: Final = ("", "matmul", "conv", "rnn")
+"""Kinds of operators whose precision oneDNN has a setting for; the first is of all others."""
 
 _LATER: Final = frozenset({"agree", "assertions", "kernels", "localize", "numerics", "snapshots"})
 """Packages of ours that look at what was converted; all others take part in a conversion."""
@@ -161,13 +208,16 @@ def settings() -> dict[str, str]:
     """
     Return the settings of this process and machine that floating-point results depend on.
 
-    The number of torch's threads counts where samples run, not where a graph is converted.
+    The number of torch's threads counts where samples run, not where a graph is converted. The CPU
+    counts for both, since the converter computes constants: entries of one model of CPU are not
+    read on another.
     """
-    cpu = torch.backends.cpu.get_cpu_capability()
     chosen = {
         "machine": platform.machine(),
-        "cpu": cpu,
-        "matmul": torch.get_float32_matmul_precision(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cpu model": _cpu_model(),
+        "fp32": _fp32_precision(),
+        "denormal": str(sys.float_info.min / 2),  # 0.0 after `torch.set_flush_denormal(True)`
         "dtype": str(torch.get_default_dtype()),
         "mkldnn": str(torch.backends.mkldnn.enabled),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
@@ -179,3 +229,33 @@ def settings() -> dict[str, str]:
         if name.startswith(_VARIABLES) and name not in _SILENT
     }
     return chosen | variables
+
+
+@functools.cache
+def _cpu_model() -> str:
+    """
+    Return what oneDNN, MKL, XNNPACK and OpenBLAS choose their kernels by.
+
+    torch's capability, AVX512 for instance, stands for many models, whose results differ.
+    """
+    if not _CPU_INFO.exists():
+        return platform.processor()
+    lines = {
+        line for line in _CPU_INFO.read_text().splitlines() if line.split("\t")[0].strip() in _CPU
+    }
+    return digest_of(sorted(lines))
+
+
+def _fp32_precision() -> str:
+    """
+    Return the precision of float32 arithmetic, by kind of operator.
+
+    torch 2.9 added a setting for each kind; once one is used, `get_float32_matmul_precision` raises
+    RuntimeError (torch 2.13).
+    """
+    mkldnn = torch.backends.mkldnn
+    if not hasattr(mkldnn, "matmul"):
+        return torch.get_float32_matmul_precision()
+    kinds = [getattr(mkldnn, kind) if kind else mkldnn for kind in _FP32]
+    # "none" is what was never set; `set_float32_matmul_precision("highest")` sets "ieee".
+    return " ".join(kind.fp32_precision.replace("none", "ieee") for kind in kinds)

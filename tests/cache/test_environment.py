@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import inspect
+import re
+import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,9 @@ from pytest_edgeq.cache import environment
 from pytest_edgeq.cache.digest import UnknownError, digest_of
 from pytest_edgeq.litert.constants import constants_of_source
 from pytest_edgeq.litert.extensions import _Latest
+
+ROOT = Path(__file__).parent.parent.parent
+MKLDNN: Any = torch.backends.mkldnn
 
 
 def _key() -> str:
@@ -204,6 +210,111 @@ def test_an_unchanged_process_is_looked_at_once() -> None:
 
 def _with_variable(name: str, value: str) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda patch: patch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ENABLE_GROUP_NORM_COMPOSITE",
+        "LAYOUT_OPTIMIZE_PARTITIONER",
+        "RESOURCE_CONSTANT_NUMEL_THRESHOLD",
+        "JAX_ENABLE_X64",
+        "XLA_FLAGS",
+        "TF_XLA_FLAGS",
+        "NPY_DISABLE_CPU_FEATURES",
+    ],
+)
+def test_variables_of_the_converter_count(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """And those of the libraries below it."""
+    key = _key()
+    monkeypatch.setenv(name, "y")
+    assert _key() != key
+
+
+@pytest.mark.parametrize("name", ["TF_VAR_run", "TF_CPP_MIN_LOG_LEVEL"])
+def test_variables_of_other_programs_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Terraform's begin as TensorFlow's do."""
+    key = _key()
+    monkeypatch.setenv(name, "1")
+    assert _key() == key
+
+
+def test_every_setting_of_the_converter_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its config is made of variables alone, each of them known here."""
+    config = _module("_config")
+    named = set(re.findall(r'"([A-Z]+_[A-Z_]+)"', inspect.getsource(config)))
+    assert {"ENABLE_GROUP_NORM_COMPOSITE", "LITERT_TORCH_SHOW_PROGRESS"} <= named
+    assert all(name.startswith(environment._VARIABLES) for name in named)
+    assert vars(config.config) == {}
+    key = _key()
+    monkeypatch.setenv("ENABLE_GROUP_NORM_COMPOSITE", "n")
+    config.config.enable_group_norm_composite = True
+    assert _key() != key
+
+
+@pytest.mark.slow
+def test_the_libraries_leave_the_settings_as_they_are() -> None:
+    """Some set variables when they are imported, which the next process does not have yet."""
+    script = """
+from fixtures.models import ConvBnRelu, samples, seeded
+from pytest_edgeq import Edgeq
+from pytest_edgeq.cache import environment
+before = environment.libraries(), environment.settings()
+data = list(samples(ConvBnRelu, 2))
+for flow in ("pt2e_static_int8", "recipe_static_wi8_ai8", None):
+    Edgeq().quantize(
+        seeded(ConvBnRelu), ConvBnRelu.sample_inputs(), quantizer=flow, calibration=data
+    )
+import litert_torch, tensorflow
+assert (environment.libraries(), environment.settings()) == before
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    """Settings of torch that no context manager keeps."""
+    yield
+    torch.set_flush_denormal(False)
+    setattr(torch.backends, "fp32_precision", "none")  # noqa: B010  which mypy does not know
+    for kind in ("matmul", "conv", "rnn"):
+        getattr(MKLDNN, kind).fp32_precision = "none"
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.set_flush_denormal(True),
+        lambda: setattr(torch.backends, "fp32_precision", "bf16"),
+        lambda: setattr(MKLDNN.matmul, "fp32_precision", "bf16"),
+        lambda: setattr(MKLDNN.conv, "fp32_precision", "bf16"),
+        lambda: setattr(MKLDNN.rnn, "fp32_precision", "bf16"),
+    ],
+    ids=["denormals", "all", "matmul", "conv", "rnn"],
+)
+def test_settings_of_arithmetic_count(change: Callable[[], Any]) -> None:
+    """None of them raises, though torch's older functions do beside the newer ones."""
+    key = _key()
+    change()
+    assert _key() != key
+
+
+def test_the_model_of_cpu_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock does not, nor which of its cores is told of."""
+    told = "processor\t: {0}\nmodel name\t: {1}\ncpu MHz\t\t: {0}00.0\nflags\t\t: fpu {2}\n"
+    made = []
+    for number, values in enumerate([(0, "A", ""), (1, "A", ""), (0, "B", ""), (0, "A", "amx")]):
+        file = tmp_path / str(number)
+        file.write_text(told.format(*values))
+        monkeypatch.setattr(environment, "_CPU_INFO", file)
+        environment._cpu_model.cache_clear()
+        made.append(_key())
+    environment._cpu_model.cache_clear()
+    assert made[0] == made[1]
+    assert len(set(made)) == 3
 
 
 @pytest.mark.parametrize("name", ["litert_torch", "torchao", "absl"])
