@@ -40,12 +40,11 @@ _NOT_THEIRS: Final = frozenset(
 """What Python puts into a module or a class, and changes as it likes."""
 
 _WITH_CONSTANTS: Final = (
-    "litert_torch.",
+    "litert_torch.quantize.",
     "ai_edge_quantizer.",
     "litert_quantizer.",
-    "torchao.quantization.pt2e.",
 )
-"""Those whose source is read, too: 50,000 lines take a fifth of a second once a process."""
+"""Quantizers, whose source is read, too: 2,000 lines for PT2E, 18,000 for recipes, in 70 ms."""
 
 _PACKAGES: Final = frozenset(
     {
