@@ -66,6 +66,17 @@ def test_it_may_ship(edgeq, edgeq_quantizer, model):
         file.write(f"{comparison} {comparison.to_dict()}\\n")
 """
 
+# Each repeat has an empty cache of its own; neighbours in the list want the same conversions.
+REPEATED = (
+    SUITE.replace("import torch\n", "import torch\nfrom pytest_edgeq import Edgeq\n")
+    .replace("def test_it_may_ship(edgeq,", "def test_it(repeat,")
+    .replace(
+        "@pytest.mark.edgeq", '@pytest.mark.parametrize("repeat", range(5))\n@pytest.mark.edgeq'
+    )
+    .replace("edgeq.quantize", 'Edgeq(cache_dir=f"kept{repeat}").quantize')
+    .partition("    edgeq.check_op_dtypes")[0]
+)
+
 GATED = (
     SUITE.replace("params=[8, 12]", "params=[8]").replace(
         "edgeq.check_op_dtypes(quantized)", "edgeq.check(quantized, images(8, 2))"
@@ -103,7 +114,11 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
                 os.kill(os.getpid(), 9)
             return original(signatures, **options)
 
-        litert.convert = convert
+        def pytest_configure(config):
+            litert.convert = convert
+
+        def pytest_unconfigure(config):
+            litert.convert = original
         """
     )
     return pytester.path
@@ -132,7 +147,7 @@ def _remembered(project: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_suite_gives_the_same_records_with_and_without_the_cache(
-    pytester: pytest.Pytester, project: Path
+    pytester: pytest.Pytester, project: Path, run_here: Callable[..., pytest.RunResult]
 ) -> None:
     """Baselines, figures and rows are equal to the last bit; conversions are shared."""
     project.joinpath("test_net.py").write_text(GATED)
@@ -145,8 +160,8 @@ def test_a_suite_gives_the_same_records_with_and_without_the_cache(
         (["--edgeq-cache=refresh"], 2),
         (["-n", "2"], 0),
     ):
-        result = pytester.runpytest_subprocess("--edgeq-update=new", *arguments)
-        result.assert_outcomes(passed=3)
+        run = pytester.runpytest_subprocess if "-n" in arguments else run_here
+        run("--edgeq-update=new", *arguments).assert_outcomes(passed=3)
         assert _conversions(project) == conversions, arguments
         runs.append((_remembered(project), _told(project)))
     assert all(run == runs[0] for run in runs[1:])
@@ -156,11 +171,9 @@ def test_a_suite_gives_the_same_records_with_and_without_the_cache(
 @pytest.mark.slow
 def test_two_workers_convert_each_model_once(pytester: pytest.Pytester, project: Path) -> None:
     """Five times over an empty directory."""
-    for repeat in range(5):
-        folder = f"--edgeq-cache-dir=kept{repeat}"
-        result = pytester.runpytest_subprocess("-n", "2", folder, "--edgeq-update=new,changed")
-        result.assert_outcomes(passed=6)
-        assert _conversions(project) == 4, repeat
+    project.joinpath("test_net.py").write_text(REPEATED)
+    pytester.runpytest_subprocess("-n", "2").assert_outcomes(passed=30)
+    assert _conversions(project) == 5 * 4
 
 
 @pytest.mark.slow
@@ -228,16 +241,16 @@ def test_the_header_tells_where_and_how_much(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_entry_is_told_and_fails_nothing(
-    pytester: pytest.Pytester, project: Path
+    pytester: pytest.Pytester, project: Path, run_here: Callable[..., pytest.RunResult]
 ) -> None:
     """Also where warnings are errors, and from workers."""
-    run: Callable[..., pytest.RunResult] = pytester.runpytest_subprocess
     chosen = ("-k", "dynamic and 12")
-    run("--edgeq-update", *chosen).assert_outcomes(passed=1, deselected=5)
+    run_here("--edgeq-update", *chosen).assert_outcomes(passed=1, deselected=5)
     told = "Warning: conversion cache: *.entry is damaged (its part *); the step runs again and *"
     for arguments in (("-W", "error"), ("-n", "2")):
         for path in (project / ".pytest_cache").rglob("*.entry"):
             path.write_bytes(path.read_bytes()[:-1] + b"\0")
+        run = pytester.runpytest_subprocess if "-n" in arguments else run_here
         result = run(*chosen, *arguments)
         assert result.ret == 0
         result.stdout.fnmatch_lines([told])
@@ -247,7 +260,9 @@ def test_a_damaged_entry_is_told_and_fails_nothing(
 
 
 @pytest.mark.slow
-def test_why_nothing_is_kept_is_told_with_v(pytester: pytest.Pytester, project: Path) -> None:
+def test_why_nothing_is_kept_is_told_with_v(
+    pytester: pytest.Pytester, project: Path, run_here: Callable[..., pytest.RunResult]
+) -> None:
     """Quietly otherwise."""
     project.joinpath("test_net.py").write_text(
         """
@@ -263,7 +278,7 @@ def test_trained(edgeq):
 """
     )
     line = "Info: Net: not kept in the conversion cache: train= may do something else each time"
-    quiet = pytester.runpytest_subprocess()
+    quiet = run_here()
     quiet.assert_outcomes(passed=1)
     quiet.stdout.no_fnmatch_line(f"{line}*")
     pytester.runpytest_subprocess("-v", "-n", "1").stdout.fnmatch_lines([line])
@@ -271,7 +286,7 @@ def test_trained(edgeq):
 
 @pytest.mark.slow
 def test_a_changed_model_with_equal_weights_is_built_anew(
-    pytester: pytest.Pytester, project: Path
+    project: Path, run_here: Callable[..., pytest.RunResult]
 ) -> None:
     """Its code is edited between two runs; the records are those of the new model."""
     edits = [
@@ -279,14 +294,14 @@ def test_a_changed_model_with_equal_weights_is_built_anew(
         ("torch.relu(self.conv(x))", "torch.sigmoid(self.conv(x))"),
     ]
     arguments = ("-k", "not 12 and (pt2e or dynamic)", "--edgeq-update=new")
-    pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=2, deselected=4)
+    run_here(*arguments).assert_outcomes(passed=2, deselected=4)
     first = _remembered(project), _told(project)
     for before, after in edits:
         assert before in MODEL
         project.joinpath("net.py").write_text(MODEL.replace(before, after))
         runs = []
         for mode in ("on", "off"):
-            result = pytester.runpytest_subprocess(*arguments, f"--edgeq-cache={mode}")
+            result = run_here(*arguments, f"--edgeq-cache={mode}")
             result.assert_outcomes(passed=2, deselected=4)
             runs.append((_remembered(project), _told(project)))
         assert runs[0] == runs[1] != first
