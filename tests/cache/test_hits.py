@@ -102,10 +102,10 @@ def _forbidden(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
-        (SelfAttention, PT2E),
+        (ConvBnRelu, PT2E),
         *(
             pytest.param(SelfAttention, flow, marks=pytest.mark.slow)
-            for flow in (STATIC, *OTHER_FLOWS)
+            for flow in (PT2E, STATIC, *OTHER_FLOWS)
         ),
         *(
             pytest.param(DynamicBatch, flow, marks=pytest.mark.slow)

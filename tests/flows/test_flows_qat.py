@@ -134,6 +134,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(model, before, quantized, state, notes)
 
 
+@pytest.mark.slow
 def test_every_op_is_folded_and_int8(trained: Trained) -> None:
     """Batch norms are gone into the convolutions, the ReLU is fused, and nothing is in float."""
     quantized = trained.quantized
