@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import functools
 import gc
 import hashlib
-import inspect
 import os
 import sys
 import sysconfig
@@ -19,6 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.overrides import TorchFunctionMode
 
+from pytest_edgeq.cache.code_objects import (
+    code_digest,
+    is_function,
+    methods_of,
+    qualified_name,
+    writes_globals,
+)
 from pytest_edgeq.cache.digest import UnknownError, feed
 
 __all__ = ["code_and_result"]
@@ -49,13 +54,13 @@ def code_and_result(model: torch.nn.Module, call: Callable[[], _Result]) -> tupl
         result = call()
     if not record.called:
         raise UnknownError("the code of the model, whose class has a __call__ of its own")
-    found = record.own() | record.reached(_methods(model))
+    found = record.own() | record.reached(methods_of(model))
     record.check(found)
     hasher = hashlib.sha256()
     for call_made in record.calls:
         if call_made.caller in found or call_made.callee in found:
             feed(hasher, call_made.told(found))
-    for digest in sorted(map(_code_digest, found)):
+    for digest in sorted(map(code_digest, found)):
         feed(hasher, digest)
     feed(hasher, _dynamo_settings())
     return hasher.hexdigest(), result
@@ -73,11 +78,11 @@ class _Call(NamedTuple):
 
     def told(self, found: set[types.CodeType]) -> tuple[Any, ...]:
         """Return what identifies it in another process."""
-        caller = (_code_digest(self.caller), self.place) if self.caller in found else "library"
+        caller = (code_digest(self.caller), self.place) if self.caller in found else "library"
         callee = self.callee
         if isinstance(callee, types.CodeType):
-            name = f"{Path(callee.co_filename).name} {_qualified_name(callee)}"
-            callee = _code_digest(callee) if callee in found else name
+            name = f"{Path(callee.co_filename).name} {qualified_name(callee)}"
+            callee = code_digest(callee) if callee in found else name
         return caller, callee
 
 
@@ -121,7 +126,7 @@ class _Record:
         self.called.setdefault(caller, set()).add(callee)
         own = [caller]
         if isinstance(callee, types.CodeType):
-            if not _is_function(callee) or _is_by_chance(callee):
+            if not is_function(callee) or _is_by_chance(callee):
                 return
             own.append(callee)
         if not all(self._libraries.get(code, True) for code in own):
@@ -145,14 +150,14 @@ class _Record:
             name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             is_hidden = not name.startswith(_OPERATIONS)
         if is_hidden:
-            self._hidden = f"{_qualified_name(frame.f_code)}, in which {name} runs operators"
+            self._hidden = f"{qualified_name(frame.f_code)}, in which {name} runs operators"
 
     def own(self) -> set[types.CodeType]:
         """Return the code that ran and belongs to no installed package, as a project's own."""
         return {
             code
             for code in self.called
-            if _is_function(code)
+            if is_function(code)
             and not self._libraries.get(code, True)
             and not code.co_filename.startswith(_PACKAGES)
         }
@@ -164,7 +169,7 @@ class _Record:
         while open_calls:
             code = open_calls.pop()
             # What a function in C calls is not told apart by who called that.
-            if _is_function(code) and code not in reached and not self._libraries.get(code, True):
+            if is_function(code) and code not in reached and not self._libraries.get(code, True):
                 reached.add(code)
                 open_calls += self.called[code]
         return reached
@@ -179,11 +184,11 @@ class _Record:
         """
         why = self._hidden
         for code in found:
-            name = _qualified_name(code)
+            name = qualified_name(code)
             for callee in self.called[code]:
                 if _is_of_dynamo(callee):
                     why = f"{name}, which asks or tells TorchDynamo something"
-            if _writes_globals(code):
+            if writes_globals(code):
                 why = f"{name}, which writes a global variable"
             holder = self._globals.get(code, {}).get(code.co_name)
             if getattr(holder, "__code__", None) is code and _is_marked(holder):
@@ -200,12 +205,6 @@ _OPERATIONS = (
     *("LOAD_METHOD", "POP_JUMP_", "STORE_ATTR", "STORE_SLICE", "STORE_SUBSCR", "TO_BOOL", "UNARY_"),
 )
 """Beginnings of the names of bytecodes that tell which operator they run."""
-
-
-@functools.lru_cache(4096)
-def _writes_globals(code: types.CodeType) -> bool:
-    names = ("STORE_GLOBAL", "DELETE_GLOBAL")
-    return any(each.opname in names for each in dis.get_instructions(code))
 
 
 def _belongs_to_torch(function: Any) -> bool:
@@ -351,11 +350,6 @@ _GENERATED = ("torch", "torchao", "pytest_edgeq", *sys.stdlib_module_names)
 """Packages whose functions without a file, as those of data classes, are no code of a model."""
 
 
-def _is_function(code: Any) -> bool:
-    """Whether it is neither in C nor the body of a module or a class, which run once."""
-    return isinstance(code, types.CodeType) and bool(code.co_flags & inspect.CO_OPTIMIZED)
-
-
 def _is_a_librarys(code: types.CodeType, names: Mapping[str, Any]) -> bool:
     """
     Whether a function belongs to torch, to this package or to Python's own library.
@@ -374,66 +368,3 @@ def _is_a_librarys(code: types.CodeType, names: Mapping[str, Any]) -> bool:
         # Installed packages lie below Python's own library.
         return file.startswith(_KNOWN)
     return file.startswith((_STANDARD, *_KNOWN))
-
-
-def _methods(model: torch.nn.Module) -> set[types.CodeType]:
-    """Return the code of every function that the classes and instances of the modules hold."""
-    found: set[types.CodeType] = set()
-    seen: set[int] = set()
-    holders: dict[int, Any] = {}
-    for module in model.modules():
-        for holder in (module, *type(module).__mro__):
-            name = holder.__module__ if isinstance(holder, type) else ""
-            if not name.startswith("torch.") and holder is not object:
-                holders.setdefault(id(holder), holder)
-    open_values = [value for holder in holders.values() for value in vars(holder).values()]
-    while open_values:
-        value = open_values.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, (staticmethod, classmethod)):
-            open_values.append(value.__func__)
-        elif isinstance(value, property):
-            open_values += [value.fget]
-        elif isinstance(value, types.MethodType):
-            open_values.append(value.__func__)
-        elif isinstance(value, functools.partial):
-            open_values += [value.func, *value.args]
-        elif isinstance(value, types.FunctionType):
-            found.add(value.__code__)
-            # A decorator holds what it decorates.
-            cells = value.__closure__ or ()
-            open_values += [cell.cell_contents for cell in cells if _is_filled(cell)]
-    return found
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 # an empty one raises
-    except ValueError:
-        return False
-    return True
-
-
-@functools.lru_cache(4096)
-def _code_digest(code: types.CodeType) -> str:
-    hasher = hashlib.sha256()
-    _feed_code(hasher, code)
-    return hasher.hexdigest()
-
-
-def _feed_code(hasher: Any, code: types.CodeType) -> None:
-    feed(hasher, _qualified_name(code))
-    feed(hasher, (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags))
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            _feed_code(hasher, constant)
-        else:
-            # Of others, such as Ellipsis, the name.
-            known = isinstance(constant, (str, bytes, int, float, complex, tuple, frozenset))
-            feed(hasher, constant if known else repr(constant))
-
-
-def _qualified_name(code: types.CodeType) -> str:
-    return code.co_qualname if sys.version_info >= (3, 11) else code.co_name

@@ -128,10 +128,9 @@ class _Look:
         )
 
     def _watched(self) -> Iterator[Any]:
-        return chain(
-            chain.from_iterable(map(methodcaller("values"), self._mappings)),
-            chain.from_iterable(self._collections),
-        )
+        # Each is copied at once: another thread may import a module meanwhile.
+        copies = map(tuple, map(methodcaller("values"), self._mappings))
+        return chain.from_iterable(chain(copies, map(tuple, self._collections)))
 
     def _inside(self, place: str, mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
         self._mappings.append(mapping)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import pytest_edgeq
+from fixtures.models import ConvBnRelu, samples, seeded
+from pytest_edgeq import Edgeq
 from pytest_edgeq.options import CI_VARIABLES
 from tests.shared_cache import shared_cache
 
@@ -95,11 +97,21 @@ def _libraries() -> None:
     Import torch, the converter and all of ours before pytester notes which modules there are.
 
     What a run imports anew is dropped after it. A library with code in C must not be, and of one of
-    ours there would be two.
+    ours, or of TorchDynamo's, there would be two. What they import when they are used comes with
+    a conversion by each flow.
     """
     own = pkgutil.walk_packages(pytest_edgeq.__path__, "pytest_edgeq.")
     for name in (*_LIBRARIES, *(module.name for module in own)):
         importlib.import_module(name)
+    maker = Edgeq(cache="off")
+    for flow in ("pt2e_static_int8", "recipe_static_wi8_ai8"):
+        quantized = maker.quantize(
+            seeded(ConvBnRelu),
+            ConvBnRelu.sample_inputs(),
+            quantizer=flow,
+            calibration=samples(ConvBnRelu, 8),
+        )
+        maker.localize(quantized, samples(ConvBnRelu, 1, seed=1))
 
 
 @pytest.fixture
