@@ -91,7 +91,8 @@ class _Record:
     What a call of a model ran. It is what `sys.setprofile` calls.
 
     Attributes:
-        called: The functions that each function called, functions in C by their names.
+        called: The functions that each function called, functions in C by their names; of a
+            library's functions those that are not a library's.
         calls: In order, but for those of one library by another.
     """
 
@@ -107,16 +108,19 @@ class _Record:
         """Note an event."""
         code = frame.f_code
         if event == "call":
-            if code not in self._globals:
+            is_library = self._libraries.get(code)
+            if is_library is None:
+                is_library = _is_a_librarys(code, frame.f_globals)
+                self._libraries[code] = is_library
                 self._globals[code] = frame.f_globals
                 self.called.setdefault(code, set())
-                self._libraries[code] = _is_a_librarys(code, frame.f_globals)
-            if frame.f_back is not None:
-                self._note(frame.f_back, code)
+            caller = frame.f_back
+            if caller and not (is_library and self._libraries.get(caller.f_code, True)):
+                self._note(caller, code)
         elif event == "c_call":
-            # `math.sqrt` and `torch.sqrt` differ in the module alone.
-            self._note(frame, f"{arg.__module__} {arg.__qualname__}")
             if not self._libraries.get(code, True):
+                # `math.sqrt` and `torch.sqrt` differ in the module alone.
+                self._note(frame, f"{arg.__module__} {arg.__qualname__}")
                 self._in_c[frame] = arg
         elif event != "return":  # from C
             self._in_c.pop(frame, None)
@@ -124,12 +128,7 @@ class _Record:
     def _note(self, frame: types.FrameType, callee: types.CodeType | str) -> None:
         caller = frame.f_code
         self.called.setdefault(caller, set()).add(callee)
-        own = [caller]
-        if isinstance(callee, types.CodeType):
-            if not is_function(callee) or _is_by_chance(callee):
-                return
-            own.append(callee)
-        if not all(self._libraries.get(code, True) for code in own):
+        if isinstance(callee, str) or (is_function(callee) and not _is_by_chance(callee)):
             self.calls.append(_Call(caller, frame.f_lasti, callee))
 
     def see_operator(self, frame: types.FrameType, operator: Any) -> None:

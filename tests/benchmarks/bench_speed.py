@@ -14,6 +14,9 @@ after the other, each in a process of its own, and imports are not counted. Rows
 - `cores`: compare on 256 samples on two cores against one;
 - `collect`: the collection of 1,000 tests with the plugin and without it, in milliseconds;
 - `workers`: 4 models × 4 quantizers with `-n 2` against `-n 0`, over an empty cache.
+
+The column `before` has the ratios of the same rows before there were a cache and threads (commit
+b2473c1), measured once on one machine.
 """
 
 from __future__ import annotations
@@ -246,10 +249,25 @@ def _pairs(one: Callable[[], float], other: Callable[[], float]) -> list[tuple[f
 def _told(what: str, pairs: list[tuple[float, float]], target: str, unit: str = "s") -> None:
     ratio = statistics.median(one / other for one, other in pairs)
     ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
+    sides = f"{ours:.2f} {unit} | {theirs:.2f} {unit}"
     inverse = f"{1 / ratio:.2f}× faster"
-    print(
-        f"| {what} | {ours:.2f} {unit} | {theirs:.2f} {unit} | {ratio:.3f} ({inverse}) | {target} |"
-    )
+    print(f"| {what} | {sides} | {ratio:.3f} ({inverse}) | {_BEFORE[what]} | {target} |")
+
+
+_BEFORE = {
+    "first quantize, resnet18": "0.939",
+    "second quantize + compare, resnet18": "1.170",
+    "first quantize, mobilenetv2": "0.969",
+    "second quantize + compare, mobilenetv2": "1.109",
+    "first quantize, encoder": "1.160",
+    "second quantize + compare, encoder": "1.224",
+    "six recipes and None, of one recipe": "6.196",
+    "compare on one core, of the models alone": "1.115",
+    "peak memory of 8,192 samples, of 256": "1.010",
+    "compare on two cores, of one": "1, on one core",
+    "collection": "+ 89 ms",
+    "4 models × 4 quantizers, -n 2 of -n 0": "0.744",
+}
 
 
 class _Cache:
@@ -319,7 +337,8 @@ def _collection() -> None:
         more = statistics.median(a - b for a, b in zip(with_plugin, without, strict=True))
         print(
             f"| collection of 1,000 tests | {statistics.median(with_plugin):.0f} ms | "
-            f"{statistics.median(without):.0f} ms | + {more:.0f} ms | + 30 ms |"
+            f"{statistics.median(without):.0f} ms | + {more:.0f} ms | {_BEFORE['collection']} | "
+            "+ 30 ms |"
         )
 
 
@@ -364,7 +383,8 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--measure"]:
         print(json.dumps(_MEASURES[arguments[1]](*arguments[2:])))
         return
-    print("| what | ours | the other side | ratio | target |\n| --- | --- | --- | --- | --- |")
+    print("| what | ours | the other side | ratio | before | target |")
+    print("| --- | --- | --- | --- | --- | --- |")
     rows = ["first", "second", "recipes", "compare", "cores", "collect", "workers"]
     _rows(arguments or rows)
 
