@@ -134,10 +134,10 @@ class _Look:
 
     def _inside(self, place: str, mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
         # torch 2.13's `CustomDecompTable` lists all operators when its own `items` are asked for.
-        is_dict = isinstance(mapping, dict)
-        self._mappings.append(
-            functools.partial(dict.values, mapping) if is_dict else mapping.values
-        )
+        if isinstance(mapping, dict):
+            self._mappings.append(functools.partial(dict.values, mapping))
+        else:
+            self._mappings.append(mapping.values)
         return self._worth_a_look(place, mapping)
 
     def _worth_a_look(self, place: str, mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
