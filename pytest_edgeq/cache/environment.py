@@ -147,8 +147,7 @@ def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
         for place in _places(module):
             if os.path.realpath(place) != own:
                 raise UnknownError(f"{name}, whose code is imported from elsewhere: {place}")
-        files = distribution.read_text("RECORD") or ""
-        found[name] = f"{distribution.version} {hashlib.sha256(files.encode()).hexdigest()}"
+        found[name] = f"{distribution.version} {_files_digest(distribution)}"
     for module in missing - {_MODULES.get(name, name.replace("-", "_")) for name in found}:
         for place in _places(module):
             raise UnknownError(f"{module}, which is imported from {place} and has no version")
@@ -162,6 +161,18 @@ def _places(module: str) -> Sequence[str]:
         return list(getattr(loaded, "__path__", ["memory"]))
     spec = importlib.util.find_spec(module)
     return [] if spec is None else list(spec.submodule_search_locations or [str(spec.origin)])
+
+
+def _files_digest(distribution: importlib.metadata.Distribution) -> str:
+    """
+    Return a hash of the list of a distribution's files.
+
+    Scripts, which lie outside of the packages, begin with the path of their interpreter: with them
+    the cache of one virtual environment would not serve another one.
+    """
+    record = (distribution.read_text("RECORD") or "").splitlines()
+    files = [line for line in record if not line.startswith("../")]
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()
 
 
 @functools.cache

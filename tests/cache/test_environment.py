@@ -358,3 +358,22 @@ def test_a_library_without_a_version_makes_the_key_unknown(
     environment._installed.cache_clear()
     with pytest.raises(UnknownError, match=r"xdsl, which is imported from .* and has no version"):
         _key()
+
+
+def test_the_place_of_a_virtual_environment_does_not_count() -> None:
+    """A script's first line has the path of its interpreter; a changed module counts."""
+
+    class Installed(importlib.metadata.Distribution):
+        def __init__(self, module: str, script: str) -> None:
+            self.record = f"net/__init__.py,sha256={module},1\n../../../bin/net,sha256={script},2"
+
+        def read_text(self, filename: str) -> str | None:
+            return self.record if filename == "RECORD" else None
+
+        def locate_file(self, path: Any) -> Any:
+            return path
+
+    one, moved, changed = (
+        environment._files_digest(Installed(*hashes)) for hashes in ("ab", "ac", "db")
+    )
+    assert one == moved != changed
