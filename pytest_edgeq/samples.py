@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,10 +123,14 @@ class Sample:
         return tuple(as_array(tensor) for tensor in self.tensors)
 
     def clone(self) -> Sample:
-        """A copy that outlives the data loader's buffers."""
+        """Return a copy that outlives the data loader's buffers."""
+        return self.mapped(_copy)
+
+    def mapped(self, function: Callable[[Any], Any]) -> Sample:
+        """Return a sample with the function's result in place of each tensor."""
         return Sample(
-            tuple(_copy(tensor) for tensor in self.args),
-            {name: _copy(tensor) for name, tensor in self.kwargs.items()},
+            tuple(map(function, self.args)),
+            {name: function(tensor) for name, tensor in self.kwargs.items()},
         )
 
 

@@ -28,7 +28,7 @@ from pytest_edgeq.cache.parts import (
     write_simulation,
 )
 from pytest_edgeq.cache.sample_replay import Recording, Tagged, find_equal, streams_of
-from pytest_edgeq.cache.trace import graph_digest, program_digest, state_digest
+from pytest_edgeq.cache.trace import ProgramDigest, graph_digest, program_digest
 from pytest_edgeq.process_state import seeded
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ class ConversionCache:
             # The export that follows must find the generators as they are now.
             with seeded(self._seed):
                 code, program = code_and_result(traced.model, export)
-            state = state_digest(program)
-            key = self._digest((code, program_digest(program, state)))
+            digest = program_digest(program)
+            key = self._digest((code, digest.whole))
         except UnknownError:
             return None
-        self._states[key] = state
+        self._states[key] = digest.state
         return key
 
     def preset_key(self, exported: str | None, preset: str) -> str | None:
@@ -180,9 +180,9 @@ class ConversionCache:
             program = export()
             exported = _copied(program)
             try:
-                state = state_digest(program[0])
-                if state == self._states[key]:
-                    self._exported[model] = _Kept(key, program, program_digest(program[0], state))
+                digest = program_digest(program[0])
+                if digest.state == self._states[key]:
+                    self._exported[model] = _Kept(key, program, digest)
                     self._write("export", key, write_exported(exported))
                 else:
                     self._outdated.add(key)
@@ -222,8 +222,7 @@ class ConversionCache:
                     told.append((key, digest, _shapes(traced), repr(traced.dynamic_shapes)))
                 else:
                     programs[key] = litert.export(traced)
-                    state = state_digest(programs[key])
-                    told.append((key, program_digest(programs[key], state)))
+                    told.append((key, program_digest(programs[key]).whole))
             return told
 
         def make() -> dict[str, bytes]:
@@ -412,16 +411,15 @@ class ConversionCache:
 
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-    """A program that was exported in this session, and its hash at that time."""
+    """A program that was exported in this session, and its hashes at that time."""
 
     key: str
     program: _Program
-    digest: str
+    digest: ProgramDigest
 
     def is_unchanged(self) -> bool:
-        """Whether the hash of the program is still the same."""
-        program = self.program[0]
-        return program_digest(program, state_digest(program)) == self.digest
+        """Whether the hashes of the program are still the same."""
+        return program_digest(self.program[0]) == self.digest
 
 
 def _copied(program: _Program) -> Exported:

@@ -17,12 +17,23 @@ import torch
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["TRUSTED_OPS", "UnknownError", "digest_of", "feed", "feed_graph", "name_of"]
+__all__ = [
+    "TORCH_FILES",
+    "TRUSTED_OPS",
+    "UnknownError",
+    "digest_of",
+    "feed",
+    "feed_graph",
+    "name_of",
+]
 
 TRUSTED_OPS = frozenset(
     {"aten", "prim", "prims", "quantized_decomposed", "higher_order", "litert_torch"}
 )
 """Namespaces of operators whose implementation belongs to a library whose version is in the key."""
+
+TORCH_FILES = str(Path(torch.__file__).parent) + os.sep
+"""Beginning of the names of torch's files; with the separator, as `torchvision` lies beside it."""
 
 _TRUSTED_MODULES = ("torch", "torchao", "litert_torch", "operator", "_operator", "builtins", "math")
 
@@ -260,11 +271,8 @@ def _refuse_hooks(module: torch.nn.Module) -> None:
     for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
         # torch.export itself registers one that checks the inputs of a graph.
         code = getattr(hook, "__code__", None)
-        if code is None or not code.co_filename.startswith(_TORCH):
+        if code is None or not code.co_filename.startswith(TORCH_FILES):
             raise UnknownError(f"a hook of a {type(module).__name__}, {name_of(hook)}")
-
-
-_TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 def _feed_fields(hasher: Any, value: Any) -> None:

@@ -41,7 +41,7 @@ _UNCOUNTED = 1 / 16
 _GITIGNORE = "# Created by pytest-edgeq: finished conversions, safe to delete.\n*\n"
 
 _REFUSALS = (OSError, ValueError)
-"""What the operating system's functions raise of a path; ValueError where it holds a NUL."""
+"""Errors of functions that take a path; ValueError if the path contains a NUL."""
 
 Report = Callable[[str], None]
 
@@ -118,7 +118,9 @@ class Store:
                     size = sum(file.write(piece) for piece in _pack(f"{kind}/{key}", parts))
                 temporary.replace(path)
             except BaseException:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(
+                    OSError
+                ):  # the first error is reported; eviction cleans up
                     temporary.unlink(missing_ok=True)
                 raise
         except _REFUSALS as error:
@@ -235,9 +237,10 @@ def _files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _listed(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Files and folders in a folder; those that vanish or cannot be read are no entries."""
     with contextlib.suppress(*_REFUSALS), os.scandir(folder) as found:
         for each in list(found):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # deleted by another process since it was listed
                 yield Path(each.path), each.stat(follow_symlinks=False)
 
 

@@ -49,7 +49,7 @@ _SECOND_PIPELINE: Final = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nig
 """Packages that litert-torch 0.10.0 imports in its second pipeline only."""
 
 _MODULES: Final = {"absl-py": "absl", **dict.fromkeys(_SECOND_PIPELINE, "tensorflow")}
-"""What a distribution is imported as, where it is not its name with underscores."""
+"""Packages by distribution, where the two names differ in more than hyphens."""
 
 _VARIABLES: Final = (
     "TORCH",
@@ -134,7 +134,7 @@ def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
     found = {"python": sys.version}
     missing = set()
     for name in names:
-        module = _MODULES.get(name, name.replace("-", "_"))
+        module = _module_of(name)
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
@@ -148,10 +148,15 @@ def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
             if os.path.realpath(place) != own:
                 raise UnknownError(f"{name}, whose code is imported from elsewhere: {place}")
         found[name] = f"{distribution.version} {_files_digest(distribution)}"
-    for module in missing - {_MODULES.get(name, name.replace("-", "_")) for name in found}:
+    for module in missing - {_module_of(name) for name in found}:
         for place in _places(module):
             raise UnknownError(f"{module}, which is imported from {place} and has no version")
     return found
+
+
+def _module_of(distribution: str) -> str:
+    """Return the name of the package that a distribution installs."""
+    return _MODULES.get(distribution, distribution.replace("-", "_"))
 
 
 def _places(module: str) -> Sequence[str]:

@@ -24,7 +24,7 @@ from pytest_edgeq.cache.code_objects import (
     qualified_name,
     writes_globals,
 )
-from pytest_edgeq.cache.digest import UnknownError, feed
+from pytest_edgeq.cache.digest import TORCH_FILES, UnknownError, feed
 
 __all__ = ["code_and_result"]
 
@@ -233,9 +233,7 @@ def _is_of_dynamo(callee: types.CodeType | str) -> bool:
 _SAME_IN_EXPORTS = ("is_compiling", "is_exporting")
 """Functions of `torch.compiler` that return one value in strict and non-strict export."""
 
-_DYNAMO = tuple(
-    str(Path(torch.__file__).parent / name) + os.sep for name in ("_dynamo", "_higher_order_ops")
-)
+_DYNAMO = tuple(TORCH_FILES + name + os.sep for name in ("_dynamo", "_higher_order_ops"))
 """Folders of torch: TorchDynamo, and operators such as `torch.cond` that call it."""
 
 
@@ -335,14 +333,9 @@ def _runs_torch_alone(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     return not any(map(callable, args)) and not any(map(callable, kwargs.values()))
 
 
-def _folder(path: str | Path) -> str:
-    """Return a folder's path with a separator, so that `torchvision` is not below `torch`."""
-    return str(path) + os.sep
-
-
-_STANDARD = _folder(sysconfig.get_path("stdlib"))
-_PACKAGES = tuple({_folder(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
-_KNOWN = (_folder(Path(torch.__file__).parent), _folder(Path(__file__).parent.parent))
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+_KNOWN = (TORCH_FILES, str(Path(__file__).parent.parent) + os.sep)
 """Where code lies whose version or content is in every key: torch's, and ours."""
 
 _GENERATED = ("torch", "torchao", "pytest_edgeq", *sys.stdlib_module_names)

@@ -146,18 +146,18 @@ class _Spool:
             file = io.BufferedReader(self._file)
         while self._kept:
             signature, sample = self._kept.popleft()
-            yield signature, _mapped(lambda value: _read(value, file), sample)
+            yield signature, sample.mapped(lambda value: _read(value, file))
 
     def _stored(self, sample: Sample) -> Sample:
         """Return the sample with its values in the file; as it is where they cannot be written."""
         try:
             if self._file is None:
                 # Not buffered: what a full disk refuses would stay in the buffer, and fail again.
-                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 # the finalizer closes it
                 # Samples that are equal to a stored run's are never read again.
                 weakref.finalize(self, self._file.close)
             file = self._file
-            return _mapped(lambda value: _write(value, file), sample)
+            return sample.mapped(lambda value: _write(value, file))
         except OSError as error:
             self._is_refused = True
             self._report(
@@ -165,13 +165,6 @@ class _Spool:
                 "kept in memory"
             )
             return sample
-
-
-def _mapped(function: Callable[[Any], Any], sample: Sample) -> Sample:
-    return Sample(
-        tuple(map(function, sample.args)),
-        {name: function(value) for name, value in sample.kwargs.items()},
-    )
 
 
 def _write(value: Any, file: io.FileIO) -> _Head:

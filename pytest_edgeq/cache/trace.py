@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import digest_of, feed, feed_graph
 
-__all__ = ["graph_digest", "program_digest", "state_digest"]
+__all__ = ["ProgramDigest", "graph_digest", "program_digest"]
 
 
-def state_digest(program: torch.export.ExportedProgram) -> str:
+class ProgramDigest(NamedTuple):
     """
-    Return a hash of the weights and buffers of an exported program.
+    Hashes of an exported program.
 
-    Raises:
-        UnknownError: One of them cannot be read.
+    Attributes:
+        state: Of its weights and buffers.
+        whole: Of graph, weights, buffers, constants and signature.
     """
-    return digest_of(dict(sorted(program.state_dict.items())))
+
+    state: str
+    whole: str
 
 
-def program_digest(program: torch.export.ExportedProgram, state: str) -> str:
+def program_digest(program: torch.export.ExportedProgram) -> ProgramDigest:
     """
-    Return a hash of an exported program: graph, weights, buffers, constants and signature.
-
-    Args:
-        program: As torch.export returns it.
-        state: What `state_digest` returns of it.
+    Return the hashes of an exported program.
 
     Raises:
         UnknownError: A part of it cannot be identified.
     """
+    state = digest_of(dict(sorted(program.state_dict.items())))
     hasher = hashlib.sha256()
     feed_graph(hasher, program.graph_module)
     signature = program.graph_signature
@@ -44,7 +45,7 @@ def program_digest(program: torch.export.ExportedProgram, state: str) -> str:
         hasher, sorted(f"{symbol} {bounds}" for symbol, bounds in program.range_constraints.items())
     )
     feed(hasher, (str(program.call_spec.in_spec), str(program.call_spec.out_spec)))
-    return hasher.hexdigest()
+    return ProgramDigest(state, hasher.hexdigest())
 
 
 def graph_digest(module: torch.fx.GraphModule, *, values: bool = True) -> str:

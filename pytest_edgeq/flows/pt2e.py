@@ -158,9 +158,10 @@ def _instance(quantizer: Any) -> Any:
 def _simulate(preparation: _Preparation, cache: ConversionCache) -> Simulation:
     """Calibrate a model on its samples, and return the quantized graph."""
     entry = preparation.entry
+    key = None
     if preparation.preset is not None and preparation.strict:
         preparation.key = cache.exported_key(entry.traced())
-    key = cache.preset_key(preparation.key, str(preparation.preset))
+        key = cache.preset_key(preparation.key, preparation.preset)
     if key is None:
         key = cache.prepared_key(entry.name, preparation.graph_and_facts)
     make = functools.partial(_calibrate, preparation)
@@ -330,8 +331,7 @@ def _export(entry: Entry, *, strict: bool) -> tuple[torch.export.ExportedProgram
     try:
         return export(strict=True), None
     except (MemoryError, OSError) as error:  # not the model's: the next try may succeed
-        who, tried = "torch.export", [entry.traced()]
-        raise RuntimeError(refusal(entry.name, who, error, tried, is_annotated=False)) from error
+        raise _refused(entry.name, "torch.export", error, [entry.traced()]) from error
     except Exception as error:
         # torch.export raises whatever the model's own code met while it was traced.
         strict_error = error
@@ -359,5 +359,9 @@ def _refuse_clearly(
         raise ValueError(f"{name}: {refused}") from None
     except Exception as error:
         # Whatever it was, the user gets it whole, with the hint first.
-        is_annotated = who != "torch.export"
-        raise RuntimeError(refusal(name, who, error, tried, is_annotated=is_annotated)) from error
+        raise _refused(name, who, error, tried) from error
+
+
+def _refused(name: str, who: str, error: Exception, tried: Sequence[litert.Traced]) -> RuntimeError:
+    is_annotated = who != "torch.export"
+    return RuntimeError(refusal(name, who, error, tried, is_annotated=is_annotated))

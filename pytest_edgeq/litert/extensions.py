@@ -1,4 +1,4 @@
-"""What other code has put into the loaded libraries: registrations, patches, constants."""
+"""Find registrations, patches and changed constants of other code in the loaded libraries."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, starmap, zip_longest
 from operator import is_
@@ -37,7 +38,7 @@ _DECOMPOSITIONS: Final = ("torch._decomp", "torch._decomp.decompositions")
 _NOT_THEIRS: Final = frozenset(
     {"__annotations__", "__dataclass_fields__", "__loader__", "__spec__", "__warningregistry__"}
 )
-"""What Python puts into a module or a class, and changes as it likes."""
+"""Attributes that Python itself sets on modules and classes, and updates at run time."""
 
 _WITH_CONSTANTS: Final = ("litert_torch.quantize.",)
 """
@@ -84,7 +85,7 @@ _PACKAGES: Final = frozenset(
 _STANDARD: Final = frozenset(sys.stdlib_module_names) - {"unittest"}
 """Without `unittest.mock`, whose objects stand for a function of anybody's."""
 
-_STANDARD_FILES: Final = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120  as code names it
+_STANDARD_FILES: Final = sysconfig.get_path("stdlib") + os.sep
 
 _PLAIN: Final = frozenset({str, int, float, bool, complex, bytes, type(None)})
 
@@ -106,7 +107,7 @@ class _Look:
     def __init__(self, modules: Mapping[str, ModuleType]) -> None:
         self.foreign: set[str] = set()
         self._modules = tuple(modules.values())
-        self._mappings: list[Callable[[], Iterable[Any]]] = []
+        self._views: list[Callable[[], Iterable[Any]]] = []
         self._collections: list[list[Any] | set[Any]] = []
         self._seen: dict[int, Any] = {}
         self._own_files = tuple(_own_files())
@@ -129,15 +130,15 @@ class _Look:
 
     def _watched(self) -> Iterator[Any]:
         # Each is copied at once: another thread may import a module meanwhile.
-        copies = (tuple(values()) for values in self._mappings)
+        copies = (tuple(values()) for values in self._views)
         return chain.from_iterable(chain(copies, map(tuple, self._collections)))
 
     def _inside(self, place: str, mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
         # torch 2.13's `CustomDecompTable` lists all operators when its own `items` are asked for.
         if isinstance(mapping, dict):
-            self._mappings.append(functools.partial(dict.values, mapping))
+            self._views.append(functools.partial(dict.values, mapping))
         else:
-            self._mappings.append(mapping.values)
+            self._views.append(mapping.values)
         return self._worth_a_look(place, mapping)
 
     def _worth_a_look(self, place: str, mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -275,8 +276,8 @@ def _is_torchs(kernel: str) -> bool:
     dump = torch._C._dispatch_dump(f"{namespace}::{name}")
     found = re.search(rf"^{key}(?:\[alias\])?: registered at (.*):\d+ ::", dump, re.MULTILINE)
     file = "" if found is None else found[1]
-    package = os.path.dirname(torch.__file__)  # noqa: PTH120  as code names it
-    return file.startswith(package + os.sep) and file != os.path.join(package, "library.py")  # noqa: PTH118
+    folder = str(Path(torch.__file__).parent) + os.sep
+    return file.startswith(folder) and file != f"{folder}library.py"
 
 
 _NOTHING: Final = object()

@@ -1,4 +1,4 @@
-"""What other code does to the libraries and to this process counts, or makes the key unknown."""
+"""Patched libraries and changed settings give another key, or none."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_constants_are_read_from_source(tmp_path: Path) -> None:
 def test_a_kernel_of_the_users_own_makes_the_key_unknown(by: str) -> None:
     """Samples run by it; once it is gone, the key is what it was."""
     key = _key()
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call] # torch's own gap
     try:
         if by == "library":
             library.impl("alpha_dropout", _mine, "CPU")

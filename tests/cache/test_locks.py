@@ -88,7 +88,7 @@ def test_a_file_system_without_locks_costs_a_warning(
     code: int,
     action: Any,
 ) -> None:
-    """Of the cache, not of Python; no lock is made that would outlive its process."""
+    """The warning is reported by the cache, and no soft lock file is left behind."""
     _refuse_flock(monkeypatch, fcntl.LOCK_EX, code)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter(action)

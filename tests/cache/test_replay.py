@@ -47,7 +47,7 @@ def _told(signature: str, sample: Sample) -> str:
 
 @pytest.fixture
 def plain() -> list[str]:
-    """What is given, in words."""
+    """Return a description of each sample as it was given."""
     return [_told(*each) for each in _given()]
 
 
@@ -63,7 +63,7 @@ def test_samples_come_again_in_order(
 def test_samples_stay_in_memory_where_no_file_can_be_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plain: list[str]
 ) -> None:
-    """That is told once."""
+    """The store reports the problem once."""
     told: list[str] = []
     monkeypatch.setattr(sample_replay, "_IN_MEMORY", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))

@@ -56,7 +56,7 @@ def _noted(folder: Path) -> tuple[Edgeq, list[str]]:
 
 @pytest.mark.parametrize("registers", [True, False], ids=["buffer", "attribute"])
 def test_a_constant_that_is_replaced_is_seen(tmp_path: Path, *, registers: bool) -> None:
-    """What the session exported before holds the old tensor, which somebody fills."""
+    """The program exported earlier holds the old tensor, which is then overwritten."""
     maker, model = Edgeq(cache_dir=tmp_path), _Net(registers=registers)
     _built(maker, model, _data(1))
     old, model.gain = model.gain, torch.full((4,), 2.0)

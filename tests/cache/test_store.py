@@ -248,7 +248,7 @@ def _written_until_full(store: Store, limit: int) -> None:
 
 
 def test_a_clock_that_was_wrong_protects_no_entry(tmp_path: Path, said: list[str]) -> None:
-    """What is dated in the future goes first; clocks that differ by minutes do no harm."""
+    """Entries dated over an hour ahead are evicted first; smaller clock differences are ignored."""
     store = Store(tmp_path, said.append, limit=4000)
     for name, seconds in (("far", 10**9), ("near", 600)):
         store.write("convert", name, {"x": bytes(1000)})
