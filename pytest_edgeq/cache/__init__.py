@@ -1,8 +1,9 @@
 """
 Finished conversion steps, content-addressed, in a directory that processes and sessions share.
 
-`store.py` is the directory; `digest.py` hashes what determines a result, `environment.py` the
-libraries and settings, `trace.py` the code that a forward runs; `graphs.py` writes and reads torch
-graphs without running code; `samples.py` replays calibration samples; `parts.py` encodes results;
-`log.py` takes messages; `conversions.py` is the interface of the flows.
+`conversions.py` is the interface of the flows. Keys: `digest.py` hashes what determines a result,
+`trace.py` graphs, `model_code.py` (with `code_objects.py`) the code that a forward runs,
+`environment.py` the libraries and settings; `sample_replay.py` hashes and replays calibration
+samples. Entries: `parts.py` encodes results, `graphs.py` torch graphs without running code,
+`directory.py` reads, writes, locks and evicts them. `log.py` takes messages.
 """

@@ -102,7 +102,7 @@ class ConversionCache:
 
         def export() -> torch.export.ExportedProgram:
             try:
-                return litert.export(traced, stack_traces=False)
+                return litert.export(traced, nodes_only=True)
             except UnknownError:
                 raise
             except Exception as error:  # whatever the model's own code met

@@ -123,15 +123,14 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
         _place(root, path, told["kinds"][path], tensor)
     graph = torch.fx.Graph()
     nodes: dict[str, torch.fx.Node] = {}
-    shapes = FakeTensorMode()
+    formats = _Formats()
     for each in told["nodes"]:
         target = each["target"]
         if each["op"] == "call_function":
             target = _decode_target(target)
         args, kwargs = _decode(each["args"], nodes), _decode(each["kwargs"], nodes)
         node = graph.create_node(each["op"], target, args, kwargs, name=each["name"])
-        with shapes:
-            node.meta.update(_decode_metadata(each["meta"]))
+        node.meta.update(_decode_metadata(each["meta"], formats))
         nodes[each["name"]] = node
     in_spec, out_spec = map(pytree.treespec_loads, told["specs"])
     info = torch.fx.graph._PyTreeInfo(told["names"], in_spec, out_spec)
@@ -363,15 +362,30 @@ def _encode_value(value: Any) -> Any:
     return None
 
 
-def _decode_value(told: Mapping[str, Any]) -> Any:
+class _Formats:
+    """Makes fake tensors, one for all nodes that give the same dtype, shape and strides."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode()
+        self._made: dict[str, torch.Tensor] = {}
+
+    def tensor(self, told: Sequence[Any]) -> torch.Tensor:
+        key = repr(told)
+        if key not in self._made:
+            dtype, shape, stride = told
+            with self._mode:
+                self._made[key] = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+        return self._made[key]
+
+
+def _decode_value(told: Mapping[str, Any], formats: _Formats) -> Any:
     ((kind, content),) = told.items()
     if kind == "tensor":
-        dtype, shape, stride = content
-        return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+        return formats.tensor(content)
     if kind == "none":
         return None
-    values = map(_decode_value, content)
-    return list(values) if kind == "list" else tuple(values)
+    values = [_decode_value(each, formats) for each in content]
+    return values if kind == "list" else tuple(values)
 
 
 def _encode_source(source: Any) -> str:
@@ -390,7 +404,7 @@ def _decode_source(text: str) -> Any:
     return getattr(_SOURCES[place], name) if colon else text
 
 
-def _decode_metadata(told: Mapping[str, Any]) -> dict[str, Any]:
+def _decode_metadata(told: Mapping[str, Any], formats: _Formats) -> dict[str, Any]:
     meta: dict[str, Any] = {}
     if "nn_module_stack" in told:
         meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in told["nn_module_stack"]}
@@ -400,5 +414,5 @@ def _decode_metadata(told: Mapping[str, Any]) -> dict[str, Any]:
     if "torch_fn" in told:
         meta["torch_fn"] = tuple(told["torch_fn"])
     if "val" in told:
-        meta["val"] = _decode_value(told["val"])
+        meta["val"] = _decode_value(told["val"], formats)
     return meta

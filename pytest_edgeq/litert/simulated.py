@@ -114,14 +114,32 @@ def keep_floats_apart(simulated: torch.fx.GraphModule) -> None:
 
 def copied_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return a copy with nodes of its own, and with the tensors of the original."""
+    return _copied(module, {})
+
+
+def _copied(
+    module: torch.fx.GraphModule, computed: Mapping[torch.fx.Node, torch.Tensor]
+) -> torch.fx.GraphModule:
+    """Copy a graph that holds the values of some of its nodes as constants in their place."""
     import torch
 
     graph = torch.fx.Graph()
+    values = {f"{node.name}_computed": value for node, value in computed.items()}
+    nodes = dict(zip(computed, map(graph.get_attr, values), strict=True))
     with quiet():  # torch 2.13 warns of its own use of LeafSpec
-        returned = graph.graph_copy(module.graph, {})
+        returned = graph.graph_copy(module.graph, nodes)
     graph.output(returned)
     graph._codegen = module.graph._codegen
-    return torch.fx.GraphModule(module, graph)
+    if computed:
+        graph.eliminate_dead_code()
+    root = {
+        node.target: operator.attrgetter(node.target)(module)
+        for node in module.graph.nodes
+        if node.op in ("get_attr", "call_module")
+    }
+    copied = torch.fx.GraphModule(root | values, graph)
+    copied.training = module.training
+    return copied
 
 
 def with_computed_weights(simulated: torch.nn.Module) -> torch.nn.Module:
@@ -134,20 +152,13 @@ def with_computed_weights(simulated: torch.nn.Module) -> torch.nn.Module:
 
     if not isinstance(simulated, torch.fx.GraphModule):
         return simulated
-    copied = copied_graph(simulated)
-    graph = copied.graph
-    for node in list(graph.nodes):
-        if not _is_quantized_constant(node):
-            continue
-        name = f"{node.name}_computed"
-        with torch.no_grad():
-            copied.register_buffer(name, _value(copied, node))
-        with graph.inserting_before(node):
-            computed = graph.get_attr(name)
-        node.replace_all_uses_with(computed)
-    graph.eliminate_dead_code()
-    copied.recompile()
-    return copied
+    with torch.no_grad():
+        computed = {
+            node: _value(simulated, node)
+            for node in simulated.graph.nodes
+            if _is_quantized_constant(node)
+        }
+    return _copied(simulated, computed)
 
 
 def without_rounding(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
