@@ -169,6 +169,7 @@ class Edgeq:
             FileNotFoundError: The recipe's path does not exist.
             RuntimeError: torch.export, the converter or the kernels refuse the model.
         """
+        from pytest_edgeq import litert
         from pytest_edgeq.flows.request import make_request
         from pytest_edgeq.flows.resolve import describe, run_flow
         from pytest_edgeq.process_state import frozen_heap, seeded
@@ -186,6 +187,7 @@ class Edgeq:
             session=self._session,
         )
         seed, threads = self._session.seed, self._session.threads
+        litert.load_exporter()
         with seeded(seed), torch_threads(threads), frozen_heap():
             return run_flow(request, quantizer)
 

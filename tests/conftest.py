@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib.util
 import os
@@ -25,8 +26,9 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 
 # torch, jax and TensorFlow hold millions of objects, and by default the garbage collector looks at
-# all of them every few seconds: a tenth of the time of the tests.
+# all of them every few seconds, a tenth of the time of the tests, and once more at exit.
 gc.set_threshold(100_000, 20, 20)
+atexit.register(gc.freeze)
 
 # They start processes, up to a minute a test: the last of them would run on one core alone.
 LONGEST = ("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_readme.py")

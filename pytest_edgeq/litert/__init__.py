@@ -29,7 +29,12 @@ from pytest_edgeq.litert.fx import (
     is_prepared_by_torch_ao,
     quantizer_from_fx,
 )
-from pytest_edgeq.litert.libraries import converter_module, converter_name, register_operators
+from pytest_edgeq.litert.libraries import (
+    converter_module,
+    converter_name,
+    load_exporter,
+    register_operators,
+)
 from pytest_edgeq.litert.pt2e_graphs import (
     finish_pt2e,
     holds_observers,
@@ -91,6 +96,7 @@ __all__ = [
     "is_ao_config",
     "is_prepared_by_torch_ao",
     "is_pt2e_quantizer",
+    "load_exporter",
     "load_recipe",
     "match_rules",
     "needs_calibration",

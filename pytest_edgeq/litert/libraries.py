@@ -6,13 +6,17 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import sys
+from types import ModuleType
 from typing import Any
 
 from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.process_state import paused_collector
 
 __all__ = [
     "converter_module",
     "converter_name",
+    "load_exporter",
     "pt2e_module",
     "recipe_module",
     "register_operators",
@@ -43,8 +47,7 @@ def converter_module(name: str = "") -> Any:
     package = converter_name()
     if package == "ai_edge_torch":
         name = name.replace("backend.", "odml_torch.")
-    with quiet():
-        return importlib.import_module(f"{package}.{name}" if name else package)
+    return _imported(f"{package}.{name}" if name else package)
 
 
 @functools.cache
@@ -64,8 +67,7 @@ def converter_name() -> str:
         )
     version = importlib.metadata.version("ai-edge-torch")
     try:
-        with quiet():
-            package = importlib.import_module("ai_edge_torch")
+        package = _imported("ai_edge_torch")
     except ImportError as error:
         raise ImportError(
             f"ai-edge-torch {version} cannot be imported beside torch "
@@ -95,8 +97,7 @@ def pt2e_module(name: str) -> Any:
     path = f"torchao.quantization.pt2e.{name}"
     if not own.startswith("torchao."):
         path = f"torch.ao.quantization.{_ELSEWHERE_IN_TORCH.get(name, f'pt2e.{name}')}"
-    with quiet():
-        return importlib.import_module(path)
+    return _imported(path)
 
 
 def recipe_module(name: str) -> Any:
@@ -110,18 +111,29 @@ def recipe_module(name: str) -> Any:
     """
     for package in ("litert_quantizer", "ai_edge_quantizer"):
         if importlib.util.find_spec(package) is not None:
-            with quiet():
-                return importlib.import_module(f"{package}.{name}")
+            return _imported(f"{package}.{name}")
     raise ImportError(
         "recipes need ai-edge-quantizer (litert-quantizer from 0.11 on), and neither is installed: "
         "pip install ai-edge-quantizer"
     )
 
 
+def load_exporter() -> None:
+    """Import what `torch.export.export` imports when it is called first."""
+    _imported("torch.export._trace")
+    _imported("torch._dynamo")
+
+
+def _imported(name: str) -> ModuleType:
+    if name in sys.modules:
+        return importlib.import_module(name)  # which waits for an import in another thread
+    with quiet(), paused_collector():
+        return importlib.import_module(name)
+
+
 def register_operators(namespace: str) -> None:
     """Import what defines the operators of a namespace of torch, and as little else as possible."""
-    with quiet():
-        if namespace == "quantized_decomposed":
-            importlib.import_module("torch.ao.quantization.fx._decomposed")
-        elif namespace == "litert_torch":
-            converter_module("backend.optimization_barrier")
+    if namespace == "quantized_decomposed":
+        _imported("torch.ao.quantization.fx._decomposed")
+    elif namespace == "litert_torch":
+        converter_module("backend.optimization_barrier")

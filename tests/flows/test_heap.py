@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
-from pytest_edgeq.process_state import frozen_heap
+import pytest
+
+from pytest_edgeq.process_state import frozen_heap, paused_collector
+
+
+@pytest.fixture(autouse=True)
+def _collector() -> Iterator[None]:
+    enabled = gc.isenabled()
+    yield
+    gc.unfreeze()
+    (gc.enable if enabled else gc.disable)()
 
 
 def test_older_objects_are_passed_over_and_given_back() -> None:
@@ -19,10 +30,35 @@ def test_older_objects_are_passed_over_and_given_back() -> None:
 def test_what_somebody_else_froze_stays_frozen() -> None:
     """A project that freezes its own heap finds it so afterwards."""
     gc.freeze()
-    try:
-        with frozen_heap():
-            pass
-        # Not how many: frozen objects go when nothing holds them any more.
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
+    with frozen_heap():
+        pass
+    # Not how many: frozen objects go when nothing holds them any more.
+    assert gc.get_freeze_count() > 0
+
+
+def test_what_an_import_makes_is_passed_over_too() -> None:
+    """Nothing is collected during an import, and what it leaves is frozen with the rest."""
+    with frozen_heap():
+        before = gc.get_freeze_count()
+        with paused_collector():
+            assert not gc.isenabled()
+            made = [[i] for i in range(1000)]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= before + len(made)
+    assert gc.get_freeze_count() == 0
+
+
+def test_an_import_that_fails_leaves_the_collector_on() -> None:
+    """Whatever the import raises."""
+    with pytest.raises(ImportError), paused_collector():
+        raise ImportError
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_who_turned_the_collector_off_finds_it_so() -> None:
+    """A project that collects by itself keeps that."""
+    gc.disable()
+    with frozen_heap(), paused_collector():
+        pass
+    assert not gc.isenabled()

@@ -35,6 +35,27 @@ def test_collecting_imports_nothing_heavy(
     result.stdout.fnmatch_lines(["edgeq: runtime=*", "heavy: []", "loaded: True"])
 
 
+def test_python_exits_without_looking_at_all_that_the_libraries_hold(
+    pytester: pytest.Pytester,
+) -> None:
+    """Of a session that used the fixture; any other one exits as it did."""
+    pytester.makeconftest(
+        """
+        import atexit, gc
+
+        # The first one that is registered runs last.
+        atexit.register(lambda: print("frozen:", gc.get_freeze_count() > 0))
+        """
+    )
+    pytester.makepyfile("def test_plain(): pass\ndef test_with_the_fixture(edgeq): pass")
+
+    used = pytester.runpytest_subprocess()
+    unused = pytester.runpytest_subprocess("-k", "plain")
+
+    used.stdout.fnmatch_lines(["frozen: True"])
+    unused.stdout.fnmatch_lines(["frozen: False"])
+
+
 @pytest.mark.parametrize("option", ["-q", "-v"])
 def test_collecting_imports_no_memory_and_no_pools(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str
