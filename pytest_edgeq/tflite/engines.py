@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.presets import NEEDS_TENSORFLOW
+from pytest_edgeq.process_state import paused_collector
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph, Signature, SignatureTensor
 
@@ -150,7 +151,8 @@ def _tensorflow() -> Any:
     """Import TensorFlow (seconds, and 400 MB), which only this runtime needs."""
     if importlib.util.find_spec("tensorflow") is None:
         raise ModuleNotFoundError(NEEDS_TENSORFLOW)
-    return importlib.import_module("tensorflow")
+    with paused_collector():
+        return importlib.import_module("tensorflow")
 
 
 class CompiledEngine(Engine):
