@@ -25,8 +25,9 @@ def files(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> list[st
     """The README's Python files, written as a reader would; not on CI, so that it may remember."""
     for name in CI_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    # What comes with the converter's own dependencies warns when pytest loads it.
-    options = "-p no:anyio -p no:randomly -p no:xdist"
+    # What comes with the converter's own dependencies warns when pytest loads it; and pytest's own
+    # plugin collects garbage five times in the end, 2 s among the objects of torch and jax.
+    options = "-p no:anyio -p no:randomly -p no:xdist -p no:unraisableexception"
     if directory := shared_cache():
         options += f" --edgeq-cache-dir={directory}"
     monkeypatch.setenv("PYTEST_ADDOPTS", options)
