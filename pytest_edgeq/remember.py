@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pytest_edgeq.numerics.bootstrap import LEVEL, RESAMPLES, SEED, remembered
+from pytest_edgeq.numerics.bootstrap import RESAMPLES, SEED, remembered
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.confidence import LEVEL
 from pytest_edgeq.numerics.results import UPPER_BOUNDED, OutputErrors, StageErrors
 from pytest_edgeq.snapshots.paired_limits import FLOAT_NOISE_DB, SUMS, at_least, floor_db
-from pytest_edgeq.snapshots.paired_limits import LEVEL as PAIRED_LEVEL
 
 __all__ = ["budget_to_suggest", "errors_to_remember"]
 
@@ -34,7 +34,7 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
         "margin": {
             "of": "a rebuild on the same samples",
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED, "level": LEVEL},
-            "paired": {"by": "sample", "level": PAIRED_LEVEL},
+            "paired": {"by": "sample", "level": LEVEL},
             "floor_db": {
                 each: floor_db(comparison.flow, each, -math.inf) for each in comparison.stages
             },

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import NormalDist
 from typing import Any, Final
+
+from pytest_edgeq.numerics.confidence import student
 
 __all__ = [
     "FEWEST_SAMPLES",
@@ -26,7 +27,6 @@ __all__ = [
     "FLOOR_DB_KERNELS",
     "FLOOR_DB_LOWERING",
     "HIGHER_IS_BETTER",
-    "LEVEL",
     "SUMS",
     "at_least",
     "floor_db",
@@ -37,9 +37,6 @@ __all__ = [
 
 SUMS: Final = {"sqnr_db": "noise", "mean_abs_error": "absolute"}
 """Metrics that are held sample by sample, and the sum of each sample that they are made of."""
-
-LEVEL: Final = 0.9999
-"""One-sided, of one metric: some thousand metrics are looked at in 200 rebuilds."""
 
 FEWEST_SAMPLES: Final = 5
 """
@@ -193,26 +190,10 @@ def margin_db(metric: str, before: _Sums, now: _Sums, floor: float) -> float | N
         (b / all_now - a / all_before) ** 2 for a, b in zip(before, now, strict=True)
     )
     error = math.sqrt(squares * n / (n - 1)) * _PER_NEPER[metric]
-    return max(floor, _student(bearing - 1) * error)
+    return max(floor, student(bearing - 1) * error)
 
 
 def _bearing(sums: _Sums) -> float:
     """How many samples bear the error; 0 where there is none."""
     whole = math.fsum(sums)
     return 1 / math.fsum((each / whole) ** 2 for each in sums) if whole else 0.0
-
-
-def _student(freedom: float) -> float:
-    """
-    Student's t at `LEVEL`.
-
-    By Fisher's expansion (Abramowitz & Stegun 26.7.5), 9 % too small at 4 degrees of freedom, the
-    fewest that are asked for, 2 % at 7.
-    """
-    z = NormalDist().inv_cdf(LEVEL)
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )
