@@ -11,7 +11,6 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, starmap, zip_longest
 from operator import is_
 from pathlib import Path
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -97,7 +96,7 @@ class _Look:
     """
     One look at everything in the loaded modules of the chain.
 
-    What is compared between two looks is the identity of each value: some 30,000, in two ms.
+    What is compared between two looks is the identity of each value: some 33,000, in 1.3 ms.
 
     Attributes:
         foreign: Names of functions and classes that are not the libraries' own, and where they are.
@@ -106,7 +105,7 @@ class _Look:
 
     def __init__(self, modules: Mapping[str, ModuleType]) -> None:
         self.foreign: set[str] = set()
-        self._modules = tuple(modules.values())
+        self._modules = list(modules.values())
         self._views: list[Callable[[], Iterable[Any]]] = []
         self._collections: list[list[Any] | set[Any]] = []
         self._seen: dict[int, Any] = {}
@@ -120,18 +119,22 @@ class _Look:
                 self._seen[id(value)] = value
                 pending.extend(self._parts(place, value))
         self.constants = dict(_changed(modules))
-        self._values = tuple(self._watched())
+        self._values = self._watched()
 
     def is_current(self, modules: Mapping[str, ModuleType]) -> bool:
         """Whether a new look would see the same."""
-        return _are_same(modules.values(), self._modules) and _are_same(
+        return _are_same(list(modules.values()), self._modules) and _are_same(
             self._watched(), self._values
         )
 
-    def _watched(self) -> Iterator[Any]:
+    def _watched(self) -> list[Any]:
+        found: list[Any] = []
         # Each is copied at once: another thread may import a module meanwhile.
-        copies = (tuple(values()) for values in self._views)
-        return chain.from_iterable(chain(copies, map(tuple, self._collections)))
+        for values in self._views:
+            found.extend(values())
+        for collection in self._collections:
+            found.extend(collection)
+        return found
 
     def _inside(self, place: str, mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
         # torch 2.13's `CustomDecompTable` lists all operators when its own `items` are asked for.
@@ -280,16 +283,13 @@ def _is_torchs(kernel: str) -> bool:
     return file.startswith(folder) and file != f"{folder}library.py"
 
 
-_NOTHING: Final = object()
-
-
 @functools.cache
 def _is_looked_into(module: str) -> bool:
     return f"{module}.".startswith(_CHAIN) or module in _DECOMPOSITIONS
 
 
-def _are_same(values: Iterable[Any], before: tuple[Any, ...]) -> bool:
-    return all(starmap(is_, zip_longest(values, before, fillvalue=_NOTHING)))
+def _are_same(values: list[Any], before: list[Any]) -> bool:
+    return len(values) == len(before) and all(map(is_, values, before))
 
 
 def _own_files() -> Iterator[str]:
