@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._export import utils
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import decomp_utils, exported_program
 from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
 
@@ -679,13 +681,35 @@ def test_registering_a_kernel_still_builds_its_annotations() -> None:
     """Torch 2.13's `py_impl`, which a decomposition calls 6,000 times."""
     register = torch.ops.aten.relu.default.py_impl(torch._C.DispatchKey.CPU)
     assert not isinstance(register.__annotations__["fn"], str)
-    assert _in_torch()[-1] is collections.abc.Callable
+    # That of typing keeps what it has built.
+    assert vars(torch._ops)["Callable"] is collections.abc.Callable
+
+
+def test_kernels_are_registered_as_by_torch() -> None:
+    """A second one is refused, other keys than those of the dispatcher are left to torch."""
+    relu, key = torch.ops.aten.relu.default, torch._C.DispatchKey.CPU
+    assert key not in relu.py_kernels
+    with ops_listed_once():
+        try:
+            assert relu.py_impl(key)(torch.abs) is torch.abs
+            assert relu(torch.tensor([-1.0])) == 0  # eager mode runs the dispatcher's own
+            with enable_python_dispatcher():
+                assert relu(torch.tensor([-1.0])) == 1
+            with pytest.raises(RuntimeError, match="Trying to override a python impl for"):
+                relu.py_impl(key)(torch.abs)
+        finally:
+            del relu.py_kernels[key]
+            relu._dispatch_cache.clear()
+        with pytest.raises(AssertionError, match=r"DispatchKey\.Python"):
+            relu.py_impl(torch._C.DispatchKey.Python)(torch.abs)
+        with pytest.raises(AssertionError, match="already registered"):
+            torch.ops.higher_order.cond.py_impl(FakeTensorMode)(torch.abs)
 
 
 def _in_torch() -> list[Any]:
     """What the shim replaces."""
     lists = [vars(each)[LISTS] for each in (exported_program, decomp_utils)]
-    return [*lists, vars(torch._ops)["Callable"]]
+    return [*lists, torch._ops.OperatorBase.py_impl]
 
 
 LISTS = "_collect_all_valid_cia_ops"
