@@ -4,6 +4,7 @@ Finished conversion steps, content-addressed, in a directory that processes and 
 `conversions.py` is the interface of the flows. Keys: `digest.py` hashes what determines a result,
 `trace.py` graphs, `model_code.py` (with `code_objects.py`) the code that a forward runs,
 `environment.py` the libraries and settings; `sample_replay.py` hashes and replays calibration
-samples. Entries: `parts.py` encodes results, `graphs.py` torch graphs without running code,
-`directory.py` reads, writes, locks and evicts them. `log.py` takes messages.
+samples. Entries: `entries.py` makes each once, `parts.py` encodes results, `graphs.py` (with
+`node_metadata.py`) torch graphs without running code, `directory.py` reads, writes, locks and
+evicts them. `log.py` takes messages.
 """

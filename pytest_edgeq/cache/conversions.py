@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache import environment
 from pytest_edgeq.cache.digest import UnknownError, digest_of
+from pytest_edgeq.cache.entries import Entries, Parts
 from pytest_edgeq.cache.model_code import code_and_result
 from pytest_edgeq.cache.parts import (
     Exported,
     Simulation,
     read_exported,
-    read_file,
     read_ranges,
-    read_run,
     read_simulation,
     write_exported,
     write_ranges,
     write_simulation,
 )
-from pytest_edgeq.cache.sample_replay import Recording, Tagged, find_equal, streams_of
+from pytest_edgeq.cache.sample_replay import Tagged, streams_of
 from pytest_edgeq.cache.trace import ProgramDigest, graph_digest, program_digest
 from pytest_edgeq.process_state import seeded
 
@@ -40,12 +38,8 @@ __all__ = ["ConversionCache"]
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 
-_Result = TypeVar("_Result")
-
 _Program = tuple[torch.export.ExportedProgram, str | None]
 """An exported program, and why strict export refused the model, if it did."""
-
-_Parts = Mapping[str, bytes]
 
 
 class ConversionCache:
@@ -67,11 +61,9 @@ class ConversionCache:
         refresh: bool = False,
         seed: int = 0,
     ) -> None:
-        self._store = store
+        self._entries = None if store is None else Entries(store, refresh=refresh)
         self._note = note
-        self._refresh = refresh
         self._seed = seed
-        self._written: set[tuple[str, str]] = set()
         self._exported: weakref.WeakKeyDictionary[torch.nn.Module, _Kept] = (
             weakref.WeakKeyDictionary()
         )
@@ -81,7 +73,7 @@ class ConversionCache:
     @property
     def is_on(self) -> bool:
         """Whether results are kept."""
-        return self._store is not None
+        return self._entries is not None
 
     def refuse(self, name: str, why: str) -> None:
         """Report that a result of a model is not stored, with the reason."""
@@ -167,14 +159,14 @@ class ConversionCache:
             key: From `exported_key`; None exports anew.
             export: Returns the program, and why strict export refused it, if it did.
         """
-        if key is None or self._store is None:
+        if key is None or self._entries is None:
             return _copied(export())
         known = self._exported.get(model)
         # The program's weights and constants are the model's own, and may have changed since.
         if known is not None and known.key == key and known.is_unchanged():
             return _copied(known.program)
-        with self._store.lock("export", key):
-            exported = self._read("export", key, read_exported)
+        with self._entries.lock("export", key):
+            exported = self._entries.read("export", key, read_exported)
             if exported is not None:
                 return exported
             program = export()
@@ -183,7 +175,7 @@ class ConversionCache:
                 digest = program_digest(program[0])
                 if digest.state == self._states[key]:
                     self._exported[model] = _Kept(key, program, digest)
-                    self._write("export", key, write_exported(exported))
+                    self._entries.write("export", key, write_exported(exported))
                 else:
                     self._outdated.add(key)
                     self.refuse(name, "its weights changed while its samples were read")
@@ -225,19 +217,18 @@ class ConversionCache:
                     told.append((key, program_digest(programs[key]).whole))
             return told
 
-        def make() -> dict[str, bytes]:
+        def make() -> bytes:
             given = dict(signatures)
             if simulations is not None:
                 given = {k: each.of(simulations[k].graph()) for k, each in signatures.items()}
-            tflite = litert.convert(
+            return litert.convert(
                 given, static=static, second_pipeline=second_pipeline, programs=programs
             )
-            return {"tflite": tflite}
 
         # Why a graph has no digest was told where it was made.
         is_known = simulations is None or all(each.digest for each in simulations.values())
         key = self._key(name, ingredients) if is_known else None
-        return self._step("convert", key, make)["tflite"]
+        return self._file("convert", key, make)
 
     def simulate(
         self,
@@ -257,10 +248,10 @@ class ConversionCache:
             make: Calibrates; returns the graph, and whether it read the samples.
             exported: The key of the exported graph, where `key` stands for it.
         """
-        if key is None or self._store is None:
+        if key is None or self._entries is None:
             return make(samples)[0]
 
-        def calibrate(samples: Iterator[Tagged]) -> tuple[Simulation, _Parts | None, bool]:
+        def calibrate(samples: Iterator[Tagged]) -> tuple[Simulation, Parts | None, bool]:
             simulation, has_read = make(sample for _, sample in samples)
             if exported in self._outdated:  # while its samples were read, which has been told
                 return simulation, None, has_read
@@ -273,7 +264,7 @@ class ConversionCache:
             return dataclasses.replace(simulation, digest=digest), parts, has_read
 
         tagged = (("", sample) for sample in samples)
-        return self._calibrated("calibrate", key, tagged, calibrate, read_simulation)
+        return self._entries.calibrated("calibrate", key, tagged, calibrate, read_simulation)
 
     def calibrate_recipe(
         self,
@@ -297,10 +288,10 @@ class ConversionCache:
             threads: Of the interpreter.
         """
         key = self._key(name, lambda: (float_tflite, recipe, list(samples)), threads=threads)
-        if key is None or self._store is None:
+        if key is None or self._entries is None:
             return make(samples)
 
-        def calibrate(given: Iterator[Tagged]) -> tuple[Any, _Parts | None, bool]:
+        def calibrate(given: Iterator[Tagged]) -> tuple[Any, Parts | None, bool]:
             ranges = make(streams_of(given, samples))
             if ranges is None:
                 return None, None, False
@@ -311,102 +302,18 @@ class ConversionCache:
             return ranges, None, True
 
         tagged = ((name, sample) for name, stream in samples.items() for sample in stream)
-        return self._calibrated("ranges", key, tagged, calibrate, read_ranges)
+        return self._entries.calibrated("ranges", key, tagged, calibrate, read_ranges)
 
     def quantize_recipe(
         self, name: str, float_tflite: bytes, recipe: Any, ranges: Any, make: Callable[[], bytes]
     ) -> bytes:
         """Return the file that a recipe makes of a float file and its ranges."""
-        key = self._key(name, lambda: (float_tflite, recipe, ranges))
-        return self._step("quantize", key, lambda: {"tflite": make()})["tflite"]
+        return self._file("quantize", self._key(name, lambda: (float_tflite, recipe, ranges)), make)
 
-    # --- entries --------------------------------------------------------------------------------
-
-    def _step(self, kind: str, key: str | None, make: Callable[[], _Parts]) -> _Parts:
-        if key is None or self._store is None:
+    def _file(self, kind: str, key: str | None, make: Callable[[], bytes]) -> bytes:
+        if key is None or self._entries is None:
             return make()
-        found = self._read(kind, key, read_file)
-        if found is not None:
-            return found
-        with self._store.lock(kind, key):
-            # Another process may have finished it while this one waited.
-            found = self._read(kind, key, read_file)
-            if found is None:
-                found = make()
-                self._write(kind, key, found)
-        return found
-
-    def _read(self, kind: str, key: str, decode: Callable[[_Parts], _Result]) -> _Result | None:
-        assert self._store is not None, "unreachable because callers have looked"
-        if self._refresh and (kind, key) not in self._written:
-            return None
-        parts = self._store.read(kind, key)
-        if parts is None:
-            return None
-        try:
-            return decode(parts)
-        except Exception as error:  # torch raises anything of parts that another program wrote
-            why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-            self._store.report_damage(kind, key, why)
-            return None
-
-    def _write(self, kind: str, key: str, parts: Mapping[str, bytes]) -> None:
-        assert self._store is not None, "unreachable because callers have looked"
-        self._store.write(kind, key, parts)
-        self._written.add((kind, key))
-
-    def _calibrated(
-        self,
-        kind: str,
-        key: str,
-        samples: Iterator[Tagged],
-        make: Callable[[Iterator[Tagged]], tuple[_Result, _Parts | None, bool]],
-        read: Callable[[_Parts], _Result],
-    ) -> _Result:
-        """
-        Read what a stored run on equal samples gave, or run on them.
-
-        Args:
-            kind: Of the entry.
-            key: Of all but the samples.
-            samples: By signature, in order.
-            make: Returns the result, its parts if they can be kept, and whether it read samples.
-            read: Returns the result that parts hold.
-        """
-        assert self._store is not None, "unreachable because callers have looked"
-        recording = Recording(samples)
-        with self._store.lock(kind, key):
-            stored = self._runs(kind, key)
-            # Where a run needed no samples, none are read.
-            found = next((k for k, hashes in stored.items() if hashes is None), None)
-            remaining: Iterator[Tagged] = recording
-            if found is None:
-                runs = {k: hashes for k, hashes in stored.items() if hashes is not None}
-                found, remaining = find_equal(recording, runs, self._store.report)
-            known = None if found is None else self._read(kind, found, read)
-            if known is not None:
-                return known
-            result, parts, has_read = make(remaining)
-            if parts is not None:
-                self._keep_run(kind, key, recording.hashes if has_read else None, parts)
-        return result
-
-    def _runs(self, kind: str, group: str) -> dict[str, list[str] | None]:
-        """Stored runs of a group by key, with the running hashes of their samples."""
-        assert self._store is not None, "unreachable because callers have looked"
-        runs = {}
-        for key in self._store.keys(f"{kind}-samples", group):
-            run = self._read(f"{kind}-samples", key, read_run)
-            if run is not None:
-                runs[key] = run.hashes
-        return runs
-
-    def _keep_run(
-        self, kind: str, group: str, hashes: list[str] | None, parts: Mapping[str, bytes]
-    ) -> None:
-        key = f"{group}.{hashes[-1] if hashes else 'none'}"
-        self._write(kind, key, parts)
-        self._write(f"{kind}-samples", key, {"hashes": json.dumps(hashes).encode()})
+        return self._entries.file(kind, key, make)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pytest_edgeq import litert
-from pytest_edgeq.cache.digest import TRUSTED_OPS, UnknownError, digest_of, name_of
+from pytest_edgeq.cache.digest import TRUSTED_OPS, UnknownError, digest_of
+from pytest_edgeq.cache.node_metadata import Formats, StackKeys, decode_metadata, encode_metadata
 
 __all__ = ["decode_graph", "decode_tensors", "encode_graph", "encode_tensors"]
 
@@ -43,16 +43,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 """Functions of a graph that are no operators of torch: indices, and arithmetic on sizes."""
 
-_SOURCES = {
-    "torch.nn": torch.nn,
-    "torch.nn.functional": torch.nn.functional,
-    "torch.Tensor": torch.Tensor,
-    "torch": torch,
-    "operator": operator,
-    "torch._C._nn": torch._C._nn,
-}
-"""Where the layers and functions lie that annotators tell apart by identity."""
-
 _GUARDS = "_guards_fn"
 
 _FORMAT_NAMES = ("dtype", "layout", "memory_format")
@@ -71,7 +61,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
     info = codegen.pytree_info
     tensors: dict[str, tuple[str, torch.Tensor]] = {}
     nodes = []
-    keys = _StackKeys()
+    keys = StackKeys()
     for node in module.graph.nodes:
         target = node.target
         if node.op == "call_function":
@@ -87,7 +77,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
                 "target": target,
                 "args": _encode(node.args),
                 "kwargs": _encode(dict(node.kwargs)),
-                "meta": _encode_metadata(node.meta, keys),
+                "meta": encode_metadata(node.meta, keys),
             }
         )
     assert info.in_spec is not None, "unreachable because torch.export gives both"
@@ -123,14 +113,14 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
         _place(root, path, told["kinds"][path], tensor)
     graph = torch.fx.Graph()
     nodes: dict[str, torch.fx.Node] = {}
-    formats = _Formats()
+    formats = Formats()
     for each in told["nodes"]:
         target = each["target"]
         if each["op"] == "call_function":
             target = _decode_target(target)
         args, kwargs = _decode(each["args"], nodes), _decode(each["kwargs"], nodes)
         node = graph.create_node(each["op"], target, args, kwargs, name=each["name"])
-        node.meta.update(_decode_metadata(each["meta"], formats))
+        node.meta.update(decode_metadata(each["meta"], formats))
         nodes[each["name"]] = node
     in_spec, out_spec = map(pytree.treespec_loads, told["specs"])
     info = torch.fx.graph._PyTreeInfo(told["names"], in_spec, out_spec)
@@ -316,103 +306,3 @@ def _decode(value: Any, nodes: Mapping[str, torch.fx.Node]) -> Any:
     if kind == "slice":
         return slice(*parts)
     return tuple(parts) if kind == "tuple" else parts
-
-
-class _StackKeys(dict[str, str]):
-    """Keys of module stacks by the order that they come: strict export makes them of addresses."""
-
-    def __missing__(self, key: str) -> str:
-        self[key] = f"module_{len(self)}" if key.isdigit() else key
-        return self[key]
-
-
-def _encode_metadata(meta: Mapping[str, Any], keys: _StackKeys) -> dict[str, Any]:
-    """Return the metadata that annotators, the converter and `localize` read."""
-    told: dict[str, Any] = {}
-    if "nn_module_stack" in meta:
-        told["nn_module_stack"] = [
-            [
-                keys[key],
-                path,
-                kind if isinstance(kind, str) else name_of(kind),
-            ]
-            for key, (path, kind) in meta["nn_module_stack"].items()
-        ]
-    if "source_fn_stack" in meta:
-        stack = meta["source_fn_stack"]
-        told["source_fn_stack"] = [[name, _encode_source(source)] for name, source in stack]
-    if "torch_fn" in meta:
-        told["torch_fn"] = list(meta["torch_fn"])
-    value = _encode_value(meta["val"]) if "val" in meta else None
-    if value is not None:
-        told["val"] = value
-    return told
-
-
-def _encode_value(value: Any) -> Any:
-    """Encode the shapes that a node gives; None for sizes, and for shapes that hold symbols."""
-    if value is None:
-        return {"none": []}
-    if isinstance(value, (list, tuple)):
-        values = [_encode_value(each) for each in value]
-        return None if None in values else {type(value).__name__: values}
-    if isinstance(value, torch.Tensor) and all(type(n) is int for n in value.shape):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return {"tensor": [dtype, list(value.shape), list(value.stride())]}
-    return None
-
-
-class _Formats:
-    """Makes fake tensors, one for all nodes that give the same dtype, shape and strides."""
-
-    def __init__(self) -> None:
-        self._mode = FakeTensorMode()
-        self._made: dict[str, torch.Tensor] = {}
-
-    def tensor(self, told: Sequence[Any]) -> torch.Tensor:
-        key = repr(told)
-        if key not in self._made:
-            dtype, shape, stride = told
-            with self._mode:
-                self._made[key] = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
-        return self._made[key]
-
-
-def _decode_value(told: Mapping[str, Any], formats: _Formats) -> Any:
-    ((kind, content),) = told.items()
-    if kind == "tensor":
-        return formats.tensor(content)
-    if kind == "none":
-        return None
-    values = [_decode_value(each, formats) for each in content]
-    return values if kind == "list" else tuple(values)
-
-
-def _encode_source(source: Any) -> str:
-    """Encode the layer, the function or the name of the method that a node was exported from."""
-    if isinstance(source, str):
-        return source
-    for place, module in _SOURCES.items():
-        name = getattr(source, "__name__", "")
-        if getattr(module, name, None) is source:
-            return f"{place}:{name}"
-    return name_of(source)
-
-
-def _decode_source(text: str) -> Any:
-    place, colon, name = text.partition(":")
-    return getattr(_SOURCES[place], name) if colon else text
-
-
-def _decode_metadata(told: Mapping[str, Any], formats: _Formats) -> dict[str, Any]:
-    meta: dict[str, Any] = {}
-    if "nn_module_stack" in told:
-        meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in told["nn_module_stack"]}
-    if "source_fn_stack" in told:
-        stack = told["source_fn_stack"]
-        meta["source_fn_stack"] = [(name, _decode_source(source)) for name, source in stack]
-    if "torch_fn" in told:
-        meta["torch_fn"] = tuple(told["torch_fn"])
-    if "val" in told:
-        meta["val"] = _decode_value(told["val"], formats)
-    return meta

@@ -1,0 +1,126 @@
+"""The metadata of a torch graph's nodes, as JSON."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pytest_edgeq.cache.digest import name_of
+
+__all__ = ["Formats", "StackKeys", "decode_metadata", "encode_metadata"]
+
+_SOURCES = {
+    "torch.nn": torch.nn,
+    "torch.nn.functional": torch.nn.functional,
+    "torch.Tensor": torch.Tensor,
+    "torch": torch,
+    "operator": operator,
+    "torch._C._nn": torch._C._nn,
+}
+"""Where the layers and functions lie that annotators tell apart by identity."""
+
+
+class StackKeys(dict[str, str]):
+    """Keys of module stacks by the order that they come: strict export makes them of addresses."""
+
+    def __missing__(self, key: str) -> str:
+        self[key] = f"module_{len(self)}" if key.isdigit() else key
+        return self[key]
+
+
+def encode_metadata(meta: Mapping[str, Any], keys: StackKeys) -> dict[str, Any]:
+    """Return the metadata that annotators, the converter and `localize` read."""
+    told: dict[str, Any] = {}
+    if "nn_module_stack" in meta:
+        told["nn_module_stack"] = [
+            [
+                keys[key],
+                path,
+                kind if isinstance(kind, str) else name_of(kind),
+            ]
+            for key, (path, kind) in meta["nn_module_stack"].items()
+        ]
+    if "source_fn_stack" in meta:
+        stack = meta["source_fn_stack"]
+        told["source_fn_stack"] = [[name, _encode_source(source)] for name, source in stack]
+    if "torch_fn" in meta:
+        told["torch_fn"] = list(meta["torch_fn"])
+    value = _encode_value(meta["val"]) if "val" in meta else None
+    if value is not None:
+        told["val"] = value
+    return told
+
+
+def _encode_value(value: Any) -> Any:
+    """Encode the shapes that a node gives; None for sizes, and for shapes that hold symbols."""
+    if value is None:
+        return {"none": []}
+    if isinstance(value, (list, tuple)):
+        values = [_encode_value(each) for each in value]
+        return None if None in values else {type(value).__name__: values}
+    if isinstance(value, torch.Tensor) and all(type(n) is int for n in value.shape):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"tensor": [dtype, list(value.shape), list(value.stride())]}
+    return None
+
+
+class Formats:
+    """Makes fake tensors, one for all nodes that give the same dtype, shape and strides."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode()
+        self._made: dict[str, torch.Tensor] = {}
+
+    def tensor(self, told: Sequence[Any]) -> torch.Tensor:
+        """Return the fake tensor of a dtype's name, a shape and strides."""
+        key = repr(told)
+        if key not in self._made:
+            dtype, shape, stride = told
+            with self._mode:
+                self._made[key] = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+        return self._made[key]
+
+
+def _decode_value(told: Mapping[str, Any], formats: Formats) -> Any:
+    ((kind, content),) = told.items()
+    if kind == "tensor":
+        return formats.tensor(content)
+    if kind == "none":
+        return None
+    values = [_decode_value(each, formats) for each in content]
+    return values if kind == "list" else tuple(values)
+
+
+def _encode_source(source: Any) -> str:
+    """Encode the layer, the function or the name of the method that a node was exported from."""
+    if isinstance(source, str):
+        return source
+    for place, module in _SOURCES.items():
+        name = getattr(source, "__name__", "")
+        if getattr(module, name, None) is source:
+            return f"{place}:{name}"
+    return name_of(source)
+
+
+def _decode_source(text: str) -> Any:
+    place, colon, name = text.partition(":")
+    return getattr(_SOURCES[place], name) if colon else text
+
+
+def decode_metadata(told: Mapping[str, Any], formats: Formats) -> dict[str, Any]:
+    """Return the metadata that `encode_metadata` has written."""
+    meta: dict[str, Any] = {}
+    if "nn_module_stack" in told:
+        meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in told["nn_module_stack"]}
+    if "source_fn_stack" in told:
+        stack = told["source_fn_stack"]
+        meta["source_fn_stack"] = [(name, _decode_source(source)) for name, source in stack]
+    if "torch_fn" in told:
+        meta["torch_fn"] = tuple(told["torch_fn"])
+    if "val" in told:
+        meta["val"] = _decode_value(told["val"], formats)
+    return meta
