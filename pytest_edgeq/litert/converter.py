@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.decompositions import ops_listed_once
+from pytest_edgeq.litert.decompositions import graphs_compiled_on_call, ops_listed_once
 from pytest_edgeq.litert.libraries import converter_module
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
 from pytest_edgeq.litert.true_constants import true_constants
@@ -70,12 +70,11 @@ def export(traced: Traced, *, nodes_only: bool = False) -> torch.export.Exported
 @contextlib.contextmanager
 def _nodes_only() -> Iterator[None]:
     import torch.fx.config as fx_config
-    from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     before = fx_config.do_not_emit_stack_traces
     fx_config.do_not_emit_stack_traces = True
     try:
-        with _use_lazy_graph_module(True):
+        with graphs_compiled_on_call():
             yield
     finally:
         fx_config.do_not_emit_stack_traces = before
@@ -120,7 +119,12 @@ def convert(
         # ai-edge-torch has neither the second pipeline nor the newer name of the content.
         pipeline = {"use_v2": True} if second_pipeline else {}
         exported = [(signatures[name].model, (programs or {}).get(name)) for name in signatures]
-        with true_constants(), ops_listed_once(), _exported_before(exported):
+        with (
+            true_constants(),
+            ops_listed_once(),
+            graphs_compiled_on_call(),
+            _exported_before(exported),
+        ):
             edge = converter.convert(quant_config=config, **pipeline)
         give = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
         content: bytes = give()

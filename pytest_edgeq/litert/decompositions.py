@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["ops_listed_once"]
+__all__ = ["graphs_compiled_on_call", "ops_listed_once"]
 
 
 @contextlib.contextmanager
@@ -15,7 +15,8 @@ def ops_listed_once() -> Iterator[None]:
     Spare a conversion most of the time that its decompositions take whatever the model.
 
     A conversion by litert-torch 0.10.0 runs `run_decompositions` two to four times. Each time torch
-    2.13 lists all operators that are composed of others (`_collect_all_valid_cia_ops`, 0.04 s) and
+    2.13 lists all operators that are composed of others (`_collect_all_valid_cia_ops`, 0.04 s, most
+    of it to look them all up anew for each of 34 namespaces, `_materialize_cpp_cia_ops`) and
     overrides their kernels by 6,000 calls of `OperatorBase.py_impl`. Most of their 0.06 s are spent
     on the annotations of its inner function: `collections.abc.Callable[_P, _T]` is built anew at
     each call. Together 0.25 s of 0.36 s for a lone ReLU.
@@ -25,15 +26,18 @@ def ops_listed_once() -> Iterator[None]:
     import torch._ops
     import torch.export.decomp_utils
     import torch.export.exported_program
-    from torch._export.utils import _collect_all_valid_cia_ops as collect
+    from torch._export import utils
 
+    collect, look_up = utils._collect_all_valid_cia_ops, utils._materialize_cpp_cia_ops
     listed: dict[tuple[str, ...], set[Any]] = {}
 
     def listed_once() -> set[Any]:
         key = "CompositeImplicitAutograd"
         registered = tuple(torch._C._dispatch_get_registrations_for_dispatch_key(key))
         if registered not in listed:
-            listed[registered] = collect()
+            look_up()
+            with _replaced([(utils, "_materialize_cpp_cia_ops", lambda: None)]):
+                listed[registered] = collect()
         return listed[registered]
 
     DispatchKey, OperatorBase = torch._C.DispatchKey, torch._ops.OperatorBase
@@ -52,16 +56,37 @@ def ops_listed_once() -> Iterator[None]:
 
         return register
 
-    replaced = [
-        (torch.export.exported_program, collect.__name__, listed_once),
-        (torch.export.decomp_utils, collect.__name__, listed_once),
-        (OperatorBase, py_impl.__name__, registered_fast),
-    ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, value in replaced:
+    with _replaced(
+        [
+            (torch.export.exported_program, "_collect_all_valid_cia_ops", listed_once),
+            (torch.export.decomp_utils, "_collect_all_valid_cia_ops", listed_once),
+            (OperatorBase, "py_impl", registered_fast),
+        ]
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set attributes for a while."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+    for owner, name, value in attributes:
         setattr(owner, name, value)
     try:
         yield
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
+
+
+def graphs_compiled_on_call() -> contextlib.AbstractContextManager[None]:
+    """
+    Leave graphs that torch makes meanwhile without Python code until they are called.
+
+    torch 2.13 generates and compiles the code of each graph that an export or a pass of the
+    converter makes, some 80 in a conversion, of which nearly all are read only: 4 % of it.
+    """
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    manager: contextlib.AbstractContextManager[None] = _use_lazy_graph_module(True)
+    return manager

@@ -18,6 +18,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._export import utils
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import decomp_utils, exported_program
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
 
 from fixtures.models import (
@@ -33,7 +35,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, litert
-from pytest_edgeq.litert.decompositions import ops_listed_once
+from pytest_edgeq.litert.decompositions import graphs_compiled_on_call, ops_listed_once
 from pytest_edgeq.litert.exported import number_paddings
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
@@ -709,7 +711,7 @@ def test_kernels_are_registered_as_by_torch() -> None:
 def _in_torch() -> list[Any]:
     """What the shim replaces."""
     lists = [vars(each)[LISTS] for each in (exported_program, decomp_utils)]
-    return [*lists, torch._ops.OperatorBase.py_impl]
+    return [*lists, utils._materialize_cpp_cia_ops, torch._ops.OperatorBase.py_impl]
 
 
 LISTS = "_collect_all_valid_cia_ops"
@@ -731,6 +733,35 @@ def test_the_list_of_composed_operators_is_made_once() -> None:
     assert _in_torch() == before
 
 
+def test_torch_still_looks_operators_up_for_each_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch 2.13: some 900 operators, 34 times."""
+    calls: list[None] = []
+    look_up = utils._materialize_cpp_cia_ops
+
+    def counted() -> None:
+        calls.append(None)
+        look_up()
+
+    monkeypatch.setattr(utils, "_materialize_cpp_cia_ops", counted)
+    utils._collect_all_valid_cia_ops()
+    assert len(calls) > 10
+    calls.clear()
+    with ops_listed_once():
+        vars(exported_program)[LISTS]()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_graphs_are_compiled_when_they_are_called(*, lazy: bool) -> None:
+    """Torch 2.13 compiles all that `make_fx` makes at once; either way they compute the same."""
+    with graphs_compiled_on_call() if lazy else contextlib.nullcontext():
+        graph = make_fx(lambda x: x + x)(torch.ones(2))
+        assert isinstance(graph, _LazyGraphModule) == lazy
+    assert torch.equal(graph(torch.ones(2)), torch.full((2,), 2.0))
+
+
 @pytest.mark.parametrize("quantizer", ["pt2e_static_int8", None])
 def test_the_file_is_the_same_without_the_list(
     monkeypatch: pytest.MonkeyPatch, quantizer: str | None
@@ -747,5 +778,6 @@ def test_the_file_is_the_same_without_the_list(
         return quantized.path.read_bytes()
 
     with_list = built()
-    monkeypatch.setattr(litert.converter, "ops_listed_once", contextlib.nullcontext)
+    for name in ("ops_listed_once", "graphs_compiled_on_call"):
+        monkeypatch.setattr(litert.converter, name, contextlib.nullcontext)
     assert built() == with_list
