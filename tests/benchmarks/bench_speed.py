@@ -380,6 +380,8 @@ def _workers() -> None:
 
 def main(arguments: list[str]) -> None:
     """Print the table, or measure one side."""
+    # With it each process compiles the plugin and the tests anew, pytest-xdist's workers as well.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if arguments[:1] == ["--measure"]:
         print(json.dumps(_MEASURES[arguments[1]](*arguments[2:])))
         return
