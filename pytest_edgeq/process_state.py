@@ -57,10 +57,10 @@ def frozen_heap() -> Iterator[None]:
 @contextmanager
 def paused_collector() -> Iterator[None]:
     """
-    Let the garbage collector wait while libraries are imported.
+    Turn the garbage collector off while libraries are imported.
 
-    They make objects that stay: to look at them again and again takes a third of the time of the
-    import. Inside of `frozen_heap` they are passed over from then on, too.
+    Their objects stay alive, and scanning them repeatedly takes a third of the import's time.
+    Inside `frozen_heap` they are frozen afterwards.
     """
     if not gc.isenabled():
         yield

@@ -118,9 +118,8 @@ class Store:
                     size = sum(file.write(piece) for piece in _pack(f"{kind}/{key}", parts))
                 temporary.replace(path)
             except BaseException:
-                with contextlib.suppress(
-                    OSError
-                ):  # the first error is reported; eviction cleans up
+                # The first error is reported; eviction deletes what is left.
+                with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
                 raise
         except _REFUSALS as error:
@@ -237,7 +236,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _listed(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Files and folders in a folder; those that vanish or cannot be read are no entries."""
+    """List a folder's files and folders; skip those that vanish or cannot be read."""
     with contextlib.suppress(*_REFUSALS), os.scandir(folder) as found:
         for each in list(found):
             with contextlib.suppress(OSError):  # deleted by another process since it was listed

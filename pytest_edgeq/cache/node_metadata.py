@@ -21,11 +21,11 @@ _SOURCES = {
     "operator": operator,
     "torch._C._nn": torch._C._nn,
 }
-"""Where the layers and functions lie that annotators tell apart by identity."""
+"""Modules that define the layers and functions which annotators compare by identity."""
 
 
 class StackKeys(dict[str, str]):
-    """Keys of module stacks by the order that they come: strict export makes them of addresses."""
+    """Numbers the keys of module stacks in order, because strict export makes them of addresses."""
 
     def __missing__(self, key: str) -> str:
         self[key] = f"module_{len(self)}" if key.isdigit() else key
@@ -69,7 +69,7 @@ def _encode_value(value: Any) -> Any:
 
 
 class Formats:
-    """Makes fake tensors, one for all nodes that give the same dtype, shape and strides."""
+    """Creates fake tensors; nodes whose outputs have equal dtype, shape and strides share one."""
 
     def __init__(self) -> None:
         self._mode = FakeTensorMode()

@@ -81,10 +81,10 @@ def _replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 def graphs_compiled_on_call() -> contextlib.AbstractContextManager[None]:
     """
-    Leave graphs that torch makes meanwhile without Python code until they are called.
+    Compile the graphs that torch creates meanwhile only when they are called.
 
-    torch 2.13 generates and compiles the code of each graph that an export or a pass of the
-    converter makes, some 80 in a conversion, of which nearly all are read only: 4 % of it.
+    torch 2.13 generates and compiles Python code for each graph that an export or a converter pass
+    creates, about 80 in a conversion; nearly all are never called. That takes 4 % of a conversion.
     """
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 

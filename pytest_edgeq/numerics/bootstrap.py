@@ -251,7 +251,7 @@ def _top1(draws: _Draws, value: float) -> tuple[float, float]:
 
 
 def _gumbel(values: Array) -> float:
-    """How far the greatest of the values may be from that of another build."""
+    """Return how far the maximum of the values may move in another build."""
     if values.size < 2:
         return 0.0
     return float(np.std(values, ddof=1)) * _LOGISTIC * student(values.size - 1) / _Z

@@ -1,4 +1,4 @@
-"""How sure a limit of a remembered error is, whichever way it was derived."""
+"""The confidence level of limits on remembered errors."""
 
 from __future__ import annotations
 

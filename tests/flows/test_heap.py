@@ -49,7 +49,7 @@ def test_what_an_import_makes_is_passed_over_too() -> None:
 
 
 def test_an_import_that_fails_leaves_the_collector_on() -> None:
-    """Whatever the import raises."""
+    """An exception of the import is raised, and nothing stays frozen."""
     with pytest.raises(ImportError), paused_collector():
         raise ImportError
     assert gc.isenabled()

@@ -1,4 +1,4 @@
-"""How sure limits are that few samples give."""
+"""Limits that are derived from few samples."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_collecting_imports_nothing_heavy(
 def test_python_exits_without_looking_at_all_that_the_libraries_hold(
     pytester: pytest.Pytester,
 ) -> None:
-    """Of a session that used the fixture; any other one exits as it did."""
+    """The heap is frozen at exit where the session used the fixture, and only there."""
     pytester.makeconftest(
         """
         import atexit, gc
