@@ -78,7 +78,7 @@ class SampleRunner:
     def prepare(self) -> None:
         """Compute what all samples share: the rounded weights of a quantized graph."""
         if self._simulated is None and self._quantized.simulated is not None:
-            self._simulated = litert.with_computed_weights(self._quantized.simulated)
+            self._simulated = litert.copied_to_run(self._quantized.simulated)
 
     def run(self, sample: Sample, index: int) -> Outcome:
         """

@@ -59,9 +59,9 @@ from pytest_edgeq.litert.simulated import (
     activation_scales,
     constants_of,
     copied_graph,
+    copied_to_run,
     holds_weights_alone,
     quantized_weights,
-    with_computed_weights,
     without_rounding,
 )
 from pytest_edgeq.litert.weights import QuantizedWeight, write_weights
@@ -83,6 +83,7 @@ __all__ = [
     "converter_module",
     "converter_name",
     "copied_graph",
+    "copied_to_run",
     "dequantized",
     "drop_guards",
     "export",
@@ -116,7 +117,6 @@ __all__ = [
     "trains_quantization",
     "uncalibrated",
     "unseen",
-    "with_computed_weights",
     "without_rounding",
     "write_weights",
 ]

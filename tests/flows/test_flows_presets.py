@@ -137,8 +137,8 @@ def test_the_simulated_graph_and_the_file_are_told_apart(maker: Edgeq) -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "pt2e_static_int8_per_tensor"])
-def test_weights_that_are_computed_once_change_no_bit(maker: Edgeq, preset: str) -> None:
-    """The simulated graph runs faster so, and stays what the stages say."""
+def test_the_graph_that_is_run_changes_no_bit(maker: Edgeq, preset: str) -> None:
+    """It rounds weights once and activations in place, and stays what the stages say."""
     quantized = maker.quantize(
         seeded(ResidualNet),
         ResidualNet.sample_inputs(),
@@ -147,12 +147,46 @@ def test_weights_that_are_computed_once_change_no_bit(maker: Edgeq, preset: str)
     )
     simulated = quantized.simulated
     assert simulated is not None
-    computed = litert.with_computed_weights(simulated)
+    run = litert.copied_to_run(simulated)
     assert isinstance(simulated, torch.fx.GraphModule)
-    assert isinstance(computed, torch.fx.GraphModule)
-    assert len(computed.graph.nodes) < len(simulated.graph.nodes)
+    assert isinstance(run, torch.fx.GraphModule)
+    assert len(run.graph.nodes) < len(simulated.graph.nodes)
+    assert "quantized_decomposed" in simulated.code
+    assert "quantized_decomposed" not in run.code
     for sample in samples(ResidualNet, 4, seed=3):
-        assert torch.equal(simulated(*sample), computed(*sample))
+        assert torch.equal(simulated(*sample), run(*sample))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [(torch.int8, -128, 127), (torch.uint8, 0, 255), (torch.int16, -32768, 32767)],
+    ids=["int8", "uint8", "int16"],
+)
+@pytest.mark.parametrize("given", [torch.float32, torch.float16, torch.bfloat16])
+def test_activations_are_rounded_as_torch_rounds_them(
+    dtype: torch.dtype, low: int, high: int, given: torch.dtype
+) -> None:
+    """In place, with ties, values beyond the range and infinities; the operand stays as it was."""
+    ops = torch.ops.quantized_decomposed
+    graph = torch.fx.Graph()
+    arguments = (0.25, 3, low, high, dtype)
+    values = graph.placeholder("values")
+    codes = graph.call_function(ops.quantize_per_tensor.default, (values, *arguments))
+    floats = graph.call_function(ops.dequantize_per_tensor.default, (codes, *arguments))
+    graph.output((codes, floats))
+    simulated = torch.fx.GraphModule({}, graph)
+    sample = torch.cat(
+        [torch.arange(-40, 40) / 8, torch.tensor([1e5, -1e5, torch.inf, -torch.inf])]
+    )
+    sample = sample.to(given)
+    kept = sample.clone()
+
+    wanted, got = simulated(sample), litert.copied_to_run(simulated)(sample)
+
+    assert torch.equal(sample, kept)
+    for expected, value in zip(wanted, got, strict=True):
+        assert value.dtype == expected.dtype
+        assert torch.equal(value, expected)
 
 
 def test_the_same_seed_gives_the_same_file(maker: Edgeq) -> None:
