@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib.util
 import os
@@ -25,13 +24,22 @@ if importlib.util.find_spec("hypothesis") is not None:
     settings.load_profile("edgeq")
 
 
-# torch, jax and TensorFlow hold millions of objects, and by default the garbage collector looks at
-# all of them every few seconds, a tenth of the time of the tests, and once more at exit.
+# torch, jax and TensorFlow hold millions of objects, and by default the garbage collector scans all
+# of them every few seconds, a tenth of the time of the tests.
 gc.set_threshold(100_000, 20, 20)
-atexit.register(gc.freeze)
 
 # They start processes, up to a minute a test: the last of them would run on one core alone.
 LONGEST = ("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_readme.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """
+    Scan the objects of the libraries once at the end, not three times, 2 s each.
+
+    pytest looks for exceptions in finalizers before its cleanups and after them, and Python
+    collects garbage at exit.
+    """
+    config.add_cleanup(gc.freeze)
 
 
 @pytest.hookimpl(tryfirst=True)
