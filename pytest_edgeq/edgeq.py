@@ -316,7 +316,7 @@ class Edgeq:
             quantized: From `quantize` or `load`.
             inputs: Any iterable of samples that the calibration has not seen; read once, in order,
                 one held at a time.
-            name: Of the remembered files; needed where a test checks several models.
+            name: Of the baselines; needed where a test checks several models.
 
         Raises:
             AssertionError: Lists all that is wrong, the most telling first.
@@ -356,11 +356,11 @@ class Edgeq:
 
         Args:
             quantized: From `quantize` or `load`.
-            name: Of the remembered file; needed where a test remembers several models.
+            name: Of the baseline; needed where a test remembers several models.
 
         Raises:
             AssertionError: Nothing is remembered yet, or the map has changed.
-            ValueError: The remembered file cannot be read.
+            ValueError: The baseline cannot be read.
             RuntimeError: Not called from the body of a test.
         """
         _require_model("check_op_dtypes", quantized)
@@ -379,14 +379,14 @@ class Edgeq:
 
         Args:
             comparison: From `compare`, on the same samples in the same order as remembered.
-            name: Of the remembered file; needed where a test remembers several models.
+            name: Of the baseline; needed where a test remembers several models.
 
         Raises:
             AssertionError: Nothing is remembered yet, a metric regressed, a stage, an output or a
                 metric came or went, or the data are not the remembered ones. Also where
                 an output is not finite or zero on both sides, of which nothing can be remembered.
             TypeError: Not a comparison.
-            ValueError: The remembered file cannot be read.
+            ValueError: The baseline cannot be read.
             RuntimeError: Not called from the body of a test.
         """
         from pytest_edgeq.localize.rows import SPREAD

@@ -55,7 +55,7 @@ _WRITE_WITH_EQUALS: Final = (
     f"--edgeq-update={_BARE_UPDATE} (with '=') or put the flag after the path."
 )
 _REFUSED_ON_CI: Final = (
-    "{where}: remembered files are never written on CI, and the environment variable {variable} "
+    "{where}: baselines are never written on CI, and the environment variable {variable} "
     "is set to {value!r}.\n"
     "  Run the update on your own machine, read the change and commit it; "
     "or unset {variable} if this is no CI."
@@ -244,7 +244,7 @@ OPTIONS: Final = (
         "update",
         "",
         "WHAT",
-        "Accept what was measured into the remembered files: comma list of "
+        "Accept what was measured into the baselines: comma list of "
         f"{', '.join(UPDATE_CATEGORIES)}; without a value {_BARE_UPDATE}. "
         "A value needs '='. Refused on CI.",
         _update,
@@ -254,16 +254,14 @@ OPTIONS: Final = (
         "snapshot_dir",
         "",
         "DIR",
-        "Folder of the remembered files, relative to rootdir, in place of __edgeq__ beside "
-        "each test.",
+        "Folder of the baselines, relative to rootdir, in place of __edgeq__ beside each test.",
         _directory,
     ),
     Option(
         "obsolete",
         "info",
         "LEVEL",
-        f"Remembered files that no test claims any more: {' or '.join(OBSOLETE_LEVELS)} "
-        "(exit status 1).",
+        f"Baselines that no test owns any more: {' or '.join(OBSOLETE_LEVELS)} (exit status 1).",
         _choice(OBSOLETE_LEVELS),
     ),
     Option(
@@ -310,8 +308,8 @@ class Settings:
         runtime: What runs the `.tflite`.
         threads: Cores that the session may use; 0 for a share of all.
         seed: Seed of everything random in quantization.
-        update: Categories of remembered files that may be written.
-        snapshot_dir: Folder of the remembered files; None for beside each test.
+        update: Categories of baselines that may be written.
+        snapshot_dir: Folder of the baselines; None for beside each test.
         obsolete: `info` or `error`.
         localize: `auto` or `off`.
         localize_timeout: Seconds.

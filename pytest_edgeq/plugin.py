@@ -18,7 +18,7 @@ import gc
 import os
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pytest
 
@@ -28,6 +28,7 @@ from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
+    from pytest_edgeq.snapshots.collected import CollectedModule
     from pytest_edgeq.snapshots.obsolete import RunLog
     from pytest_edgeq.snapshots.record import Owner, Phase
     from pytest_edgeq.snapshots.session import SnapshotSession
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.registry import Runtime
 
 CacheMessage: TypeAlias = tuple[Literal["warning", "info"], str]
+
+_OUTPUT = "edgeq_collected"
+"""Key of what a worker of pytest-xdist sends when it ends."""
 
 _HEADER_VERSIONS = ("torch", "torchao", "litert-torch", "ai-edge-litert")
 _MARKUP: Mapping[Severity | None, dict[str, bool]] = {
@@ -50,6 +54,8 @@ _runtimes_key = pytest.StashKey[Runtimes]()
 cache_dir_key = pytest.StashKey["Path | None"]()
 _cache_messages_key = pytest.StashKey["list[CacheMessage]"]()
 _outcome_key: pytest.StashKey[Outcome] = pytest.StashKey()
+_collected_key = pytest.StashKey["list[pytest.Item]"]()
+_absent_key = pytest.StashKey["dict[Path, str]"]()
 _running_key = pytest.StashKey["pytest.Item | None"]()
 
 
@@ -91,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_running_key] = None
     config.stash[cache_dir_key] = _cache_dir(config, settings)
     config.stash[_cache_messages_key] = []
+    config.stash[_collected_key] = []
+    config.stash[_absent_key] = {}
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Controller(config), "edgeq-controller")
 
@@ -267,6 +275,61 @@ def _runtime(config: pytest.Config) -> str:
     return config.stash[settings_key].runtime_beside(marked)
 
 
+# --- what was collected -------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Note modules of which nothing is collected."""
+    report = yield
+    if isinstance(collector, pytest.File) and not report.passed:
+        why = "it was skipped" if report.skipped else "it could not be collected"
+        collector.config.stash[_absent_key][collector.path] = why
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    """Note all tests before any are deselected."""
+    config.stash[_collected_key] = list(items)
+    return (yield)
+
+
+def _collected(session: pytest.Session) -> list[CollectedModule]:
+    """Describe what this process collected of the modules that have baselines."""
+    from pytest_edgeq.snapshots.collected import collected_modules
+
+    config = session.config
+    layout = memory_of(config).layout
+    items: dict[Path, list[pytest.Item]] = {}
+    for item in config.stash[_collected_key]:
+        items.setdefault(item.path, []).append(item)
+    collected = {
+        module: {item.nodeid: _owner(item).test for item in its_items}
+        for module, its_items in items.items()
+        if layout.has_baselines(module)
+    }
+    files = [argument.partition("::")[0] for argument in config.args if "::" in argument]
+    absent = config.stash[_absent_key]
+    narrowed = ""
+    if config.getoption("lf", False):
+        narrowed = "--last-failed chose its tests"
+    elif "quantizers" in config.stash[settings_key].on_command_line:
+        narrowed = "--edgeq-quantizers replaced the quantizers of its tests"
+    return collected_modules(
+        layout,
+        collected,
+        {item.nodeid for item in session.items},
+        named={(config.invocation_params.dir / file).resolve() for file in files},
+        absent=absent,
+        narrowed=narrowed,
+    )
+
+
 # --- the running test ---------------------------------------------------------------------------
 
 
@@ -331,6 +394,13 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the controller what this worker of pytest-xdist collected."""
+    config = session.config
+    if hasattr(config, "workeroutput") and _memory_key in config.stash:
+        config.workeroutput[_OUTPUT] = _collected(session)
+
+
 class _Controller:
     """The hooks of the process that hears of every test: of all but the workers of xdist."""
 
@@ -338,6 +408,7 @@ class _Controller:
         self._config = config
         self._log: RunLog | None = None
         self._cache_messages: dict[CacheMessage, None] = {}
+        self._collected: list[list[CollectedModule]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take one report, of this process or of a worker."""
@@ -355,16 +426,30 @@ class _Controller:
         told = getattr(report, "edgeq_cache", ())
         self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in told))
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker collected; one that crashed has sent nothing."""
+        output = getattr(node, "workeroutput", {})
+        if _OUTPUT in output:
+            self._collected.append(output[_OUTPUT])
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Look for remembered files that nobody claims any more; delete them if asked to."""
+        """Look for obsolete baselines; delete them if asked to."""
         if self._log is None:
-            return  # no test ran, so that nothing can be told
+            return  # no test ran, so that nothing is known
         from pytest_edgeq.snapshots.obsolete import prune, survey
         from pytest_edgeq.snapshots.summary import Outcome
 
         settings = self._config.stash[settings_key]
-        found = survey(memory_of(self._config).layout, self._log)
-        outcome = Outcome(found, obsolete_is_error=settings.obsolete == "error")
+        if self._config.stash[_collected_key]:
+            self._collected.append(_collected(session))
+        found = survey(memory_of(self._config).layout, self._log, self._collected)
+        is_asked = settings.obsolete == "error" or "prune" in settings.update
+        outcome = Outcome(
+            found,
+            obsolete_is_error=settings.obsolete == "error",
+            tells_not_judged=is_asked or self._config.get_verbosity() > 0,
+        )
         if "prune" in settings.update:
             kept = prune(found.obsolete)
             pruned = [path for path in found.obsolete if path not in kept]

@@ -1,5 +1,5 @@
 """
-Remembered files: record, store, compare, update policy, obsolete.
+Baselines: record, store, compare, update policy, obsolete.
 
 - `record`: who owns a file, what a test claimed.
 - `paths`: where a file lives. `store`: how it is written and read.

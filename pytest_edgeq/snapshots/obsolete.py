@@ -1,19 +1,20 @@
 """
-Which remembered files no test claims any more.
+Which baselines no test owns any more.
 
-A file is obsolete if the test that owns it, as the file itself says, was collected, ran to the
-end and did not claim it. Whatever else may have happened to the owner (not collected, deselected,
-skipped, failed, lost with its worker), nothing is known, and the file is left alone.
+Of a module that ran completely, a baseline is obsolete whose owner was not collected, or passed
+without checking it. Of a module that ran in part, was skipped, or lost a test with its worker,
+nothing is known: its baselines are left alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pytest_edgeq.snapshots import store
+from pytest_edgeq.snapshots.collected import CollectedModule, merged
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import ClaimRecord, Owner, TestRecord
 
@@ -71,62 +72,126 @@ class RunLog:
                 if run.record is not None and of_failed in (None, run.failed):
                     yield from run.record["claims"]
 
-    def finished(self, layout: Layout) -> set[Owner]:
-        """Tell the tests that ran to the end everywhere."""
-        return {
-            layout.unpack(run.record["owner"])
-            for runs in self._runs.values()
-            if all(run.clean and run.phases == _PHASES for run in runs.values())
-            for run in runs.values()
-            if run.record is not None
-        }
+    def modules(self) -> set[str]:
+        """Return the modules of all tests that a report came from, relative to rootdir."""
+        return {nodeid.partition("::")[0] for nodeid in self._runs}
+
+    def has_ended(self, nodeid: str) -> bool:
+        """Whether a test ran to its end everywhere, whatever the result."""
+        runs = self._runs.get(nodeid, {}).values()
+        return bool(runs) and all({"setup", "teardown"} <= run.phases <= _PHASES for run in runs)
+
+    def has_passed(self, nodeid: str) -> bool:
+        """Whether all phases of a test passed everywhere."""
+        runs = self._runs.get(nodeid, {}).values()
+        return bool(runs) and all(run.clean and run.phases == _PHASES for run in runs)
+
+    def claimed(self) -> set[str]:
+        """Return the paths of all baselines that a test checked or wrote, as claims name them."""
+        return {claim["path"] for claim in self.claims()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
     """
-    What was found in the folders of the tests that ran to the end.
+    What was found in the folders of the modules that ran.
 
     Attributes:
-        obsolete: Files that their owner does not claim any more.
+        obsolete: Baselines without an owner, and why each is without one.
         unreadable: Files that nobody claimed and that cannot be read, with the reason.
+        not_judged: Modules with unclaimed baselines that did not run completely, with the reason.
     """
 
-    obsolete: list[Path]
-    unreadable: Mapping[Path, str]
+    obsolete: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+    unreadable: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+    not_judged: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def survey(layout: Layout, log: RunLog) -> Survey:
-    """Look through the folders of the tests that ran to the end."""
-    finished = log.finished(layout)
-    modules = {layout.module_in_file(owner.module): owner.module for owner in finished}
-    folders = {layout.folder(owner.module) for owner in finished}
-    claimed = {layout.rootdir / claim["path"] for claim in log.claims()}
-    obsolete: list[Path] = []
+def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModule]]) -> Survey:
+    """
+    Look through the folders of the modules that ran.
+
+    Args:
+        layout: Where baselines are.
+        log: What became of the tests.
+        reports: What each process collected.
+    """
+    obsolete: dict[Path, str] = {}
     unreadable: dict[Path, str] = {}
-    for folder in sorted(folders):
-        for path in sorted(set(folder.glob("*.json")) - claimed):
-            try:
-                document = store.read(path, layout.shown(path))
-            except (OSError, ValueError) as error:
-                unreadable[path] = str(error)
-                continue
-            module = modules.get(document.module)
-            if module is None:
-                continue
-            owner = Owner(module, document.test)
-            # A file that was copied to another test's place names its first owner still.
-            if owner in finished and path == layout.path(owner, document.name):
-                obsolete.append(path)
-    return Survey(obsolete, unreadable)
+    not_judged: dict[str, str] = {}
+    claimed = {layout.rootdir / path for path in log.claimed()}
+    modules = {layout.rootdir / each["module"]: each for each in merged(reports)}
+    for name in sorted(log.modules()):
+        # Tests that ran, and nothing was heard of what else their worker collected.
+        module = layout.rootdir / name
+        if module not in modules and layout.has_baselines(module):
+            not_judged[name] = "its worker did not finish"
+    for module, collected in modules.items():
+        unclaimed = set(layout.folder(module).glob("*.json")) - claimed
+        gap = collected["gap"] or _unfinished(collected, log)
+        if gap and unclaimed:
+            not_judged[collected["module"]] = gap
+            continue
+        for path, owner in _owners(layout, unclaimed, module, unreadable):
+            if why := _why_obsolete(owner, collected, log):
+                obsolete[path] = why
+    for parent in {layout.folder(module).parent for module in modules}:
+        for folder in parent.iterdir():
+            for path, owner in _owners(layout, folder.glob("*.json"), None, {}):
+                if owner.module.exists():
+                    break
+                obsolete[path] = f"there is no module {layout.shown(owner.module)}"
+    return Survey(dict(sorted(obsolete.items())), unreadable, not_judged)
 
 
-def prune(paths: list[Path]) -> dict[Path, str]:
+def _owners(
+    layout: Layout, paths: Iterable[Path], module: Path | None, unreadable: dict[Path, str]
+) -> Iterator[tuple[Path, Owner]]:
     """
-    Delete obsolete files.
+    Return baselines that stand in the place of the owner that they name.
+
+    A file that was copied to another test's place still names its first owner.
+
+    Args:
+        layout: Where baselines are.
+        paths: Of the files.
+        module: The module that they must name; None for any.
+        unreadable: Collects files that cannot be read, with the reason.
+    """
+    for path in sorted(paths):
+        try:
+            document = store.read(path, layout.shown(path))
+        except (OSError, ValueError) as error:
+            unreadable[path] = str(error)
+            continue
+        named = layout.module_of(document.module, path)
+        owner = Owner(named, document.test)
+        if module in (None, named) and path == layout.path(owner, document.name):
+            yield path, owner
+
+
+def _unfinished(collected: CollectedModule, log: RunLog) -> str:
+    """Return why a module whose tests were all selected did not run completely, or nothing."""
+    lost = [test for nodeid, test in collected["tests"].items() if not log.has_ended(nodeid)]
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return f"{lost[0]}{more} did not run to the end" if lost else ""
+
+
+def _why_obsolete(owner: Owner, collected: CollectedModule, log: RunLog) -> str:
+    nodeids = [nodeid for nodeid, test in collected["tests"].items() if test == owner.test]
+    if not nodeids:
+        return f"there is no test {owner}"
+    if all(map(log.has_passed, nodeids)):
+        return f"{owner} passed without checking it"
+    return ""
+
+
+def prune(paths: Iterable[Path]) -> dict[Path, str]:
+    """
+    Delete obsolete baselines.
 
     Returns:
-        The files that could not be deleted, with the reason.
+        Those that could not be deleted, with the reason.
     """
     kept = {}
     for path in paths:

@@ -1,5 +1,5 @@
 """
-Where remembered files live.
+Where baselines live.
 
 `__edgeq__/<test module>/<test>.<name>.json` beside the test module, or the same below the folder
 of the option `edgeq_snapshot_dir`, by the module's path from rootdir.
@@ -30,7 +30,7 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """
-    The places of remembered files.
+    The places of baselines.
 
     Attributes:
         rootdir: pytest's root folder, which every path is told relative to.
@@ -48,6 +48,10 @@ class Layout:
         parts = Path(self.module_in_file(module)).parent.parts
         return self.directory.joinpath(*("__" if part == ".." else part for part in parts), stem)
 
+    def has_baselines(self, module: Path) -> bool:
+        """Whether there is a folder of the module's files."""
+        return self.folder(module).is_dir()
+
     def path(self, owner: Owner, name: str) -> Path:
         """Tell the file of one claim."""
         return self.folder(owner.module) / f"{_test_part(owner.test)}.{_name_part(name)}.json"
@@ -62,6 +66,11 @@ class Layout:
         if self.directory is None:
             return module.name
         return Path(os.path.relpath(module, self.rootdir)).as_posix()
+
+    def module_of(self, named: str, path: Path) -> Path:
+        """Return the module that the baseline at a path names as its owner's."""
+        base = path.parents[2] if self.directory is None else self.rootdir
+        return Path(os.path.normpath(base / named))
 
     def shown(self, path: Path) -> str:
         """Tell a path relative to rootdir where it is below, with forward slashes."""

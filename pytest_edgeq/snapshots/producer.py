@@ -25,7 +25,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def producer() -> dict[str, str | None]:
-    """Tell the versions of everything that a remembered file may depend on."""
+    """Tell the versions of everything that a baseline may depend on."""
     return {name: version_of(name) for name in DISTRIBUTIONS}
 
 

@@ -1,5 +1,5 @@
 """
-What is recorded while tests run: who owns a remembered file, and what each test claimed.
+What is recorded while tests run: who owns a baseline, and what each test claimed.
 
 A record is plain data, because it travels from the workers of pytest-xdist to the controller on
 the test's report.
@@ -21,7 +21,7 @@ What a claim found: the same data; no file; other data; better data; a file that
 @dataclasses.dataclass(frozen=True)
 class Owner:
     """
-    The test that a remembered file belongs to.
+    The test that a baseline belongs to.
 
     Attributes:
         module: The test module's own path, absolute.

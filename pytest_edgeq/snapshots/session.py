@@ -70,7 +70,7 @@ def without_command(text: str) -> str:
 
 class SnapshotSession:
     """
-    The remembered files of one run.
+    The baselines of one run.
 
     Args:
         layout: Where they live.
@@ -219,7 +219,7 @@ class SnapshotSession:
         )
         raise RuntimeError(
             f"the {KINDS[kind].title} {name!r} was checked {when}: check it in the body of a test, "
-            "because a remembered file belongs to one test, and here it cannot be told which"
+            "because a baseline belongs to one test, and here it cannot be told which"
         )
 
     def _refuse_second(

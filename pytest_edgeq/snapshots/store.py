@@ -1,5 +1,5 @@
 """
-Remembered files on disk: how one is written, and what reading one may find.
+Baselines on disk: how one is written, and what reading one may find.
 
 Every reading error is a ValueError that says what was seen and what to do.
 """
@@ -27,7 +27,7 @@ _NEW = "--edgeq-update=new"
 @dataclasses.dataclass(frozen=True)
 class Document:
     """
-    One remembered file.
+    One baseline.
 
     Attributes:
         kind: What sort of data it holds, such as `op_dtype_map`.
@@ -126,7 +126,7 @@ def read(path: Path, shown: str) -> Document:
 
     Raises:
         FileNotFoundError: There is none.
-        ValueError: It is no remembered file that this version reads.
+        ValueError: It is no baseline that this version reads.
     """
     try:
         content = json.loads(path.read_bytes().decode("utf-8-sig"))
@@ -160,12 +160,12 @@ def _broken(path: Path, shown: str, error: json.JSONDecodeError) -> str:
 def _document(content: object, shown: str) -> Document:
     if not isinstance(content, dict):
         raise ValueError(  # noqa: TRY004 - what is wrong is the file, not an argument's type
-            f"{shown} is no remembered file: it holds a JSON {_json_type(content)}, not an object. "
+            f"{shown} is no baseline: it holds a JSON {_json_type(content)}, not an object. "
             f"{_START_OVER} {_NEW}"
         )
     if "edgeq_schema" not in content:
         raise ValueError(
-            f"{shown} is no remembered file: it has no key 'edgeq_schema'. {_START_OVER} {_NEW}"
+            f"{shown} is no baseline: it has no key 'edgeq_schema'. {_START_OVER} {_NEW}"
         )
     schema = content["edgeq_schema"]
     if isinstance(schema, bool) or schema not in READABLE_SCHEMAS:

@@ -1,4 +1,4 @@
-"""What the run says about remembered files at its end: nothing if there is nothing to say."""
+"""What the run says about baselines at its end: nothing if there is nothing to say."""
 
 from __future__ import annotations
 
@@ -24,28 +24,30 @@ class Line:
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """
-    What became of the remembered files that nobody claimed.
+    What became of the baselines that nobody claimed.
 
     Attributes:
         survey: What was found.
-        pruned: Obsolete files that were deleted.
-        kept: Obsolete files that could not be deleted, with the reason.
-        obsolete_is_error: Whether an obsolete file fails the run.
+        pruned: Obsolete baselines that were deleted.
+        kept: Obsolete baselines that could not be deleted, with the reason.
+        obsolete_is_error: Whether an obsolete baseline fails the run.
+        tells_not_judged: Whether to tell of modules in which none was looked for.
     """
 
     survey: Survey
     pruned: Sequence[Path] = ()
     kept: dict[Path, str] = dataclasses.field(default_factory=dict)
     obsolete_is_error: bool = False
+    tells_not_judged: bool = False
 
     @property
     def left(self) -> list[Path]:
-        """Tell the obsolete files that are still there."""
+        """Return the obsolete baselines that are still there."""
         return [path for path in self.survey.obsolete if path not in self.pruned]
 
     @property
     def fails(self) -> bool:
-        """Tell whether the run must not pass."""
+        """Whether the run must not pass."""
         return self.obsolete_is_error and bool(self.left)
 
 
@@ -63,10 +65,10 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
             if claim["written"] and claim["category"] == category
         )
         if written:
-            lines += _listing(f"{_files(written)} {_was(written)} {verb}:", "info", written)
+            lines += _listing(f"{_baselines(written)} {_was(written)} {verb}:", "info", written)
     if outcome.pruned:
         pruned = [layout.shown(path) for path in outcome.pruned]
-        lines += _listing(f"{_files(pruned)} {_was(pruned)} deleted:", "info", pruned)
+        lines += _listing(f"{_baselines(pruned)} {_was(pruned)} deleted:", "info", pruned)
     refused = [
         claim
         for claim in log.claims(of_failed=True)
@@ -93,15 +95,17 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
                 "error",
             )
         )
-    if left := [layout.shown(path) for path in outcome.left]:
+    if left := [f"{layout.shown(path)}: {outcome.survey.obsolete[path]}" for path in outcome.left]:
         severity: Severity = "error" if outcome.obsolete_is_error else "info"
-        owner = "its test passed" if len(left) == 1 else "their tests passed"
-        claiming = "it" if len(left) == 1 else "them"
+        head = f"{_baselines(left)} {_is(left)} obsolete; delete with --edgeq-update=prune:"
+        lines += _listing(f"{severity.capitalize()}: {head}", severity, left)
+    if outcome.tells_not_judged and outcome.survey.not_judged:
+        told = [f"{module}: {why}" for module, why in outcome.survey.not_judged.items()]
         lines += _listing(
-            f"{severity.capitalize()}: {_files(left)} {_is(left)} obsolete ({owner} without "
-            f"checking {claiming}); delete with --edgeq-update=prune:",
-            severity,
-            left,
+            f"Warning: no obsolete baselines were looked for in {_modules(told)} that did not run "
+            "completely:",
+            "warning",
+            told,
         )
     lines += [
         Line(f"Error: {layout.shown(path)} could not be deleted: {reason}", "error")
@@ -121,8 +125,12 @@ def _listing(head: str, severity: Severity, paths: Sequence[str]) -> list[Line]:
     return [Line(head, severity), *(Line(f"  {path}") for path in paths)]
 
 
-def _files(paths: Sequence[str]) -> str:
-    return f"{len(paths)} remembered {'file' if len(paths) == 1 else 'files'}"
+def _baselines(paths: Sequence[str]) -> str:
+    return f"{len(paths)} {'baseline' if len(paths) == 1 else 'baselines'}"
+
+
+def _modules(told: Sequence[str]) -> str:
+    return f"{len(told)} {'module' if len(told) == 1 else 'modules'}"
 
 
 def _checks(paths: Sequence[str]) -> str:

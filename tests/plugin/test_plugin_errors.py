@@ -115,7 +115,7 @@ def test_errors_are_remembered_held_and_accepted(
     assert file.read_bytes() == bad
     tightened = run(1.0, *workers, "--edgeq-update=tighten")
     tightened.assert_outcomes(passed=1, deselected=0 if workers else 1)
-    tightened.stdout.fnmatch_lines(["1 remembered file was tightened:", "*test_errors.errors.json"])
+    tightened.stdout.fnmatch_lines(["1 baseline was tightened:", "*test_errors.errors.json"])
     good = file.read_bytes()
     assert good != bad
 

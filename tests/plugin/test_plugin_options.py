@@ -104,7 +104,7 @@ def test_update_is_refused_on_ci(
     text = refused(pytester, "--edgeq-update")
 
     assert f"the environment variable {variable} is set to 'yes'" in text
-    assert "--edgeq-update: remembered files are never written on CI" in text
+    assert "--edgeq-update: baselines are never written on CI" in text
 
 
 def test_update_in_the_ini_is_refused_on_ci_too(
@@ -114,7 +114,7 @@ def test_update_in_the_ini_is_refused_on_ci_too(
     monkeypatch.setenv("CI", "true")
     pytester.makeini("[pytest]\nedgeq_update = new\n")
 
-    assert "ini option edgeq_update: remembered files are never" in refused(pytester)
+    assert "ini option edgeq_update: baselines are never" in refused(pytester)
     pytester.runpytest("--edgeq-update=").assert_outcomes(passed=1)
 
 

@@ -13,7 +13,7 @@ FILE = "__edgeq__/test_x/test_a.op_dtypes.json"
 
 
 def files(pytester: pytest.Pytester) -> list[str]:
-    """List every remembered file, and anything else that lies about in their folders."""
+    """List every baseline, and anything else that lies about in their folders."""
     return sorted(
         path.relative_to(pytester.path).as_posix()
         for folder in pytester.path.rglob("__edgeq__")
@@ -44,7 +44,7 @@ def test_the_five_steps(
 
     stored = run_everywhere("--edgeq-update=new")
     stored.assert_outcomes(passed=1)
-    stored.stdout.fnmatch_lines(["=* edgeq =*", "1 remembered file was stored:", f"  {FILE}"])
+    stored.stdout.fnmatch_lines(["=* edgeq =*", "1 baseline was stored:", f"  {FILE}"])
     assert files(pytester) == [FILE]
     before = file.read_bytes()
 
@@ -69,7 +69,7 @@ def test_the_five_steps(
 
     accepted = run_everywhere("--edgeq-update=changed")
     accepted.assert_outcomes(passed=1)
-    accepted.stdout.fnmatch_lines(["1 remembered file was rewritten:", f"  {FILE}"])
+    accepted.stdout.fnmatch_lines(["1 baseline was rewritten:", f"  {FILE}"])
     assert json.loads(file.read_text())["data"]["ops"][0]["scheme"] == "float"
     run_everywhere().assert_outcomes(passed=1)
 
@@ -91,10 +91,9 @@ def test_the_bare_flag_stores_and_rewrites_but_never_deletes(
     result.assert_outcomes(passed=3)
     result.stdout.fnmatch_lines(
         [
-            "3 remembered files were stored:",
-            "Info: 1 remembered file is obsolete (its test passed without checking it); delete "
-            "with --edgeq-update=prune:",
-            f"  {FILE}",
+            "3 baselines were stored:",
+            "Info: 1 baseline is obsolete; delete with --edgeq-update=prune:",
+            f"  {FILE}: test_x.py::test_a passed without checking it",
         ]
     )
     assert FILE in files(pytester)
@@ -141,7 +140,7 @@ def test_a_folder_of_their_own(pytester: pytest.Pytester, run: Run, where: str) 
     run(*flag).assert_outcomes(passed=1)
 
     (sub / "test_x.py").write_text("def test_a(): pass  # claims nothing\n")
-    run("--edgeq-update=prune", *flag).stdout.fnmatch_lines(["1 remembered file was deleted:"])
+    run("--edgeq-update=prune", *flag).stdout.fnmatch_lines(["1 baseline was deleted:"])
     assert not kept.exists()
     assert (pytester.path / "kept").is_dir()
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.snapshots import store
+from pytest_edgeq.snapshots.collected import CollectedModule
 from pytest_edgeq.snapshots.obsolete import RunLog, Survey, prune, survey
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner
@@ -15,6 +16,9 @@ from pytest_edgeq.snapshots.summary import Outcome, summarize
 
 Make = Callable[..., Any]
 PHASES = ("setup", "call", "teardown")
+COLLECTED: list[list[CollectedModule]] = [
+    [{"module": "test_x.py", "tests": {"test_x.py::test_y": "test_y"}, "gap": ""}]
+]
 
 
 @pytest.fixture
@@ -26,6 +30,7 @@ def layout(tmp_path: Path) -> Layout:
 @pytest.fixture
 def owner(tmp_path: Path) -> Owner:
     """A test."""
+    (tmp_path / "test_x.py").touch()
     return Owner(tmp_path / "test_x.py", "test_y")
 
 
@@ -51,7 +56,9 @@ def test_a_clean_run_without_a_claim(layout: Layout, owner: Owner, file: Path) -
     """All three phases passed: the file is obsolete."""
     log = logged(layout, owner, *((phase, "passed") for phase in PHASES))
 
-    assert survey(layout, log) == Survey([file], {})
+    assert survey(layout, log, COLLECTED) == Survey(
+        {file: "test_x.py::test_y passed without checking it"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,17 @@ def test_anything_else(
     layout: Layout, owner: Owner, file: Path, runs: list[tuple[str, str]]
 ) -> None:
     """A phase that is missing, or any report that is not passed: nothing is known."""
-    assert survey(layout, logged(layout, owner, *runs)) == Survey([], {})
+    assert not survey(layout, logged(layout, owner, *runs), COLLECTED).obsolete
+
+
+def test_what_did_not_run_to_the_end_is_named(layout: Layout, owner: Owner, file: Path) -> None:
+    """One test of the module, and how many more."""
+    tests = {f"test_x.py::test_{i}": f"test_{i}" for i in range(3)}
+    collected: CollectedModule = {"module": "test_x.py", "tests": tests, "gap": ""}
+
+    found = survey(layout, logged(layout, owner), [[collected]])
+
+    assert found.not_judged == {"test_x.py": "test_0 and 2 more did not run to the end"}
 
 
 def test_a_rerun_that_passes_counts(layout: Layout, owner: Owner, file: Path) -> None:
@@ -76,7 +93,8 @@ def test_a_rerun_that_passes_counts(layout: Layout, owner: Owner, file: Path) ->
     first = [("setup", "passed"), ("call", "rerun"), ("teardown", "passed")]
     last = [(phase, "passed") for phase in PHASES]
 
-    assert survey(layout, logged(layout, owner, *first, *last)).obsolete == [file]
+    log = logged(layout, owner, *first, *last)
+    assert list(survey(layout, log, COLLECTED).obsolete) == [file]
 
 
 def test_a_file_that_cannot_be_deleted_is_told(
@@ -89,11 +107,13 @@ def test_a_file_that_cannot_be_deleted_is_told(
 
     monkeypatch.setattr(store, "delete", refuse)
     kept = prune([file])
-    outcome = Outcome(Survey([file], {}), kept=kept, obsolete_is_error=True)
+    outcome = Outcome(
+        Survey({file: "there is no test test_x.py::test_y"}), kept=kept, obsolete_is_error=True
+    )
 
     lines = [line.text for line in summarize(layout, RunLog(), outcome)]
 
-    assert lines[0].startswith("Error: 1 remembered file is obsolete")
+    assert lines[0].startswith("Error: 1 baseline is obsolete")
     shown = "__edgeq__/test_x/test_y.op_dtypes.json"
     assert lines[-1] == f"Error: {shown} could not be deleted: read-only"
     assert outcome.fails

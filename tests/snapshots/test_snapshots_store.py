@@ -108,7 +108,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
 
 
 def test_the_file_is_for_all_to_read(tmp_path: Path) -> None:
-    """A remembered file has the permissions of any file that the user makes."""
+    """A baseline has the permissions of any file that the user makes."""
     (tmp_path / "other").write_text("")
     store.write(tmp_path / "a.json", b"{}")
 
