@@ -73,7 +73,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     once. Tests of the cache, and tests that change the libraries, turn it off.
     """
     from pytest_edgeq import Edgeq
-    from pytest_edgeq.plugin import cache_dir_key
+    from pytest_edgeq.plugin.state import cache_dir_key
 
     directory = session.config.stash[cache_dir_key]
     defaults = Edgeq.__init__.__kwdefaults__

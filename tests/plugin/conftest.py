@@ -52,7 +52,7 @@ _LIBRARIES = (
 _CONFTEST = """
 import os
 import pytest
-from pytest_edgeq.plugin import memory_of
+from pytest_edgeq.plugin.state import memory_of
 
 
 def op_map(scheme):

@@ -190,7 +190,7 @@ def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) ->
     )
     pytester.makepyfile(
         """
-        from pytest_edgeq.plugin import memory_of
+        from pytest_edgeq.plugin.state import memory_of
 
         def test_it(edgeq, request):
             assert (edgeq.threads, edgeq.seed) == (2, 4)

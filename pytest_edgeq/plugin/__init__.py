@@ -13,51 +13,60 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import gc
 import os
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_edgeq import options
+from pytest_edgeq.plugin.collection import (
+    pytest_collection_modifyitems,
+    pytest_make_collect_report,
+    pytest_sessionfinish,
+)
+from pytest_edgeq.plugin.controller import Controller
+from pytest_edgeq.plugin.state import (
+    absent_key,
+    cache_dir_key,
+    cache_messages_key,
+    collected_key,
+    memory_of,
+    owner_of,
+    running_key,
+    runtimes_key,
+    settings_key,
+)
 from pytest_edgeq.presets import quantizer_ids
 from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
-    from pytest_edgeq.snapshots.collected import CollectedModule
-    from pytest_edgeq.snapshots.obsolete import RunLog
-    from pytest_edgeq.snapshots.record import Owner, Phase
-    from pytest_edgeq.snapshots.session import SnapshotSession
-    from pytest_edgeq.snapshots.summary import Outcome, Severity
+    from pytest_edgeq.snapshots.record import Phase
     from pytest_edgeq.tflite.registry import Runtime
 
-CacheMessage: TypeAlias = tuple[Literal["warning", "info"], str]
-
-_OUTPUT = "edgeq_collected"
-"""Key of what a worker of pytest-xdist sends when it ends."""
+# pytest takes the hooks and fixtures of a plugin from its top module.
+__all__ = [
+    "HookSpecs",
+    "edgeq",
+    "edgeq_quantizer",
+    "pytest_addhooks",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_generate_tests",
+    "pytest_make_collect_report",
+    "pytest_report_header",
+    "pytest_runtest_call",
+    "pytest_runtest_makereport",
+    "pytest_runtest_setup",
+    "pytest_runtest_teardown",
+    "pytest_sessionfinish",
+]
 
 _HEADER_VERSIONS = ("torch", "torchao", "litert-torch", "ai-edge-litert")
-_MARKUP: Mapping[Severity | None, dict[str, bool]] = {
-    "error": {"red": True},
-    "warning": {"yellow": True},
-    "info": {},
-    None: {},
-}
-
-settings_key = pytest.StashKey[options.Settings]()
-_memory_key: pytest.StashKey[SnapshotSession] = pytest.StashKey()
-_runtimes_key = pytest.StashKey[Runtimes]()
-cache_dir_key = pytest.StashKey["Path | None"]()
-_cache_messages_key = pytest.StashKey["list[CacheMessage]"]()
-_outcome_key: pytest.StashKey[Outcome] = pytest.StashKey()
-_collected_key = pytest.StashKey["list[pytest.Item]"]()
-_absent_key = pytest.StashKey["dict[Path, str]"]()
-_running_key = pytest.StashKey["pytest.Item | None"]()
-
 
 # --- options and what the run says first --------------------------------------------------------
 
@@ -92,30 +101,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Resolve the options, so that a wrong one stops the run at once; register the marker."""
     config.addinivalue_line("markers", options.MARKER)
-    runtimes = config.stash[_runtimes_key] = _registered(config)
+    runtimes = config.stash[runtimes_key] = _registered(config)
     settings = config.stash[settings_key] = options.resolve(config, runtimes)
-    config.stash[_running_key] = None
+    config.stash[running_key] = None
     config.stash[cache_dir_key] = _cache_dir(config, settings)
-    config.stash[_cache_messages_key] = []
-    config.stash[_collected_key] = []
-    config.stash[_absent_key] = {}
+    config.stash[cache_messages_key] = []
+    config.stash[collected_key] = []
+    config.stash[absent_key] = {}
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Controller(config), "edgeq-controller")
-
-
-def memory_of(config: pytest.Config) -> SnapshotSession:
-    """Return the memory of this run, made at the first call."""
-    if _memory_key not in config.stash:
-        from pytest_edgeq.snapshots.paths import Layout
-        from pytest_edgeq.snapshots.session import SnapshotSession
-
-        settings = config.stash[settings_key]
-        config.stash[_memory_key] = SnapshotSession(
-            Layout(config.rootpath, settings.snapshot_dir),
-            update=settings.update,
-            invocation_dir=config.invocation_params.dir,
-        )
-    return config.stash[_memory_key]
+        config.pluginmanager.register(Controller(config), "edgeq-controller")
 
 
 def _cache_dir(config: pytest.Config, settings: options.Settings) -> Path | None:
@@ -157,7 +151,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     settings = config.stash[settings_key]
     words = [f"runtime={settings.runtime}", f"threads={_cores(config)}", f"seed={settings.seed}"]
     words += [f"{name}={version_of(name) or 'not installed'}" for name in _HEADER_VERSIONS]
-    if own := config.stash[_runtimes_key].own:
+    if own := config.stash[runtimes_key].own:
         words.append(f"runtimes={','.join(own)}")
     if settings.update:
         words.append(f"update={','.join(sorted(settings.update))}")
@@ -205,14 +199,14 @@ def edgeq(
     atexit.register(gc.freeze)
     config = request.config
     settings = config.stash[settings_key]
-    messages = config.stash[_cache_messages_key]
+    messages = config.stash[cache_messages_key]
     session = Edgeq(
         runtime=lambda: _runtime(config),
         threads=_cores(config),
         seed=settings.seed,
         directory=tmp_path_factory.mktemp("edgeq"),
         memory=memory_of(config),
-        runtimes=config.stash[_runtimes_key],
+        runtimes=config.stash[runtimes_key],
         localize_timeout=settings.localize_timeout if settings.localize == "auto" else 0,
         cache_dir=config.stash[cache_dir_key],
         cache=settings.cache,
@@ -260,7 +254,7 @@ def _parametrized(metafunc: pytest.Metafunc) -> bool:
 def _marks(item: pytest.Item) -> options.Marks:
     try:
         return options.resolve_marks(
-            item.iter_markers("edgeq"), item.config.rootpath, item.config.stash[_runtimes_key]
+            item.iter_markers("edgeq"), item.config.rootpath, item.config.stash[runtimes_key]
         )
     except pytest.UsageError as error:
         message = f"{item.nodeid}: {error}"
@@ -270,64 +264,9 @@ def _marks(item: pytest.Item) -> options.Marks:
 
 def _runtime(config: pytest.Config) -> str:
     """Tell the kernels that the running test is to use."""
-    item = config.stash[_running_key]
+    item = config.stash[running_key]
     marked = None if item is None else _marks(item).runtime
     return config.stash[settings_key].runtime_beside(marked)
-
-
-# --- what was collected -------------------------------------------------------------------------
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Note modules of which nothing is collected."""
-    report = yield
-    if isinstance(collector, pytest.File) and not report.passed:
-        why = "it was skipped" if report.skipped else "it could not be collected"
-        collector.config.stash[_absent_key][collector.path] = why
-    return report
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None]:
-    """Note all tests before any are deselected."""
-    config.stash[_collected_key] = list(items)
-    return (yield)
-
-
-def _collected(session: pytest.Session) -> list[CollectedModule]:
-    """Describe what this process collected of the modules that have baselines."""
-    from pytest_edgeq.snapshots.collected import collected_modules
-
-    config = session.config
-    layout = memory_of(config).layout
-    items: dict[Path, list[pytest.Item]] = {}
-    for item in config.stash[_collected_key]:
-        items.setdefault(item.path, []).append(item)
-    collected = {
-        module: {item.nodeid: _owner(item).test for item in its_items}
-        for module, its_items in items.items()
-        if layout.has_baselines(module)
-    }
-    files = [argument.partition("::")[0] for argument in config.args if "::" in argument]
-    absent = config.stash[_absent_key]
-    narrowed = ""
-    if config.getoption("lf", False):
-        narrowed = "--last-failed chose its tests"
-    elif "quantizers" in config.stash[settings_key].on_command_line:
-        narrowed = "--edgeq-quantizers replaced the quantizers of its tests"
-    return collected_modules(
-        layout,
-        collected,
-        {item.nodeid for item in session.items},
-        named={(config.invocation_params.dir / file).resolve() for file in files},
-        absent=absent,
-        narrowed=narrowed,
-    )
 
 
 # --- the running test ---------------------------------------------------------------------------
@@ -358,22 +297,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 @contextlib.contextmanager
 def _running(item: pytest.Item, phase: Phase) -> Iterator[None]:
     stash = item.config.stash
-    stash[_running_key] = item
+    stash[running_key] = item
     try:
-        with memory_of(item.config).running(_owner(item), phase):
+        with memory_of(item.config).running(owner_of(item), phase):
             yield
     finally:
-        stash[_running_key] = None
-
-
-def _owner(item: pytest.Item) -> Owner:
-    from pytest_edgeq.snapshots.record import Owner
-
-    # Not from the node id: pytest-xdist appends the group to it with --dist=loadgroup.
-    names: list[str] = []
-    for node in item.listchain():
-        names = [] if isinstance(node, pytest.File) else [*names, node.name]
-    return Owner(item.path, "::".join(names))
+        stash[running_key] = None
 
 
 # --- what became of it --------------------------------------------------------------------------
@@ -385,94 +314,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put what the test claimed on the report of its call."""
     report = yield
-    messages = item.config.stash[_cache_messages_key]
+    messages = item.config.stash[cache_messages_key]
     report.__dict__["edgeq_cache"] = list(messages)
     messages.clear()
     if call.when == "call":
-        record = memory_of(item.config).record(_owner(item))
+        record = memory_of(item.config).record(owner_of(item))
         report.__dict__["edgeq"] = record
     return report
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the controller what this worker of pytest-xdist collected."""
-    config = session.config
-    if hasattr(config, "workeroutput") and _memory_key in config.stash:
-        config.workeroutput[_OUTPUT] = _collected(session)
-
-
-class _Controller:
-    """The hooks of the process that hears of every test: of all but the workers of xdist."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._log: RunLog | None = None
-        self._cache_messages: dict[CacheMessage, None] = {}
-        self._collected: list[list[CollectedModule]] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take one report, of this process or of a worker."""
-        if self._log is None:
-            from pytest_edgeq.snapshots.obsolete import RunLog
-
-            self._log = RunLog()
-        self._log.add(
-            report.nodeid,
-            getattr(report, "worker_id", ""),
-            report.when or "",
-            report.outcome,
-            getattr(report, "edgeq", None),
-        )
-        told = getattr(report, "edgeq_cache", ())
-        self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in told))
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a worker collected; one that crashed has sent nothing."""
-        output = getattr(node, "workeroutput", {})
-        if _OUTPUT in output:
-            self._collected.append(output[_OUTPUT])
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Look for obsolete baselines; delete them if asked to."""
-        if self._log is None:
-            return  # no test ran, so that nothing is known
-        from pytest_edgeq.snapshots.obsolete import prune, survey
-        from pytest_edgeq.snapshots.summary import Outcome
-
-        settings = self._config.stash[settings_key]
-        if self._config.stash[_collected_key]:
-            self._collected.append(_collected(session))
-        found = survey(memory_of(self._config).layout, self._log, self._collected)
-        is_asked = settings.obsolete == "error" or "prune" in settings.update
-        outcome = Outcome(
-            found,
-            obsolete_is_error=settings.obsolete == "error",
-            tells_not_judged=is_asked or self._config.get_verbosity() > 0,
-        )
-        if "prune" in settings.update:
-            kept = prune(found.obsolete)
-            pruned = [path for path in found.obsolete if path not in kept]
-            outcome = dataclasses.replace(outcome, pruned=pruned, kept=kept)
-        self._config.stash[_outcome_key] = outcome
-        if outcome.fails and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Tell what was written, what differs and what is obsolete, if anything is."""
-        outcome = self._config.stash.get(_outcome_key, None)
-        if outcome is None or self._log is None:
-            return
-        from pytest_edgeq.snapshots.summary import Line, summarize
-
-        lines = summarize(memory_of(self._config).layout, self._log, outcome)
-        verbose = self._config.get_verbosity() > 0
-        lines += [
-            Line(f"{kind.capitalize()}: {text}", kind)
-            for kind, text in self._cache_messages
-            if verbose or kind == "warning"
-        ]
-        if lines:
-            terminalreporter.section("edgeq")
-        for line in lines:
-            terminalreporter.write_line(line.text, **_MARKUP[line.severity])

@@ -1,0 +1,53 @@
+"""What the modules of the plugin share: the keys of `config.stash`, and the memory of the run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import pytest
+
+from pytest_edgeq import options
+from pytest_edgeq.tflite.registry import Runtimes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_edgeq.snapshots.record import Owner
+    from pytest_edgeq.snapshots.session import SnapshotSession
+
+CacheMessage: TypeAlias = tuple[Literal["warning", "info"], str]
+
+settings_key = pytest.StashKey[options.Settings]()
+memory_key: pytest.StashKey[SnapshotSession] = pytest.StashKey()
+runtimes_key = pytest.StashKey[Runtimes]()
+cache_dir_key: pytest.StashKey[Path | None] = pytest.StashKey()
+cache_messages_key: pytest.StashKey[list[CacheMessage]] = pytest.StashKey()
+collected_key: pytest.StashKey[list[pytest.Item]] = pytest.StashKey()
+absent_key: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
+running_key: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
+
+
+def memory_of(config: pytest.Config) -> SnapshotSession:
+    """Return the memory of this run, made at the first call."""
+    if memory_key not in config.stash:
+        from pytest_edgeq.snapshots.paths import Layout
+        from pytest_edgeq.snapshots.session import SnapshotSession
+
+        settings = config.stash[settings_key]
+        config.stash[memory_key] = SnapshotSession(
+            Layout(config.rootpath, settings.snapshot_dir),
+            update=settings.update,
+            invocation_dir=config.invocation_params.dir,
+        )
+    return config.stash[memory_key]
+
+
+def owner_of(item: pytest.Item) -> Owner:
+    """Return the test as the owner of baselines."""
+    from pytest_edgeq.snapshots.record import Owner
+
+    # Not from the node id: pytest-xdist appends the group to it with --dist=loadgroup.
+    names: list[str] = []
+    for node in item.listchain():
+        names = [] if isinstance(node, pytest.File) else [*names, node.name]
+    return Owner(item.path, "::".join(names))
