@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 __all__ = ["nearest"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Give ` (did you mean a or b?)`, or an empty string where nothing is near."""
+    """
+    Return ` (did you mean a or b?)`, or an empty string where nothing is near.
+
+    Near are names that are spelt alike, else those that contain each word of the one given.
+    """
     # The module path "" (the model itself) is nothing to suggest.
     folded = {candidate.lower(): candidate for candidate in known if candidate}
     # A lower cutoff than difflib's 0.6: 'CONV2D' against 'DEPTHWISE_CONV_2D' is worth showing.
     found = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)
+    if not found:
+        words = re.findall(r"[a-z0-9]{3,}", name.lower())
+        found = [each for each in folded if words and all(word in each for word in words)][:3]
     if not found:
         return ""
     return f" (did you mean {' or '.join(folded[match] for match in found)}?)"

@@ -723,7 +723,12 @@ BAD_RULES: list[tuple[str, Any, str]] = [
     ("operation", "CONV2D", r"unknown operation 'CONV2D' \(did you mean CONV_2D"),
     ("operation", "TRANSPOSE_CONV", r"'TRANSPOSE_CONV' \(did you mean CONV_2D_TRANSPOSE\?\)"),
     ("operation", None, r"unknown operation 'None'"),
-    ("algorithm_key", "min_max", r"unknown algorithm_key 'min_max'\n  known: no_quantize, "),
+    (
+        "algorithm_key",
+        "min_max",
+        r"unknown algorithm_key 'min_max' \(did you mean min_max_uniform_quantize\?\)\n"
+        r"  known: no_quantize, ",
+    ),
     ("algorithm_key", "MES", r"unknown algorithm_key 'MES' \(did you mean MSE\?\)"),
     ("regex", "[", r"regex '\[' is none: unterminated character set"),
     ("regex", 3, r"regex 3 is none"),

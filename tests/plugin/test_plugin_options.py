@@ -290,3 +290,21 @@ def test_an_unknown_preset_is_told_with_its_nearest() -> None:
     assert "'recipe_dynamic_wi8' (did you mean recipe_dynamic_wi8_afp32" in first
     assert second.endswith(", ".join(PRESETS))
     assert "did you mean" not in unknown_preset("zzz")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "int8",
+            "pt2e_static_int8 or pt2e_static_int8_per_tensor or pt2e_dynamic_int8",
+        ),
+        ("wi4", "recipe_dynamic_wi4_afp32 or recipe_weight_only_wi4_afp32"),
+        ("qat", "pt2e_qat_int8"),
+    ],
+)
+def test_a_part_of_a_presets_name_is_told_with_the_whole(name: str, told: str) -> None:
+    """The first word that comes to mind is a part of several names, the default one first."""
+    assert unknown_preset(name).splitlines()[0] == (
+        f"unknown quantizer preset {name!r} (did you mean {told}?)"
+    )
