@@ -130,9 +130,10 @@ def refusal(
         own = _own_error(traced)
         if own is not None:
             return (
-                f"{name}: its forward fails on the sample inputs ({_told_inputs(traced)}), in eval "
-                "mode and without any quantizer: mend it, or give the inputs that it takes"
-                f"{_as_floats(traced)}\n{_words(own)}"
+                f"{name}: its forward fails on the sample inputs ({_told_inputs(traced)})\n"
+                f"cause: {_words(own)}\n"
+                "fix: give inputs that the model takes in eval mode; no quantizer is involved"
+                f"{_as_floats(traced)}"
             )
     words = _words(error)
     if who.startswith("calibration"):

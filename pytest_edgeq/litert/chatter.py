@@ -11,9 +11,16 @@ from collections.abc import Iterator
 __all__ = ["quiet"]
 
 # Loggers that say nothing that a user could act on, and would fill the captured log of every test
-# that fails: torch 2.13's structured trace (hundreds of empty DEBUG records an export), torchao
-# 0.18 on extensions for GPUs that it could not load, and torch on torchao's enums.
-_CHATTER = ("torch.__trace", "torchao", "torchao.kernel.intmm", "torch.utils._pytree")
+# that fails: torch 2.13's structured trace (hundreds of empty DEBUG records an export) and its
+# export ("always_classified is unsupported" for each failure); torchao 0.18 on extensions for GPUs
+# that it could not load, and torch on torchao's enums.
+_CHATTER = (
+    "torch.__trace",
+    "torch.export._trace",
+    "torchao",
+    "torchao.kernel.intmm",
+    "torch.utils._pytree",
+)
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ from pytest_edgeq.plugin.state import (
     runtimes_key,
     settings_key,
 )
+from pytest_edgeq.plugin.tracebacks import hide_library_frames, shows_all
 from pytest_edgeq.presets import quantizer_ids
 from pytest_edgeq.tflite.registry import Runtimes
 
@@ -312,12 +313,18 @@ def _running(item: pytest.Item, phase: Phase) -> Iterator[None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what the test claimed on the report of its call."""
+    """Put what the test claimed on the report of its call; shorten the traceback of our errors."""
+    config = item.config
+    hidden = (
+        call.excinfo is not None and not shows_all(config) and hide_library_frames(call.excinfo)
+    )
     report = yield
-    messages = item.config.stash[cache_messages_key]
+    if hidden:
+        report.sections.append(("edgeq", "the library's own error is shown by --tb=long"))
+    messages = config.stash[cache_messages_key]
     report.__dict__["edgeq_cache"] = list(messages)
     messages.clear()
     if call.when == "call":
-        record = memory_of(item.config).record(owner_of(item))
+        record = memory_of(config).record(owner_of(item))
         report.__dict__["edgeq"] = record
     return report

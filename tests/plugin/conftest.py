@@ -37,6 +37,7 @@ _CONVERTING = (
     "test_plugin_errors",
     "test_plugin_neighbours",
     "test_plugin_runtimes",
+    "test_plugin_tracebacks",
 )
 
 _LIBRARIES = (

@@ -1,0 +1,56 @@
+"""What pytest shows of an error that pytest-edgeq raises: the user's line and the message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+_PACKAGE = Path(__file__).parents[1]
+_PLUGIN = Path(__file__).parent
+
+
+def shows_all(config: pytest.Config) -> bool:
+    """Whether the user asked for whole tracebacks, or for a debugger that walks through them."""
+    style = config.getoption("tbstyle")
+    return style in ("long", "native") or bool(
+        config.getoption("fulltrace") or config.getoption("usepdb")
+    )
+
+
+def hide_library_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
+    """
+    Cut frames of this package off one of its errors, and the errors that it was raised from.
+
+    An export that fails has a chain of 190 lines of torch in front of the message that says what to
+    do. An error that the user's own code raises, in a callback for instance, is left as it is.
+
+    Returns:
+        Whether another library's error was hidden.
+    """
+    entries = _entries(excinfo.tb)
+    is_own = [_is_own(Path(entry.tb_frame.f_code.co_filename)) for entry in entries]
+    if not is_own[-1]:
+        return False
+    first = is_own.index(True)
+    if first:
+        # `ExceptionInfo.traceback` cannot be shortened: pytest 9.2 makes it anew from this chain.
+        entries[first - 1].tb_next = None
+    error = excinfo.value
+    hidden = error.__cause__ is not None
+    error.__cause__ = None
+    error.__suppress_context__ = True
+    return hidden
+
+
+def _entries(traceback: TracebackType | None) -> list[TracebackType]:
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    return entries
+
+
+def _is_own(path: Path) -> bool:
+    return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PLUGIN)
