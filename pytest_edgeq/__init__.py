@@ -10,7 +10,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pytest_edgeq.after_import import after_import
+
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from pytest_edgeq.assertions import (
         assert_accuracy_drop,
         assert_input_dtypes,
@@ -64,6 +68,23 @@ _HOMES = {
     "onnx_reference": "pytest_edgeq.foreign",
     "quantizer_from_fx": "pytest_edgeq.litert.fx",
 }
+
+
+def _accept_none(module: ModuleType) -> None:
+    from pytest_edgeq.litert.layers_in_float import accept_none
+
+    accept_none(module)
+
+
+# Tests make quantizers where they are collected, before any fixture runs.
+after_import(
+    (
+        "litert_torch.quantize.pt2e_quantizer",
+        "ai_edge_torch.quantize.pt2e_quantizer",
+        "torchao.testing.pt2e._xnnpack_quantizer",
+    ),
+    _accept_none,
+)
 
 
 def __getattr__(name: str) -> Any:

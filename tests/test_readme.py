@@ -51,7 +51,7 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
         "console",
         *["python"] * 2,
         *["text"] * 2,
-        *["python"] * 5,
+        *["python"] * 6,
     ]
 
 
@@ -121,6 +121,7 @@ def test_the_examples_pass_and_the_failure_is_as_shown(
         "my_model.py",
         "test_model_quant.py",
         "test_quantizers.py",
+        "test_mixed_precision.py",
         "test_accuracy.py",
         "test_two_sizes.py",
         "simulator.py",
@@ -130,7 +131,7 @@ def test_the_examples_pass_and_the_failure_is_as_shown(
     first.assert_outcomes(passed=2, failed=2)
     first.stdout.fnmatch_lines(["*op-dtype map*nothing is remembered yet*"])
 
-    pytester.runpytest_subprocess("--edgeq-update").assert_outcomes(passed=8)
+    pytester.runpytest_subprocess("--edgeq-update").assert_outcomes(passed=9)
     pytester.runpytest_subprocess("test_model_quant.py").assert_outcomes(passed=4)
 
     simulated = pytester.runpytest_subprocess("test_quantizers.py", "--edgeq-runtime=simulator")

@@ -1,5 +1,5 @@
 """
-Six well-known recipes for PT2E quantizers: copy the one that you need.
+Seven well-known recipes for PT2E quantizers: copy the one that you need.
 
 Each is a model, a quantizer, and the promise that holds what the quantizer is there for. Every
 promise is checked twice: it holds on the model quantized so, and it does not hold on the same model
@@ -57,6 +57,39 @@ def annotate(node: torch.fx.Node, inputs: dict[Any, Any], output: Any) -> None:
     node.meta["quantization_annotation"] = QuantizationAnnotation(
         input_qspec_map=inputs, output_qspec=output, _annotated=True
     )
+
+
+# --- First and last layer kept in float -----------------------------------------------------------
+
+
+class Ends(nn.Module):
+    """Image in, logits out, by layers that are more delicate than those between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.body = nn.Conv2d(8, 8, 3, padding=1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return five logits."""
+        features = torch.relu(self.body(torch.relu(self.stem(image))))
+        logits: Tensor = self.head(self.pool(features).flatten(1))
+        return logits
+
+
+def ends_in_float() -> PT2EQuantizer:
+    """Name the modules; None leaves a module in float."""
+    quantizer = PT2EQuantizer().set_global(INT8)
+    return quantizer.set_module_name("stem", None).set_module_name("head", None)
+
+
+def ends_are_in_float(quantized: QuantizedModel) -> None:
+    """The two that were named, and nothing between them."""
+    assert_op_dtypes(quantized, "CONV_2D", module="stem", scheme="float", count=1)
+    assert_op_dtypes(quantized, "CONV_2D", module="body", scheme="int8", count=1)
+    assert_op_dtypes(quantized, "FULLY_CONNECTED", module="head", scheme="float", count=1)
 
 
 # --- One layer type kept in float -----------------------------------------------------------------
@@ -372,6 +405,7 @@ class Recipe:
 
 
 RECIPES = {  # after each: the SQNR measured
+    "ends_in_float": Recipe(Ends, ends_in_float, ends_are_in_float, 44),  # 47.7
     "linear_in_float": Recipe(Classifier, linear_in_float, linear_is_in_float, 37),  # 40.2
     "transpose_conv_int8": Recipe(
         Upsampler, transpose_conv_int8, transpose_conv_is_int8, 33

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
+import importlib
 import warnings
 from typing import Any
 
@@ -167,6 +168,24 @@ def test_the_converters_module_filters_still_match_nothing(method: str, strict: 
         prepared = prepare_pt2e(graph, quantizer)
 
     assert not litert.holds_observers(prepared)
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        ("litert_torch.quantize.pt2e_quantizer", "PT2EQuantizer"),
+        ("torchao.testing.pt2e._xnnpack_quantizer", "XNNPACKQuantizer"),
+    ],
+)
+def test_a_modules_name_still_takes_no_none(module: str, kind: str) -> None:
+    """litert-torch 0.10.0 and torchao 0.18.0; see `accept_none`."""
+    with litert.quiet():
+        quantizer = getattr(importlib.import_module(module), kind)()
+
+    assert quantizer.set_module_name("head", None) is quantizer
+    assert quantizer.module_name_config == {"head": None}
+    with pytest.raises(AssertionError, match="None is not supported yet"):
+        type(quantizer).set_module_name.__wrapped__(quantizer, "head", None)
 
 
 def _converters(config: Any = None) -> Any:
