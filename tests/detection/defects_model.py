@@ -89,8 +89,19 @@ def _annotation_dropped(maker: Edgeq, sound: Sound, rng: random.Random) -> Made:
         if quantized.op_dtypes.to_dict() == sound.quantized.op_dtypes.to_dict():
             # The converter quantizes it all the same, as weights of dynamic ops.
             continue
-        return f"{module} left in float", quantized, frozenset((module,))
+        alike = _named_alike(sound, module) if sound.flow.startswith("recipe_") else {module}
+        return f"{module} left in float", quantized, frozenset(alike)
     raise NotApplicableError("no layer has an op of its own name")
+
+
+def _named_alike(sound: Sound, module: str) -> set[str]:
+    """Return the modules that a recipe's regex for one of them matches: class and last name."""
+    kind, last = type(sound.module.get_submodule(module)), module.rsplit(".", 1)[-1]
+    return {
+        name
+        for name, each in sound.module.named_modules()
+        if type(each) is kind and name.rsplit(".", 1)[-1] == last
+    }
 
 
 def _without(sound: Sound, module: str) -> Any:
