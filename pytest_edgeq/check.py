@@ -61,7 +61,7 @@ was calibrated they are not.
 """
 
 _SHIP = (
-    "way out: ship what the flow made, quantized.path; a file that was changed on purpose is held "
+    "fix: ship what the flow made, quantized.path; a file that was changed on purpose is held "
     "against torch alone by edgeq.load(path, reference=model)"
 )
 
@@ -252,8 +252,7 @@ class _Gate:
                 self._add(_MEMORY, str(error))
             except RuntimeError:  # there is no body of a test to remember by
                 self.notes.append(
-                    "nothing was held against a memory, which only the body of a test has, by the "
-                    "fixture `edgeq`"
+                    "baselines were not checked: outside a test nothing is remembered"
                 )
                 return
 
@@ -270,7 +269,7 @@ class _Gate:
         if len(texts) > 1:
             first += f" [1 of {len(texts)} findings on {self.quantized.name}]"
         if cause := self._cause():
-            cause = f"which layer: {cause}"
+            cause = f"layer to blame: {cause}"
             place = self._explained(texts)
             texts[place] = _under_the_first_line(texts[place], cause)
             lines = [*([] if place else [cause]), *lines]
@@ -282,7 +281,7 @@ class _Gate:
         if self.notes:
             told += ["", *(f"note: {note}" for note in dict.fromkeys(self.notes))]
         if unwritten:
-            told += ["", "Nothing was remembered: what is to be remembered must be sound first."]
+            told += ["", "no baseline was stored: a model must be sound first"]
         return "\n".join(told)
 
     def _explained(self, texts: Sequence[str]) -> int:
@@ -382,8 +381,8 @@ class _Gate:
             )
             if tiny:
                 text += (
-                    f"\nwhy: its values are less than a step of its scale, {errors.scale:.3g}: its "
-                    f"range is too wide; {calibration.too_wide(errors.scale)}"
+                    f"\ncause: its values are less than a step of its scale, {errors.scale:.3g}: "
+                    f"its range is too wide; {calibration.too_wide(errors.scale)}"
                 )
             self._add(_HEALTH, text)
 
@@ -428,16 +427,14 @@ class _Gate:
             return ""  # it has said the way out
         if self.quantized.flow != "prebuilt":
             return (
-                "\nway out: the converter wrote this: take another quantizer, or leave the op in "
+                "\nfix: the converter wrote this: take another quantizer, or leave the op in "
                 "float, and report it with a model of this op alone"
             )
         if not layers.of_another_model:
-            return (
-                "\nway out: mend what wrote the file, or give the reference that it was made from"
-            )
+            return "\nfix: mend what wrote the file, or give the reference that it was made from"
         return (
-            f"\nwhy: {layers.of_another_model} than the file was made from\n"
-            "way out: give the reference that it was made from"
+            f"\ncause: {layers.of_another_model} than the file was made from\n"
+            "fix: give the reference that it was made from"
         )
 
     def _localizer(self, stack: ExitStack) -> Localizer | None:
@@ -515,13 +512,13 @@ def _under_the_first_line(text: str, sentence: str) -> str:
 
 
 def _put_off(missing: str) -> str:
-    return f"{missing.partition(chr(10))[0]}; accept it once the other findings are mended"
+    return f"{missing.partition(chr(10))[0]}; update it once the other findings are fixed"
 
 
 def _not_yet(text: str) -> str:
     """Of a change: no command that accepts it, while another finding says what is wrong."""
     kept = without_command(text)
-    return text if kept == text else f"{kept}\nAccept it once the other findings are mended."
+    return text if kept == text else f"{kept}\nupdate: once the other findings are fixed"
 
 
 def _names(rows: Sequence[LayerError]) -> str:

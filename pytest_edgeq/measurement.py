@@ -127,7 +127,7 @@ class SampleRunner:
             raise RuntimeError(
                 f"the reference of {name} fails on evaluation sample {index}: expected its "
                 f"outputs, got {type(error).__name__}: {first}\n"
-                f"why: it is given what the file takes, of shape "
+                f"cause: it is given what the file takes, of shape "
                 f"{', '.join(str(list(array.shape)) for array in arrays)}; reference(sample) by "
                 "itself fails the same way"
             ) from error
@@ -256,7 +256,7 @@ def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> 
             hint = ""  # the flow knows its own layout
         if not hint:
             hint = (
-                "\nwhy: the file was made from another model than the reference, or its last ops "
+                "\ncause: the file was made from another model than the reference, or its last ops "
                 "are others: an axis, a permutation, a slice"
             )
         elif quantized.edge.layouts.of(border) is not None:

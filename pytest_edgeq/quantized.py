@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.samples import Sample, SampleSpec
@@ -125,6 +125,7 @@ class QuantizedModel:
         directory: Path | None = None,
         origin: EdgeFile | None = None,
         threads: int = 1,
+        left_in_float: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
         self.flow = flow
@@ -135,6 +136,7 @@ class QuantizedModel:
         self._directory = directory
         self._origin = origin
         self.threads = threads
+        self._left_in_float = left_in_float
         self._path = edge.path
         self._views: dict[str, QuantizedModel] = {}
 
@@ -198,6 +200,7 @@ class QuantizedModel:
             directory=self._directory,
             origin=origin,
             threads=self.threads,
+            left_in_float=self._left_in_float,
         )
 
     @property
@@ -228,10 +231,22 @@ class QuantizedModel:
     @property
     def exported_strictly(self) -> bool:
         """Whether torch.export traced the quantized graph strictly; it notes sources then alone."""
-        makers = [counterpart.make_simulated for counterpart in self._counterparts.values()]
-        graphs = [getattr(make(), "graph", None) for make in makers if make is not None]
-        nodes = (node for graph in graphs if graph is not None for node in graph.nodes)
+        nodes = (node for module in self._simulated_graphs() for node in module.graph.nodes)
         return any("source_fn_stack" in node.meta for node in nodes)
+
+    @property
+    def left_in_float(self) -> frozenset[str]:
+        """Paths of the modules that the quantizer was told to leave in float."""
+        from pytest_edgeq import litert
+
+        told = map(litert.modules_left_in_float, self._simulated_graphs())
+        return self._left_in_float.union(*told)
+
+    def _simulated_graphs(self) -> list[torch.fx.GraphModule]:
+        """Return the quantized torch graphs of all signatures."""
+        makers = [counterpart.make_simulated for counterpart in self._counterparts.values()]
+        made = [make() for make in makers if make is not None]
+        return [cast("torch.fx.GraphModule", each) for each in made if hasattr(each, "graph")]
 
     @property
     def ledger(self) -> SampleLedger:

@@ -234,7 +234,7 @@ def test_what_no_op_explains_is_found(made: Any, spoil: Spoil, why: str) -> None
 
     found = _agreement(quantized, samples(ResidualNet, 4, seed=3))
 
-    assert sum(f"  why: {why}" in text for text in found.apart) == 1
+    assert sum(f"  cause: {why}" in text for text in found.apart) == 1
 
 
 def test_it_looks_at_few_samples_and_closes_what_it_opened(made: Any) -> None:

@@ -21,7 +21,7 @@ from pytest_edgeq import Edgeq, QuantizedModel, check
 from pytest_edgeq.localize.rows import SPREAD, LayerErrors
 from tests.localize.rows import row
 
-UNREMEMBERED = "nothing was held against a memory"
+UNREMEMBERED = "baselines were not checked"
 
 
 class _TwoHeads(nn.Module):
@@ -89,7 +89,7 @@ def test_the_warning_points_at_the_users_line(edgeq_alone: Edgeq, heads: Quantiz
         edgeq_alone.check(heads, _images(2, 2))
 
     assert told[0].filename == __file__
-    assert "only the body of a test has, by the fixture `edgeq`" in str(told[0].message)
+    assert "outside a test nothing is remembered" in str(told[0].message)
 
 
 def test_nan_of_torch_itself_is_the_first_finding(edgeq_alone: Edgeq) -> None:
@@ -122,26 +122,26 @@ def test_nan_of_torch_itself_is_the_first_finding(edgeq_alone: Edgeq) -> None:
 def test_what_no_layer_makes_is_told_of_the_errors(heads: QuantizedModel) -> None:
     """Not of an op that went, which stands before them; a layer to blame is told of all."""
     gone, worse = "QUANTIZE at pool disappeared", "errors regressed: total: expected 30, got 20"
-    troubles = [check._Trouble(check._MEMORY, f"{each}\nFile: x.json") for each in (gone, worse)]
+    troubles = [check._Trouble(check._MEMORY, f"{each}\nfile: x.json") for each in (gone, worse)]
     cause = "no single layer: 9 of 28 ranges are too narrow"
     layers = LayerErrors(rows=(), culprit=None, cause=cause)
     gate = check._Gate(heads, "xnnpack", findings=troubles, layers=layers)
     assert gate.text(unwritten=False).splitlines()[:6] == [
         f"{gone} [1 of 2 findings on _TwoHeads]",
-        "File: x.json",
+        "file: x.json",
         "",
         f"[2] {worse}",
-        f"    which layer: {cause}",
-        "    File: x.json",
+        f"    layer to blame: {cause}",
+        "    file: x.json",
     ]
     gate.layers = replace(layers, culprit=row(0), cause="ADD #0: it computes in float32")
     assert gate.text(unwritten=False).splitlines()[:2] == [
         f"{gone} [1 of 2 findings on _TwoHeads]",
-        "which layer: ADD #0: it computes in float32",
+        "layer to blame: ADD #0: it computes in float32",
     ]
     gate.layers = replace(layers, cause=SPREAD)
-    troubles[1] = check._Trouble(check._MEMORY, f"{worse}\nwhy: calibrated on fewer samples")
-    assert "which layer" not in gate.text(unwritten=False)
+    troubles[1] = check._Trouble(check._MEMORY, f"{worse}\ncause: calibrated on fewer samples")
+    assert "layer to blame" not in gate.text(unwritten=False)
 
 
 @pytest.mark.slow
@@ -380,7 +380,7 @@ def test_a_runtime_that_gives_something_else_is_found(heads: QuantizedModel) -> 
         f"runtimes 'board' and 'builtin': all {count} ops, each run alone, give something else: "
     )
     assert why.startswith(
-        "  why: it is no kernel, but what stands between the file and the runtime"
+        "  cause: it is no kernel, but what stands between the file and the runtime"
     )
 
 
@@ -462,7 +462,7 @@ def test_codes_of_small_ops_are_counted_together(tmp_path: Path) -> None:
     assert text.startswith(
         "runtimes 'board' and 'builtin': expected at most 50% of the codes of 4 ops to differ, as "
         "rounding parts those near ties only, got 64 of 64, 0 of them lower and 64 higher\n"
-        "  why: each op was run alone on both, on the same inputs: what stands between the file "
+        "  cause: each op was run alone on both, on the same inputs: what stands between the file "
         "and the runtime changes what is read\n"
     )
 
@@ -488,12 +488,11 @@ def test_the_text_of_runtimes_that_differ(tmp_path: Path) -> None:
         "runtimes 'board' and 'builtin': ADD (op 0): expected at most 50% of the codes to differ, "
         "as rounding parts those near ties only, got 127 of 127, all higher (sample 0, index [0, "
         "0]: board -127, builtin -128) [1 of 1 ops]\n"
-        "  why: each op was run alone on both, on the same inputs, so that nothing before it "
+        "  cause: each op was run alone on both, on the same inputs, so that nothing before it "
         "explains this: one of the two computes something else\n"
         "  which one, torch says: edgeq.compare(model, samples, runtime='board') and "
         "runtime='builtin'\n\n"
-        "note: nothing was held against a memory, which only the body of a test has, by the "
-        "fixture `edgeq`"
+        "note: baselines were not checked: outside a test nothing is remembered"
     )
 
 
@@ -512,10 +511,7 @@ class _Greatest(nn.Module):
         return x.amax(1)
 
 
-_NOTE = (
-    "note: nothing was held against a memory, which only the body of a test has, by the fixture "
-    "`edgeq`"
-)
+_NOTE = "note: baselines were not checked: outside a test nothing is remembered"
 
 
 def test_the_text_of_a_file_that_kernels_refuse(tmp_path: Path) -> None:
@@ -570,7 +566,7 @@ def test_the_text_of_a_reference_that_fails(edgeq_alone: Edgeq, heads: Quantized
         "the reference of _Broken fails on evaluation sample 0: expected its outputs, got "
         "RuntimeError: The size of tensor a (16) must match the size of tensor b (5) at "
         "non-singleton dimension 3\n"
-        "why: it is given what the file takes, of shape [1, 3, 16, 16]; reference(sample) by "
+        "cause: it is given what the file takes, of shape [1, 3, 16, 16]; reference(sample) by "
         f"itself fails the same way\n\n{_NOTE}"
     )
 
@@ -595,7 +591,7 @@ def test_the_text_of_outputs_of_another_shape(edgeq_alone: Edgeq, heads: Quantiz
 
     assert text.startswith(
         "_Cropped: output 'output_0': the reference gives shape [1, 4, 6, 7], the file [1, 4, 7, "
-        "7] [1 of 2 findings on _Cropped]\nwhy: the file was made from another model than the "
+        "7] [1 of 2 findings on _Cropped]\ncause: the file was made from another model than the "
         "reference, or its last ops are others: an axis, a permutation, a slice\n\n[2] TRANSPOSE #"
     )
 
@@ -609,9 +605,9 @@ def test_another_checkpoint_is_told_as_such(edgeq_alone: Edgeq, heads: Quantized
 
     assert re.match(r"CONV_2D #\d \(stem\): the weight's codes: \d+ of 216 differ", lines[0]), lines
     assert lines[1:3] == [
-        "why: all 3 layers with weights are others than the reference's: it is another model, or "
+        "cause: all 3 layers with weights are others than the reference's: it is another model, or "
         "another checkpoint, than the file was made from",
-        "way out: give the reference that it was made from",
+        "fix: give the reference that it was made from",
     ]
     explain = edgeq_alone.compare(loaded, _images(4, 2)).explain
     assert explain is not None

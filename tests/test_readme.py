@@ -129,7 +129,7 @@ def test_the_examples_pass_and_the_failure_is_as_shown(
     ]
     first = pytester.runpytest_subprocess("test_model_quant.py")
     first.assert_outcomes(passed=2, failed=2)
-    first.stdout.fnmatch_lines(["*op-dtype map*nothing is remembered yet*"])
+    first.stdout.fnmatch_lines(["*op-dtype map*no baseline is stored yet*"])
 
     pytester.runpytest_subprocess("--edgeq-update").assert_outcomes(passed=9)
     pytester.runpytest_subprocess("test_model_quant.py").assert_outcomes(passed=4)

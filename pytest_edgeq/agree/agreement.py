@@ -268,7 +268,7 @@ class Agreement:
                     self._unstable.append(
                         f"runtime {name!r}: output {border.name!r}: expected sample 0 to give the "
                         f"same when it is run again, got {share}\n"
-                        "  why: the runtime gives what an earlier run left, or keeps something "
+                        "  cause: the runtime gives what an earlier run left, or keeps something "
                         "from run to run: outputs that are not copied, a state that is not reset"
                     )
 

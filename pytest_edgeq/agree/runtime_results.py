@@ -110,8 +110,8 @@ class RuntimeResults:
         if together:
             return [
                 f"runtimes {self.name!r} and {base!r}: {together}\n"
-                "  why: each op was run alone on both, on the same inputs: what stands between the "
-                "file and the runtime changes what is read\n"
+                "  cause: each op was run alone on both, on the same inputs: what stands between "
+                "the file and the runtime changes what is read\n"
                 f"  {self._compare(base)}"
             ]
         found = []
@@ -131,7 +131,7 @@ class RuntimeResults:
                     f"runtimes {self.name!r} and {base!r}: output {border.name!r}: expected at "
                     f"most {limit:.3g} between them (rms: {_ERROR_RATIO} times what {base} is off "
                     f"torch{distance.chance}, and one step), got {distance.apart:.3g}\n"
-                    f"  why: {self._why_between()}"
+                    f"  cause: {self._why_between()}"
                 )
         return found
 
@@ -158,8 +158,8 @@ class RuntimeResults:
                 [
                     f"runtimes {self.name!r} and {base!r}: all {len(wrong)} ops, each run alone, "
                     f"give something else: {told[0]}",
-                    "  why: it is no kernel, but what stands between the file and the runtime: the "
-                    "order or the dtype of buffers, what is read before it is written",
+                    "  cause: it is no kernel, but what stands between the file and the runtime: "
+                    "the order or the dtype of buffers, what is read before it is written",
                     f"  {self._compare(base)}",
                 ]
             )
@@ -171,7 +171,7 @@ class RuntimeResults:
         if len(others) > 4:
             lines.append(f"  … and {len(others) - 4} more")
         lines += [
-            "  why: each op was run alone on both, on the same inputs, so that nothing before it "
+            "  cause: each op was run alone on both, on the same inputs, so that nothing before it "
             "explains this: one of the two computes something else",
             f"  {self._compare(base)}",
         ]

@@ -197,7 +197,7 @@ def _check_output(where: str, expected: Array, actual: Array) -> None:
     if broken:
         raise AssertionError(
             f"{where}: expected finite values, got {broken} of {actual.size} NaN or infinite\n"
-            "why: the float model is finite there, so the file is broken whatever it scores.\n"
+            "cause: the float model is finite there, so the file is broken whatever it scores.\n"
             "edgeq.compare(model, samples) names the stage that first gives them"
         )
 
@@ -265,14 +265,14 @@ def _verdict(scores: Scores, limit: float, what: str, items: str) -> tuple[str, 
     n, between = f"{evidence.n} {items}", f"{bounds.low:.3g} to {bounds.high:.3g}"
     if bounds.low > limit:
         return f"({n})", [
-            f"why: other data of the same kind would show a {what} of more than {limit:g}, too: "
+            f"cause: other data of the same kind would show a {what} of more than {limit:g}, too: "
             "chance does not explain it.",
             "edgeq.compare(model, samples) says which stage of the flow loses it",
-            f"to accept: max_drop={_up(bounds.high):g}, the least that these {items} support",
+            f"update: max_drop={_up(bounds.high):g}, the least that these {items} support",
         ]
     if math.isinf(bounds.high):
         return f"({between}): {n} cannot settle it", [
-            f"why: {n} are so few that {scores.name} has no score where they are drawn anew.",
+            f"cause: {n} are so few that {scores.name} has no score where they are drawn anew.",
             "give more, of every class",
         ]
     least = f"max_drop={_up(bounds.high):g} is the least that these {items} support"
@@ -288,7 +288,10 @@ def _verdict(scores: Scores, limit: float, what: str, items: str) -> tuple[str, 
         if evidence.drop > limit
         else "is within the limit, but to pass would promise what these do not show"
     )
-    return verdict, [f"why: the bounds lie on both sides of {limit:g}. What was seen {side}.", ways]
+    return verdict, [
+        f"cause: the bounds lie on both sides of {limit:g}. What was seen {side}.",
+        ways,
+    ]
 
 
 def _right(scores: Scores, score: float) -> str:

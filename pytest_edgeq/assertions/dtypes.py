@@ -42,11 +42,19 @@ _BORDERS_DECIDE = (
     "floats, one that ends in such an op (softmax, tanh, a normalization) gives floats; the caller "
     "on the device must feed and read exactly these dtypes."
 )
+_INT32 = (
+    "litert-torch lowers by way of JAX with 64-bit types off (enable_x64=False), so the file has "
+    "int32 where the model has int64.\n"
+    "fix: pass int32 on the device, in which token ids and indices fit; tests pass what torch "
+    "takes, int64, and quantized.run converts it."
+)
 _UINT8 = (
     "the quantizers of torch write int8. Its codes are those of uint8 less 128, with the same "
     "scale and a zero point that is 128 less, so that the caller can turn one into the other: "
     "(codes.astype('int16') - 128).astype('int8'), and + 128 the other way."
 )
+_BORDER_CAUSES = {("int64", "int32"): _INT32, ("uint8", "int8"): _UINT8}
+"""Causes by what was expected and what the file has."""
 
 
 def assert_input_dtypes(model: Any, expected: Any) -> None:
@@ -97,8 +105,8 @@ def _assert_border_dtypes(edge: EdgeFile, expected: Any, what: str) -> None:
         f"{what} {name!r}: expected {dtype}, got {actual} ({len(wrong)} of {len(rows)} {what}s)\n"
         # A file may have thousands: those that differ are shown first.
         + table([*wrong, *(row for row in rows if row not in wrong)], (what, "expected", "got"))
-        + f"\nwhy: {_UINT8 if (dtype, actual) == ('uint8', 'int8') else _BORDERS_DECIDE}"
-        + f"\nto accept: assert_{what}_dtypes(model, {_accepting(borders)})"
+        + f"\ncause: {_BORDER_CAUSES.get((dtype, actual), _BORDERS_DECIDE)}"
+        + f"\nupdate: assert_{what}_dtypes(model, {_accepting(borders)})"
     )
 
 
@@ -189,8 +197,8 @@ def assert_op_dtypes(
             + (f" with module={module!r}" if module is not None else "")
             + "\n"
             + table([(e.where, e.scheme) for e in entries], ("op", "scheme"))
-            + "\nwhy: the converter fuses, splits and drops ops, and a changed model has others; "
-            f"the file has {_counted(edge)}\nto accept: count={len(entries)}"
+            + "\ncause: the converter fuses, splits and drops ops, and a changed model has others; "
+            f"the file has {_counted(edge)}\nupdate: count={len(entries)}"
         )
     wrong = [
         (entry, role, _show(value), actual)
@@ -207,7 +215,7 @@ def assert_op_dtypes(
         f"{entry.where} {role}: expected {value}, got {actual} ({n_ops} of {len(entries)} {op})\n"
         + table([(e.where, *row) for e, *row in wrong], ("op", "field", "expected", "got"))
         + f"\n{_why_differs(model, edge, [e for e, *_ in wrong])}"
-        + "\nto accept: expect what the table shows, or narrow with module='glob'; to see all ops: "
+        + "\nupdate: expect what the table shows, or narrow with module='glob'; to see all ops: "
         "for op in model.op_dtypes: print(op)"
     )
 
@@ -224,8 +232,8 @@ def _why_differs(model: Any, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
     if floats:
         return why_float(model, edge, floats)
     return (
-        "why: the quantizer's config, or the release that read it, chose otherwise for these ops; "
-        "kernels and delegates are picked by exactly these dtypes."
+        "cause: the quantizer's config, or the release that read it, chose otherwise for these "
+        "ops; kernels and delegates are picked by exactly these dtypes."
     )
 
 
@@ -300,14 +308,14 @@ def assert_op_counts(model: Any, expected: Mapping[str, int]) -> None:
         + table(wrong, ("op", "expected", "got"))
         + ("\nthey stand at\n" + table(where, ("op", "scheme")) if where else "")
         + f"\nall counts: {', '.join(f'{name} {n}' for name, n in counts.items()) or 'no op'}"
-        + "\nwhy: "
+        + "\ncause: "
         + (
             "each QUANTIZE and DEQUANTIZE is a border between integers and floats: one more of "
             "them tells of an op that left, or entered, the integers."
             if any(op in BORDER_OPS for op, *_ in wrong)
             else "the converter fuses, splits and drops ops, and a changed model has others."
         )
-        + f"\nto accept: {', '.join(f'{op!r}: {n}' for op, _, n in wrong)}"
+        + f"\nupdate: {', '.join(f'{op!r}: {n}' for op, _, n in wrong)}"
     )
 
 
@@ -367,7 +375,7 @@ def assert_no_float_ops(model: Any, allow: Sequence[str] = ()) -> None:
         )
         + f"\n{why}"
         # Elsewhere it would allow every op that there is.
-        + (f"\nto accept: allow={tuple(kinds)!r}" if is_left_in_float(why) else "")
+        + (f"\nupdate: allow={tuple(kinds)!r}" if is_left_in_float(why) else "")
     )
 
 

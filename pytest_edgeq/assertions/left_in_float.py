@@ -12,32 +12,37 @@ from pytest_edgeq.tflite.op_dtypes import OpDtypes
 __all__ = ["RECIPE_OPS", "is_left_in_float", "why_float"]
 
 _NOTHING_QUANTIZED = (
-    "why: no op of this file is quantized; it is a float model. Was it built with the quantizer, "
+    "cause: no op of this file is quantized; it is a float model. Was it built with the quantizer, "
     "and is it the file that you mean?"
 )
 _FLOAT_BY_DESIGN = (
-    "why: the schemes dynamic, weight_only and float16 store small weights and compute on floats "
+    "cause: the schemes dynamic, weight_only and float16 store small weights and compute on floats "
     "by design; assert them with assert_op_dtypes(model, op, scheme=…), or quantize statically."
 )
 _ELSEWHERE = (
-    "why: what made the file has no pattern for {ops}, or what they take is in float; PT2E finds "
+    "cause: what made the file has no pattern for {ops}, or what they take is in float; PT2E finds "
     "no ADD, MUL and CONCATENATION in a model that was exported non-strictly.\n"
-    "to fix: have what made the file quantize {them}."
+    "fix: have what made the file quantize {them}."
 )
 _BY_PT2E = (
-    "why: the PT2E quantizer annotates no {ops}, or what they take is in float.\n"
-    "to fix: {recipe}have a subclass of the quantizer annotate {them}, or take another op in the "
+    "cause: the PT2E quantizer annotates no {ops}, or what they take is in float.\n"
+    "fix: {recipe}have a subclass of the quantizer annotate {them}, or take another op in the "
     "model."
 )
 _NON_STRICT = (
-    "why: the model was exported non-strictly, and PT2E then finds no ADD, MUL and CONCATENATION.\n"
-    "to fix: quantize with strict_export=True, which is the default; where a warning says that "
+    "cause: the model was exported non-strictly, and PT2E then finds no ADD, MUL and "
+    "CONCATENATION.\n"
+    "fix: quantize with strict_export=True, which is the default; where a warning says that "
     "torch.export refuses it, quantize by a recipe (recipe_static_wi8_ai8)."
 )
 _BY_RECIPE = (
-    "why: no rule of the recipe takes {ops}, or ai-edge-quantizer has none for {them}.\n"
-    'to fix: give the recipe a rule with operation="*"; what it has no way for takes another op in '
+    "cause: no rule of the recipe takes {ops}, or ai-edge-quantizer has none for {them}.\n"
+    'fix: give the recipe a rule with operation="*"; what it has no way for takes another op in '
     "the model."
+)
+_ON_PURPOSE = (
+    "cause: the quantizer was told to leave {modules} in float, by a config of None or a rule of "
+    "no_quantize."
 )
 
 _MISSED = frozenset({"ADD", "MUL", "CONCATENATION"})
@@ -72,10 +77,21 @@ def why_float(model: Any, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
         return _NOTHING_QUANTIZED
     if any(entry.scheme in ("dynamic", "weight_only", "float16") for entry in wrong):
         return _FLOAT_BY_DESIGN
-    # In the order of the file: the first has often made the others float.
-    kinds = list(dict.fromkeys(entry.op for entry in wrong))
     known = isinstance(model, QuantizedModel) and model.origin is None
     flow = model.flow if known else ""
+    meant = model.left_in_float if known else frozenset()
+    on_purpose = [entry for entry in wrong if entry.module in meant]
+    # A TRANSPOSE of the converter's, of no module, follows its operand.
+    others = [
+        entry
+        for entry in wrong
+        if entry.module not in meant and not (on_purpose and entry.module is None)
+    ]
+    if not others:
+        modules = list(dict.fromkeys(str(entry.module) for entry in on_purpose))
+        return _ON_PURPOSE.format(modules=_some(modules, "modules"))
+    # In the order of the file: the first has often made the others float.
+    kinds = list(dict.fromkeys(entry.op for entry in others))
     if flow == "recipe":
         return _told(_BY_RECIPE, kinds)
     if flow != "pt2e":
@@ -96,8 +112,8 @@ def _told(text: str, kinds: Sequence[str], **more: str) -> str:
     return text.format(ops=_some(kinds), them="them" if len(kinds) > 1 else "it", **more)
 
 
-def _some(kinds: Sequence[str]) -> str:
-    if len(kinds) > 4:
-        return f"{', '.join(kinds[:3])} and {len(kinds) - 3} other kinds"
-    *first, last = kinds
+def _some(names: Sequence[str], what: str = "kinds") -> str:
+    if len(names) > 4:
+        return f"{', '.join(names[:3])} and {len(names) - 3} other {what}"
+    *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

@@ -158,7 +158,7 @@ def _budget_text(
         lines.append(f"  … and {len(violations) - 6} more")
     causes = input_causes(comparison.health)
     stage = "" if causes else _stage_to_blame(comparison)
-    lines += [*causes, *([f"why: {stage}"] if stage else [])]
+    lines += [*causes, *([f"cause: {stage}"] if stage else [])]
     # What inputs lose that were calibrated with others shows in all layers, and is made in none.
     of_torch = any(each.nonfinite_reference for each in comparison.total.outputs.values())
     layer = [] if causes or of_torch else _layer_to_blame(comparison)
@@ -172,7 +172,7 @@ def _budget_text(
             else (f"{judgement.stage}, output {judgement.output!r}")
         )
         lines.append(
-            f"to accept ({where}): this measurement needs {judgement.needed!r}"
+            f"update ({where}): this measurement needs {judgement.needed!r}"
             if judgement.needed is not None
             else f"{where}: no budget accepts this measurement; the output is broken"
         )
@@ -330,7 +330,7 @@ def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float) -> str:
     if math.inf in (pair.worst for pair in wrong):
         way_out = "no bound accepts other shapes: one of the runtimes is wrong"
     elif scaled and len(scaled) == len(wrong):
-        way_out = f"to accept, if depth explains it: max_lsb_error={max(scaled):g}"
+        way_out = f"update, if depth explains it: max_lsb_error={max(scaled):g}"
     return (
         f"output {first.border.name!r}, {first.first} and {first.other}: expected {expected}, "
         f"got {first.worst:g} ({len(wrong)} of {n_pairs} pairs)\n"
@@ -347,7 +347,7 @@ def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float) -> str:
             ],
             ("output", "runtimes", "worst", "codes that differ", "worst at"),
         )
-        + "\nwhy: kernels round differently by 1 LSB an op, and it adds up with depth; far more "
+        + "\ncause: kernels round differently by 1 LSB an op, and it adds up with depth; far more "
         "than that is a kernel that computes something else.\n" + way_out
     )
 
@@ -409,9 +409,9 @@ def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | Non
             [(f"{n:,}", t.dtype, "×".join(map(str, t.shape)), t.name[-60:]) for n, t in largest],
             ("bytes", "dtype", "shape", "constant"),
         )
-        + f"\nwhy: constants take {stored:,} bytes, {in_float:,} of them in float, which is four "
+        + f"\ncause: constants take {stored:,} bytes, {in_float:,} of them in float, which is four "
         f"times what int8 takes; the other {size - stored:,} are ops, names and parameters, as "
-        f"many for weights of any size\nto accept: max_bytes={size}"
+        f"many for weights of any size\nupdate: max_bytes={size}"
     )
 
 

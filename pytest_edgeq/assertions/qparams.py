@@ -187,8 +187,10 @@ def _hold(chosen: list[_Operand], checks: list[_Check], role: str, narrow: Seque
     raise AssertionError(
         f"{where} {role} {name}: expected {expected}, got {actual} ({n_wrong} of {n_ops} ops)\n"
         + table(wrong, ("op", "parameter", "expected", "got"))
-        + "".join(f"\nwhy: {name}: {_WHY[name]}" for name in dict.fromkeys(row[1] for row in wrong))
-        + f"\n{_narrowed(narrow) if n_ops > 1 else ''}to accept: expect what the file has."
+        + "".join(
+            f"\ncause: {name}: {_WHY[name]}" for name in dict.fromkeys(row[1] for row in wrong)
+        )
+        + f"\n{_narrowed(narrow) if n_ops > 1 else ''}update: expect what the file has."
     )
 
 

@@ -159,9 +159,9 @@ class Request:
             said = str(error).partition("says ")[2].partition("; build")[0] or str(error)
             raise RuntimeError(
                 f"{self.name}: expected a file that interpreters open, got one that they refuse: "
-                f"{said}\nwhy: converter and quantizer wrote it so, without an error: a fault "
+                f"{said}\ncause: converter and quantizer wrote it so, without an error: a fault "
                 "upstream. Seen where a recipe quantizes a constant that two ops take in two ways\n"
-                "way out: leave such ops in float by a rule of no_quantize, or quantize by PT2E"
+                "fix: leave such ops in float by a rule of no_quantize, or quantize by PT2E"
             ) from error
 
     def float_file(self, key: str, traced: Callable[[Sample], litert.Traced]) -> FloatFile:
@@ -176,6 +176,7 @@ class Request:
         simulated: Sequence[Callable[[], torch.nn.Module]] = (),
         float_edge: EdgeFile | None = None,
         float_files: Sequence[FloatFile] = (),
+        left_in_float: frozenset[str] = frozenset(),
     ) -> QuantizedModel:
         """
         Check the finished file and put it together with its references.
@@ -186,6 +187,7 @@ class Request:
             simulated: Return the quantized torch graphs, one an entry, where the flow has them.
             float_edge: The float file, where the flow has one.
             float_files: The references converted in float, one an entry, where it has none.
+            left_in_float: Paths of the modules that a recipe leaves in float by a rule.
 
         Raises:
             RuntimeError: The runtime cannot allocate or run the file.
@@ -218,6 +220,7 @@ class Request:
             float_edge=float_edge,
             directory=self.session.directory,
             threads=self.session.threads,
+            left_in_float=left_in_float,
         )
 
 

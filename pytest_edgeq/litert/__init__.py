@@ -61,6 +61,7 @@ from pytest_edgeq.litert.simulated import (
     copied_graph,
     copied_to_run,
     holds_weights_alone,
+    modules_left_in_float,
     quantized_weights,
     without_rounding,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "load_exporter",
     "load_recipe",
     "match_rules",
+    "modules_left_in_float",
     "needs_calibration",
     "needs_data",
     "not_finite",

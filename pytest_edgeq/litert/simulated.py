@@ -23,6 +23,7 @@ __all__ = [
     "fold_constants",
     "holds_weights_alone",
     "keep_floats_apart",
+    "modules_left_in_float",
     "quantized_weights",
     "without_rounding",
 ]
@@ -308,6 +309,14 @@ def quantized_weights(simulated: torch.fx.GraphModule) -> set[tuple[str, str]]:
             quantized = _is_quantized_constant(weight) or str(weight.target).endswith(_ROUNDED)
             found[key] = found.get(key, True) and quantized
     return {key for key, quantized in found.items() if quantized}
+
+
+def modules_left_in_float(simulated: torch.fx.GraphModule) -> set[str]:
+    """Return the paths of the modules for whose ops a config of None was set."""
+    nodes = [node for node in simulated.graph.nodes if node.meta.get(LEFT_IN_FLOAT)]
+    stacks = [list(node.meta.get("nn_module_stack", {}).values()) for node in nodes]
+    # A function that the model itself calls says nothing of the others.
+    return {stack[-1][0] for stack in stacks if stack} - {""}
 
 
 def _family(node: Any) -> tuple[str, ...] | None:

@@ -69,9 +69,9 @@ def explain(quantized: QuantizedModel, samples: Iterable[Sample], seconds: float
             errors = localizer.result()
     except Exception as error:  # of torch.export, say, or of a reference that is no torch module
         first = (str(error).splitlines() or [""])[0]
-        return f"which layer: not known, as localizing failed: {type(error).__name__}: {first}"
+        return f"layer to blame: not known, as localizing failed: {type(error).__name__}: {first}"
     on = f"{count} sample{'s' if count > 1 else ''}"
     stopped = f", stopped after {seconds:g} s" if left else ""
     other = f"; {errors.of_another_model} than the file" if errors.of_another_model else ""
-    where = f"which layer (localized on the worst {on}{stopped})"
+    where = f"layer to blame (localized on the worst {on}{stopped})"
     return f"{where}: {errors.cause}{other}\n{errors.overview}"

@@ -74,4 +74,4 @@ class Finding:
 
 def input_causes(findings: Iterable[Finding]) -> list[str]:
     """Say, a line each, which findings of inputs explain what is lost behind them."""
-    return [f"why: {each.where}: {each.message}" for each in findings if each.kind in INPUT_KINDS]
+    return [f"cause: {each.where}: {each.message}" for each in findings if each.kind in INPUT_KINDS]

@@ -33,7 +33,7 @@ __all__ = [
 REGRESSED: Final = "errors regressed"
 NOT_COMPARED: Final = "errors not compared"
 
-_WHY: Final = "why: "
+_WHY: Final = "cause: "
 _SHOWN_ROWS: Final = 4
 """The first ones tell it; the others are metrics of the same loss."""
 
@@ -89,7 +89,7 @@ def problem(data: Mapping[str, Any]) -> str:
 def describe_new(data: Mapping[str, Any]) -> str:
     """Tell what would be remembered."""
     head = f"  {data['n_samples']} sample(s), flow {data['flow']}, runtime {data['runtime']}"
-    rows = [("stage", "output", "metric", "measured", "fails beyond, at the latest")]
+    rows = [("stage", "output", "metric", "measured", "limit")]
     rows += [(*_key(row), _text(row["value"]), _text(row["worst"])) for row in data["errors"]]
     return "\n".join([head, *_table(rows)])
 
@@ -105,14 +105,14 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         return (
             f"{NOT_COMPARED}: the evaluation data are not those that were remembered: expected "
             f"{_data(old)}, got {_data(new)}\n"
-            "Why it matters: errors on other samples say nothing about the model. Give the same "
-            "samples in the same order, unshuffled and unaugmented."
+            "cause: errors on other samples say nothing about the model\n"
+            "fix: give the same samples in the same order, unshuffled and unaugmented"
         )
     if old["flow"] != new["flow"]:
         return (
             f"{NOT_COMPARED}: measured in another flow: expected {old['flow']}, "
             f"got {new['flow']}\n"
-            "Why it matters: another flow has other stages, and rounds in another way."
+            "cause: another flow has other stages, and rounds in another way"
         )
     after = {_key(row): row for row in new["errors"]}
     before = _limits(old, new)

@@ -24,6 +24,7 @@ class Kind:
 
     Attributes:
         title: What messages call it.
+        fix: What to look at where it changed.
         problem: Says what is wrong with data of this kind as it was read; empty if nothing is.
         describe_new: What would be stored, in a few lines.
         describe_change: What differs between stored and measured; empty if nothing does.
@@ -33,6 +34,7 @@ class Kind:
     """
 
     title: str
+    fix: str
     problem: Callable[[Mapping[str, Any]], str]
     describe_new: Callable[[Mapping[str, Any]], str]
     describe_change: Callable[[dict[str, Any], dict[str, Any]], str]
@@ -90,12 +92,16 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "op_dtype_map": Kind(
             title="op-dtype map",
+            fix="look for what changed in the model's code, the quantizer and the libraries, and "
+            "undo it",
             problem=_op_dtype_map_problem,
             describe_new=_describe_new_map,
             describe_change=describe_change,
         ),
         "errors": Kind(
             title="errors",
+            fix="look for what changed in the model, the calibration data and the libraries, and "
+            "undo it",
             problem=errors.problem,
             describe_new=errors.describe_new,
             describe_change=errors.describe_change,

@@ -20,15 +20,15 @@ _BORDER_RANK: Final = 10
 _FIELDS: Final = ("op", "scheme", "inputs", "weight", "granularity", "bias", "outputs", "subgraph")
 
 _WHY_FLOAT: Final = (
-    "Why it matters: an op in float costs time, memory and conversions on an integer target, and "
+    "effect: an op in float costs time, memory and conversions on an integer target, and "
     "a target without float kernels refuses the model."
 )
 _WHY_IO: Final = (
-    "Why it matters: the code that calls the model fills and reads these buffers by dtype, shape "
+    "effect: the code that calls the model fills and reads these buffers by dtype, shape "
     "and position."
 )
 _WHY: Final = (
-    "Why it matters: the file still converts and runs, but not in the way that was accepted; "
+    "effect: the file still converts and runs, but not in the way that was accepted; "
     "accuracy, size and the kernels on the target may differ."
 )
 

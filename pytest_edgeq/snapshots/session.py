@@ -26,18 +26,17 @@ _PHASES: dict[Phase, str] = {
     "setup": "while a fixture was set up for",
     "teardown": "while a fixture was torn down after",
 }
-_NOT_YET = "nothing is remembered yet"
+_NOT_YET = "no baseline is stored yet"
 _NEW_TEXT = f"""\
 {{title}} "{{name}}": {_NOT_YET}
 {{summary}}
-Why it matters: until it is stored, no change of it can be told.
-File: {{path}}
-If this is what you want, store it, and commit the file (on CI nothing is written): {{command}}"""
+file: {{path}}
+update: to store it and commit the file (on CI nothing is written): {{command}}"""
 _CHANGED_TEXT = """\
 {change}
-{since}File: {path}
-{accept}{command}"""
-_ACCEPT = "If the change is meant, accept it: "
+{since}file: {path}
+{fix}{accept}{command}"""
+_ACCEPT = "update: if the change is meant: "
 _TWICE = (
     'this test claims two different values as {title} "{name}", so neither was stored; '
     "give each claim a name of its own (name=…)\n"
@@ -180,8 +179,9 @@ class SnapshotSession:
             explained = "" if explain is None else explain(change)
             text = _CHANGED_TEXT.format(
                 change=_with_explanation(change, explained),
-                since=f"Since it was stored: {', '.join(since)}\n" if since else "",
+                since=f"since it was stored: {', '.join(since)}\n" if since else "",
                 path=shown,
+                fix="" if change.startswith(NOT_COMPARED) else f"fix: {known.fix}\n",
                 accept=_ACCEPT,
                 command=command,
             )

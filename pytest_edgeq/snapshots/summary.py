@@ -78,23 +78,18 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
         category: _paths(claim["path"] for claim in refused if claim["category"] == category)
         for category in ("new", "changed")
     }
-    if refused:
-        told = [
-            text
-            for text, paths in (
-                (f"{_checks(found['new'])} nothing remembered yet", found["new"]),
-                (f"{_checks(found['changed'])} changed", found["changed"]),
-            )
-            if paths
-        ]
-        accept = ",".join(category for category, paths in found.items() if paths)
-        lines.append(
-            Line(
-                f"Error: {' and '.join(told)}; read the failures above, then accept what is meant "
-                f"with --edgeq-update={accept}",
-                "error",
-            )
+    if changed := found["changed"]:
+        text = (
+            f"Error: {_checks(changed)} changed: see in the failures above what changed and why; "
+            "if all of it is meant, --edgeq-update=changed"
         )
+        lines.append(Line(text, "error"))
+    if new := found["new"]:
+        text = (
+            f"Error: {_checks(new)} no baseline yet: see above what would be stored, and store it "
+            "with --edgeq-update=new"
+        )
+        lines.append(Line(text, "error"))
     if left := [f"{layout.shown(path)}: {outcome.survey.obsolete[path]}" for path in outcome.left]:
         severity: Severity = "error" if outcome.obsolete_is_error else "info"
         head = f"{_baselines(left)} {_is(left)} obsolete; delete with --edgeq-update=prune:"

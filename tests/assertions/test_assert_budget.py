@@ -96,7 +96,7 @@ def test_the_layer_to_blame_stands_before_the_tables(comparison: Any, golden: An
     measured = comparison(
         quantization=stage(0.5),
         lowering=stage(0.0),
-        explain=lambda: "which layer: CONV_2D #1 (stem): permuted\n1 of 1 ops matched:\nop  LSB",
+        explain=lambda: "layer to blame: CONV_2D #1 (stem): permuted\n1 of 1 ops matched:\nop  LSB",
     )
     golden("budget_layer", lambda: assert_within_budget(measured, Budget(max_abs_error=0.25)))
 

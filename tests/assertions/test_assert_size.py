@@ -47,7 +47,7 @@ def test_both_bounds_are_told(plain: QuantizedModel) -> None:
     assert lines[1].startswith("size: expected at most 0.01 of the torch model")
     assert lines[2].split() == ["bytes", "dtype", "shape", "constant"]
     assert lines[3].split()[:3] == ["2,304", "float32", "8×3×3×8"]
-    assert lines[-1] == f"to accept: max_bytes={plain.size_bytes}"
+    assert lines[-1] == f"update: max_bytes={plain.size_bytes}"
 
 
 @pytest.mark.parametrize(

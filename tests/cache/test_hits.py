@@ -373,6 +373,28 @@ def test_each_part_alone_may_be_gone(tmp_path: Path) -> None:
             assert again.float_tflite == quantized.float_tflite
 
 
+def test_ops_left_in_float_stay_so_where_the_file_alone_is_gone(tmp_path: Path) -> None:
+    """What a config of None says is stored with the quantized graph that the converter is given."""
+    quantizer = litert.pt2e_preset(PT2E)
+    quantizer.set_operator_type(torch.ops.aten.add.Tensor, None)
+
+    def made() -> QuantizedModel:
+        return Edgeq(cache_dir=tmp_path).quantize(
+            seeded(ResidualNet),
+            ResidualNet.sample_inputs(),
+            quantizer=quantizer,
+            calibration=samples(ResidualNet, 4),
+        )
+
+    first = made()
+    assert {op.scheme for op in first.op_dtypes.ops("ADD")} == {"float"}
+    shutil.rmtree(tmp_path / "convert")
+    again = made()
+
+    assert again.tflite == first.tflite
+    assert again.left_in_float == first.left_in_float != frozenset()
+
+
 @pytest.mark.slow
 def test_refresh_replaces_what_was_stored_once_a_session(tmp_path: Path, ran: list[str]) -> None:
     """And reads what it has written itself."""

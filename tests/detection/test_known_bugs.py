@@ -239,7 +239,7 @@ def test_the_bias_of_a_channel_near_zero_overflows(maker: Edgeq, still: Still) -
         lambda: assert_within_budget(defect, quantization=Budget(sqnr_db=25)),
         AssertionError,
         "quantization, output 'output_0': sqnr_db: expected at least 25, got",
-        "why: quantization loses most",
+        "cause: quantization loses most",
     )
     # The same model by PT2E (measured 49 dB), and a channel of the usual size by the recipe (37).
     twins = made_by(model, "pt2e_static_int8"), made_by(sound, "recipe_static_wi8_ai8")
@@ -303,7 +303,7 @@ def test_averaged_ranges_make_int16_as_coarse_as_int8(maker: Edgeq, still: Still
         lambda: assert_within_budget(averaged[16], quantization=Budget(sqnr_db=45)),
         AssertionError,
         "quantization, output 'output_0': sqnr_db: expected at least 45, got",
-        "why: quantization loses most",
+        "cause: quantization loses most",
     )
     assert not whole[16].health
     assert_within_budget(whole[16], quantization=Budget(sqnr_db=45))
@@ -435,7 +435,7 @@ def test_a_factor_in_front_of_a_dynamic_layer_is_lost(maker: Edgeq, still: Still
         lambda: assert_within_budget(defect, lowering=Budget(sqnr_db=30)),
         AssertionError,
         "lowering, output 'output_0': sqnr_db: expected at least 30, got",
-        "why: lowering loses most",
+        "cause: lowering loses most",
         "the file against the simulated graph: the converter or the kernels differ from it",
     )
     assert_within_budget(sound, lowering=Budget(sqnr_db=30))

@@ -71,8 +71,8 @@ def test_a_gate_remembers(run_test: Run, project: pytest.Pytester) -> None:
     missing.assert_outcomes(failed=1)
     missing.stdout.fnmatch_lines(
         [
-            "E * AssertionError: op-dtype map *: nothing is remembered yet [[]1 of 2 findings on *",
-            "E *[[]2] *: nothing is remembered yet",
+            "E * AssertionError: op-dtype map *: no baseline is stored yet [[]1 of 2 findings on *",
+            "E *[[]2] *: no baseline is stored yet",
         ]
     )
     missing.stdout.fnmatch_lines([">   *edgeq.check(*", "test_x.py:*: AssertionError"])
@@ -105,14 +105,14 @@ def test_nothing_unsound_is_remembered(run_test: Run, project: pytest.Pytester) 
     unasked = run_test(_CHECK, value="x - y")
     unasked.assert_outcomes(failed=1)
     unasked.stdout.fnmatch_lines(
-        ["E *nothing is remembered yet; accept it once the other findings are mended"]
+        ["E *no baseline is stored yet; update it once the other findings are fixed"]
     )
-    unasked.stdout.no_fnmatch_line("*fails beyond, at the latest*")
+    unasked.stdout.no_fnmatch_line("*measured*limit*")
 
     result = run_test(_CHECK, "--edgeq-update", value="x - y")
 
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E *Nothing was remembered: what is to be remembered must be *"])
+    result.stdout.fnmatch_lines(["E *no baseline was stored: a model must be sound first"])
     assert not (project.path / "__edgeq__").exists()
 
 
@@ -125,12 +125,12 @@ def test_a_change_is_not_to_be_accepted_while_something_is_wrong(
     wrong = run_test(_CHECK, value="x - y")
     wrong.assert_outcomes(failed=1)
     wrong.stdout.fnmatch_lines(
-        ["E *[[]4] errors regressed: *", "E *Accept it once the other findings are mended."]
+        ["E *[[]4] errors regressed: *", "E *update: once the other findings are fixed"]
     )
-    wrong.stdout.no_fnmatch_line("E *If the change is meant*")
+    wrong.stdout.no_fnmatch_line("E *update: if the change*")
 
     _write(project.path / "model.tflite", "float32")
-    run_test(_CHECK).stdout.fnmatch_lines(["E *If the change is meant, accept it: *"])
+    run_test(_CHECK).stdout.fnmatch_lines(["E *update: if the change is meant: *"])
 
 
 def test_in_a_fixture_it_says_that_nothing_is_remembered(
@@ -146,7 +146,7 @@ def test_in_a_fixture_it_says_that_nothing_is_remembered(
 
     sound = run_test(call)
     sound.assert_outcomes(passed=2, warnings=1)
-    sound.stdout.fnmatch_lines(["*UserWarning: edgeq.check: nothing was held against a memory, *"])
+    sound.stdout.fnmatch_lines(["*UserWarning: edgeq.check: baselines were not checked: *"])
     run_test(call, value="x - y").assert_outcomes(passed=1, errors=1)
 
 
@@ -157,14 +157,14 @@ def test_a_budget_that_fails_names_the_layer(run_test: Run) -> None:
     result.stdout.fnmatch_lines(
         [
             "E *AssertionError: total, output*",
-            "E *which layer (localized on the worst 3 samples): ADD #0*",
+            "E *layer to blame (localized on the worst 3 samples): ADD #0*",
             "E *op *module *verdict*",
         ]
     )
 
     off = run_test(_BUDGET, "--edgeq-localize=off", value="x - y")
     off.assert_outcomes(failed=1)
-    off.stdout.no_fnmatch_line("*which layer*")
+    off.stdout.no_fnmatch_line("*layer to blame*")
 
     wrong = run_test(_BUDGET, "--edgeq-localize=on")
     wrong.stderr.fnmatch_lines(["*--edgeq-localize: 'on' is none of the valid values: auto, off"])
@@ -183,7 +183,7 @@ def test_a_reference_that_is_no_module_has_layers_too(run_test: Run) -> None:
     result.stdout.fnmatch_lines(
         [
             "E *AssertionError: total, output*",
-            "E *which layer (localized on the worst 3 samples): ADD #0: the file in float*",
+            "E *layer to blame (localized on the worst 3 samples): ADD #0: the file in float*",
         ]
     )
 
@@ -202,6 +202,6 @@ def test_what_cannot_be_localized_does_not_hide_the_failure(run_test: Run) -> No
     result.stdout.fnmatch_lines(
         [
             "E *AssertionError: total, output*",
-            "E *which layer: not known, as localizing failed: RuntimeError: no kernels",
+            "E *layer to blame: not known, as localizing failed: RuntimeError: no kernels",
         ]
     )

@@ -69,12 +69,12 @@ def test_inputs_calibrated_with_others_are_why_errors_regressed(
     result.stdout.fnmatch_lines(
         [
             "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
-            "E *why: input 't0': expected values within what its codes reach, [[]0, 1.99], *",
+            "E *cause: input 't0': expected values within what its codes reach, [[]0, 1.99], *",
             "E * stage *",
         ],
         consecutive=False,
     )
-    result.stdout.no_fnmatch_line("*which layer*")
+    result.stdout.no_fnmatch_line("*layer to blame*")
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_errors_are_remembered_held_and_accepted(
     missing.stdout.fnmatch_lines(
         [
             ">   *edgeq.check_errors(comparison)",
-            'E *AssertionError: errors "errors": nothing is remembered yet',
-            "Error: 1 check has nothing remembered yet; *--edgeq-update=new",
+            'E *AssertionError: errors "errors": no baseline is stored yet',
+            "Error: 1 check has no baseline yet: *--edgeq-update=new",
         ]
     )
     run(1.01, "--edgeq-update=new").assert_outcomes(passed=1, deselected=1)
@@ -123,8 +123,8 @@ def test_errors_are_remembered_held_and_accepted(
     regressed.stdout.fnmatch_lines(
         [
             "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
-            "E *which layer (localized on the worst 3 samples): *",
-            "E *If the change is meant, accept it: pytest *--edgeq-update=changed",
+            "E *layer to blame (localized on the worst 3 samples): *",
+            "E *update: if the change is meant: pytest *--edgeq-update=changed",
         ]
     )
     monkeypatch.setenv("START", "1")

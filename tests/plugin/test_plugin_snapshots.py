@@ -33,11 +33,11 @@ def test_the_five_steps(
     missing.assert_outcomes(failed=1)
     missing.stdout.fnmatch_lines(
         [
-            '*AssertionError: op-dtype map "op_dtypes": nothing is remembered yet',
+            '*AssertionError: op-dtype map "op_dtypes": no baseline is stored yet',
             "*store it*: pytest test_x.py::test_a --edgeq-update=new",
             "=* edgeq =*",
-            "Error: 1 check has nothing remembered yet; read the failures above, then accept what "
-            "is meant with --edgeq-update=new",
+            "Error: 1 check has no baseline yet: see above what would be stored, and store it with "
+            "--edgeq-update=new",
         ]
     )
     assert files(pytester) == []
@@ -58,9 +58,9 @@ def test_the_five_steps(
     changed.stdout.fnmatch_lines(
         [
             "*AssertionError: ADD at layer1.0 went from int8 to float32",
-            f"*File: {FILE}",
-            "*accept it: pytest test_x.py::test_a --edgeq-update=changed",
-            "Error: 1 check has changed; read the failures above, *--edgeq-update=changed",
+            f"*file: {FILE}",
+            "*update: if the change is meant: pytest test_x.py::test_a --edgeq-update=changed",
+            "Error: 1 check has changed: see in the failures above what changed and why; *=changed",
             # Nothing but line one is seen here, and not all of that.
             "FAILED test_x.py::test_a - AssertionError: ADD at layer1.0 went from int8*",
         ]
@@ -116,7 +116,7 @@ def test_a_failure_names_the_test_from_where_pytest_was_started(
 
     result.stdout.fnmatch_lines(
         [
-            "*File: sub/__edgeq__/test_x/TestX.test_a[[]a_b]-*.op_dtypes.json",
+            "*file: sub/__edgeq__/test_x/TestX.test_a[[]a_b]-*.op_dtypes.json",
             "*store it*: pytest 'test_x.py::TestX::test_a[[]a b]' --edgeq-update=new",
         ]
     )

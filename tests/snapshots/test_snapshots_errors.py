@@ -126,8 +126,10 @@ def test_one_metric_has_no_table(check: Check, data: Data) -> None:
     """The first line has told it."""
     check(data, "new")
     assert failure(check, with_values(data, 60.0, 31.0, 4.0)).splitlines()[1:] == [
-        "File: __edgeq__/test_x/test_y.errors.json",
-        "If the change is meant, accept it: pytest test_x.py::test_y --edgeq-update=changed",
+        "file: __edgeq__/test_x/test_y.errors.json",
+        "fix: look for what changed in the model, the calibration data and the libraries, and undo "
+        "it",
+        "update: if the change is meant: pytest test_x.py::test_y --edgeq-update=changed",
     ]
 
 

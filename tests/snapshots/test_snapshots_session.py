@@ -87,7 +87,7 @@ def test_a_change_is_a_failure_that_shows_how_to_accept_it(
 
 def test_each_category_writes_its_own_only(check: Make, path: Path, residual: Make) -> None:
     """`changed` stores nothing new, `new` rewrites nothing."""
-    with pytest.raises(AssertionError, match="nothing is remembered yet"):
+    with pytest.raises(AssertionError, match="no baseline is stored yet"):
         check(residual(), update="changed,prune")
     assert check(residual(), update="new") == [("new", True, "")]
     before = path.read_bytes()

@@ -1,0 +1,99 @@
+"""What a quantizer was told to leave in float is no mistake of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import normal, seeded
+from pytest_edgeq import Edgeq, assert_input_dtypes, assert_no_float_ops, litert
+
+
+class _Ends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.body = nn.Conv2d(4, 4, 3)
+        self.act = nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.act(self.body(torch.relu(self.stem(x))))
+        return result
+
+
+def _by_pt2e() -> Any:
+    quantizer = litert.pt2e_preset("pt2e_static_int8")
+    quantizer.set_module_name("stem", None)
+    return quantizer
+
+
+def _by_recipe() -> Any:
+    rules = litert.load_recipe("recipe_static_wi8_ai8")
+    return [*rules, {**rules[0], "regex": ".*Conv2d_stem.*", "algorithm_key": "no_quantize"}]
+
+
+def _text(maker: Edgeq, quantizer: Any, **allow: Any) -> list[str]:
+    data = [(normal(1, 3, 8, 8, seed=i),) for i in range(4)]
+    quantized = maker.quantize(seeded(_Ends), data[0], quantizer=quantizer, calibration=data)
+    with pytest.raises(AssertionError) as caught:
+        assert_no_float_ops(quantized, **allow)
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("quantizer", [_by_pt2e, _by_recipe], ids=["pt2e", "recipe"])
+def test_no_other_quantizer_is_advised(maker: Edgeq, quantizer: Any) -> None:
+    """The cause names the module, and there is nothing to fix."""
+    lines = _text(
+        maker, quantizer(), **({"allow": ("LOGISTIC", "MUL")} if quantizer is _by_pt2e else {})
+    )
+
+    assert lines[-2] == (
+        "cause: the quantizer was told to leave stem in float, by a config of None or a rule of "
+        "no_quantize."
+    )
+    assert lines[-1].startswith("update: allow=(")
+    assert not any(line.startswith("fix: ") for line in lines)
+
+
+def test_what_else_is_in_float_has_its_own_cause(maker: Edgeq) -> None:
+    """SiLU, of which PT2E has no pattern, beside a module that was left out on purpose."""
+    lines = _text(maker, _by_pt2e())
+
+    assert lines[-3] == (
+        "cause: the PT2E quantizer annotates no LOGISTIC and MUL, or what they take is in float."
+    )
+    assert lines[-2].startswith("fix: quantize by recipe_static_wi8_ai8, which takes LOGISTIC")
+
+
+class _Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 16)
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.table(tokens))
+        return logits
+
+
+def test_tokens_of_64_bits(maker: Edgeq) -> None:
+    """The converter has written int32: it says so, and what to pass."""
+    tokens = torch.arange(8).reshape(1, 8)
+    quantized = maker.quantize(seeded(_Tokens), (tokens,), quantizer="recipe_dynamic_wi8_afp32")
+    with pytest.raises(AssertionError) as caught:
+        assert_input_dtypes(quantized, "int64")
+
+    assert str(caught.value).splitlines() == [
+        "input 'args_0': expected int64, got int32 (1 of 1 inputs)",
+        "  input   expected  got",
+        "  args_0  int64     int32",
+        "cause: litert-torch lowers by way of JAX with 64-bit types off (enable_x64=False), so the "
+        "file has int32 where the model has int64.",
+        "fix: pass int32 on the device, in which token ids and indices fit; tests pass what torch "
+        "takes, int64, and quantized.run converts it.",
+        "update: assert_input_dtypes(model, 'int32')",
+    ]
+    assert quantized.run(tokens)["output_0"].shape == (1, 8, 32)
