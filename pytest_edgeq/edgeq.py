@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_edgeq.missing import names_missing_libraries, naming_missing_libraries
 from pytest_edgeq.parallel import available_cores, torch_threads
 from pytest_edgeq.presets import CACHE_MODES
 
@@ -75,11 +76,12 @@ class Edgeq:
         cache: str = "on",
         cache_log: CacheLog | None = None,
     ) -> None:
-        from pytest_edgeq.cache.conversions import ConversionCache
-        from pytest_edgeq.cache.directory import Store
-        from pytest_edgeq.cache.log import CacheLog
-        from pytest_edgeq.flows.request import Session
-        from pytest_edgeq.tflite.registry import Runtimes
+        with naming_missing_libraries():
+            from pytest_edgeq.cache.conversions import ConversionCache
+            from pytest_edgeq.cache.directory import Store
+            from pytest_edgeq.cache.log import CacheLog
+            from pytest_edgeq.flows.request import Session
+            from pytest_edgeq.tflite.registry import Runtimes
 
         threads = available_cores() if threads is None else threads
         numbers = {"threads": threads, "seed": seed, "localize_timeout": localize_timeout}
@@ -111,6 +113,7 @@ class Edgeq:
         )
         self._memory = memory
 
+    @names_missing_libraries
     def quantize(
         self,
         model: torch.nn.Module | Mapping[str, torch.nn.Module],
@@ -191,6 +194,7 @@ class Edgeq:
         with seeded(seed), torch_threads(threads), frozen_heap():
             return run_flow(request, quantizer)
 
+    @names_missing_libraries
     def load(
         self,
         tflite: TflitePath | bytes,
@@ -234,6 +238,7 @@ class Edgeq:
             name = stem or _class_name(reference) or "model"
         return load_prebuilt(tflite, reference, name, self._session, layout, float_tflite)
 
+    @names_missing_libraries
     def compare(
         self, quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str | None = None
     ) -> Comparison:
@@ -264,6 +269,7 @@ class Edgeq:
             localize_seconds=self._session.localize_seconds,
         )
 
+    @names_missing_libraries
     def localize(
         self, quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str = "builtin"
     ) -> LayerErrors:
@@ -294,6 +300,7 @@ class Edgeq:
         _require_model("localize", quantized)
         return localize(quantized, inputs, runtime=runtime, threads=self._session.threads)
 
+    @names_missing_libraries
     def check(
         self, quantized: QuantizedModel, inputs: Iterable[Any], *, name: str | None = None
     ) -> None:

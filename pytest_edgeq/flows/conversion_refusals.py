@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.versions import producer, requirement, untried
 
 __all__ = ["refusal", "refuser"]
 
@@ -136,6 +137,8 @@ def refusal(
                 f"{_as_floats(traced)}"
             )
     words = _words(error)
+    if (innermost := _innermost(error)) is not error:
+        words += f"\ncause: {_words(innermost)}"
     if who.startswith("calibration"):
         broken = [told for traced in tried for told in _not_a_number(traced.model)]
         if broken:
@@ -153,9 +156,25 @@ def refusal(
             return f"{who} refuses {name}: {_TRANSPOSED.format(', '.join(unknown))}\n{words}"
     meanings = (*_KNOWN, *(_OF_ANNOTATIONS if is_annotated else ()))
     known = (hint for symptom, hint in meanings if symptom.search(words))
-    hint = next(known, _HINTS[who.split(" sample")[0]])
+    hint = next(known, None)
     verb = "stops" if who.startswith("calibration") else "refuses"
+    if hint is None and (new := untried(producer())):
+        tried_ones = " ".join(f"'{requirement(each)}'" for each in new)
+        return (
+            f"{who} {verb} {name}: pytest-edgeq was not tried with {', '.join(new.values())}\n"
+            f"{words}\nfix: pip install {tried_ones}"
+        )
+    hint = hint or _HINTS[who.split(" sample")[0]]
     return f"{who} {verb} {name}: {hint}\n{words}"
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return the error that a chain of errors began with."""
+    while True:
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None:
+            return error
+        error = before
 
 
 def _own_error(traced: litert.Traced) -> Exception | None:
@@ -219,5 +238,5 @@ def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:
             yield name or "the model itself"
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

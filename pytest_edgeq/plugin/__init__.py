@@ -67,7 +67,8 @@ __all__ = [
     "pytest_sessionfinish",
 ]
 
-_HEADER_VERSIONS = ("torch", "torchao", "litert-torch", "ai-edge-litert")
+_NEEDED = ("torch", "torchao", "litert-torch", "ai-edge-litert")
+"""Distributions that the header names where they are missing, too."""
 
 # --- options and what the run says first --------------------------------------------------------
 
@@ -146,17 +147,24 @@ def _registered(config: pytest.Config) -> Runtimes:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Tell the effective settings and the versions, which are read without an import."""
-    from pytest_edgeq.snapshots.producer import version_of
+    """Return the effective settings and the versions, which are read without an import."""
+    from pytest_edgeq.versions import producer, untried
 
     settings = config.stash[settings_key]
     words = [f"runtime={settings.runtime}", f"threads={_cores(config)}", f"seed={settings.seed}"]
-    words += [f"{name}={version_of(name) or 'not installed'}" for name in _HEADER_VERSIONS]
     if own := config.stash[runtimes_key].own:
         words.append(f"runtimes={','.join(own)}")
     if settings.update:
         words.append(f"update={','.join(sorted(settings.update))}")
-    return [f"edgeq: {' '.join(words)}", f"edgeq: {_cache_header(config)}"]
+    versions = producer()
+    told = [
+        f"{name} {version or 'not installed'}"
+        for name, version in versions.items()
+        if name != "pytest-edgeq" and (version is not None or name in _NEEDED)
+    ]
+    new = [f"not tried with {', '.join(names)}"] if (names := untried(versions).values()) else []
+    lines = [" ".join(words), ", ".join(told), *new, _cache_header(config)]
+    return [f"edgeq: {line}" for line in lines]
 
 
 def _cores(config: pytest.Config) -> int:

@@ -43,6 +43,7 @@ class ClaimRecord(TypedDict):
     category: Category
     written: bool
     note: str
+    since: list[str]
 
 
 class OwnerRecord(TypedDict):
@@ -71,6 +72,7 @@ class Claim:
         written: Whether the file was written.
         before: The file's bytes before it was written; None if there was no file.
         note: Something to tell the user that is no failure; may be empty.
+        since: Upgrades since the file was written, such as `torch 2.13.0 → 2.14.0`.
     """
 
     kind: str
@@ -79,6 +81,7 @@ class Claim:
     written: bool = False
     before: bytes | None = None
     note: str = ""
+    since: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass

@@ -17,8 +17,8 @@ from pytest_edgeq.snapshots import store
 from pytest_edgeq.snapshots.errors import NOT_COMPARED
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
 from pytest_edgeq.snapshots.paths import Layout
-from pytest_edgeq.snapshots.producer import producer, version_changes
 from pytest_edgeq.snapshots.record import Category, Claim, Owner, Phase, RunningTest, TestRecord
+from pytest_edgeq.versions import producer, version_changes
 
 Describe = Callable[[dict[str, Any], dict[str, Any]], str]
 
@@ -109,6 +109,7 @@ class SnapshotSession:
                     "category": claim.category,
                     "written": claim.written,
                     "note": claim.note,
+                    "since": claim.since,
                 }
                 for path, claim in claims.items()
             ],
@@ -163,7 +164,12 @@ class SnapshotSession:
             claim.category = "changed"
         if claim.category == "unchanged" and stored is not None and known.loose is not None:
             self._tighten(path, claim, known, stored, name)
-        if claim.category in ("unchanged", "tighten"):
+        if stored is not None:
+            claim.since = version_changes(stored.producer, producer())
+        if claim.category == "unchanged" and claim.since and "changed" in self.update:
+            claim.category = "changed"
+            self._write(path, claim, test.owner, name, stored.data if stored else None)
+        if claim.category in ("unchanged", "tighten") or claim.written:
             return
         if claim.category in self.update:
             self._write(path, claim, test.owner, name)
@@ -175,7 +181,7 @@ class SnapshotSession:
                 title=known.title, name=name, summary=summary, path=shown, command=command
             )
         else:
-            since = version_changes(stored.producer, producer())
+            since = claim.since
             explained = "" if explain is None else explain(change)
             text = _CHANGED_TEXT.format(
                 change=_with_explanation(change, explained),
@@ -293,7 +299,7 @@ class SnapshotSession:
         content = store.render(document).encode("utf-8")
         before = path.read_bytes() if path.exists() else None
         store.write(path, content)
-        claim.written, claim.before, claim.note = True, before, ""
+        claim.written, claim.before, claim.note, claim.since = True, before, "", []
 
     def _command(self, owner: Owner, category: Category) -> str:
         """Make the command that accepts a claim, ready to paste where pytest was started."""

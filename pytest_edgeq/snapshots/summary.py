@@ -107,6 +107,15 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
         for path, reason in outcome.kept.items()
     ]
     lines += [Line(f"Warning: {text}", "warning") for text in outcome.survey.unreadable.values()]
+    older = [claim for claim in log.claims() if claim["since"]]
+    if older:
+        paths = _paths(claim["path"] for claim in older)
+        bumps = dict.fromkeys(bump for claim in older for bump in claim["since"])
+        text = (
+            f"Info: {_baselines(paths)} {_is(paths)} of other versions: {', '.join(bumps)}; "
+            "--edgeq-update=changed writes these down"
+        )
+        lines.append(Line(text, "info"))
     notes = _paths(claim["note"] for claim in log.claims() if claim["note"])
     lines += [Line(f"Info: {note}", "info") for note in notes]
     return lines

@@ -119,9 +119,15 @@ def test_fixtures_are_documented(pytester: pytest.Pytester) -> None:
 def test_header_shows_settings_and_versions(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line shows what the run measures with; a missing distribution is told."""
-    versions = {"torch": "2.13.0+cpu", "torchao": "0.18.0", "ai-edge-litert": "2.3.0"}
-    monkeypatch.setattr("pytest_edgeq.snapshots.producer.version_of", versions.get)
+    """What the run measures with; missing distributions and untried releases are told."""
+    versions = {
+        "torch": "2.15.0+cpu",
+        "torchao": "0.18.0",
+        "litert-converter": "0.5.0",
+        "ai-edge-litert": "2.3.0",
+        "litert-quantizer": "0.12.1",
+    }
+    monkeypatch.setattr("pytest_edgeq.versions.version_of", versions.get)
 
     result = pytester.runpytest(
         "--edgeq-runtime=builtin", "--edgeq-threads=3", "--edgeq-seed", "7", "--edgeq-update"
@@ -129,8 +135,11 @@ def test_header_shows_settings_and_versions(
 
     result.stdout.fnmatch_lines(
         [
-            "edgeq: runtime=builtin threads=3 seed=7 torch=2.13.0+cpu torchao=0.18.0 "
-            "litert-torch=not installed ai-edge-litert=2.3.0 update=changed,new"
+            "edgeq: runtime=builtin threads=3 seed=7 update=changed,new",
+            "edgeq: torch 2.15.0+cpu, torchao 0.18.0, litert-torch not installed, litert-converter "
+            "0.5.0, ai-edge-litert 2.3.0, litert-quantizer 0.12.1",
+            "edgeq: not tried with torch 2.15.0+cpu (tried: 2.9, 2.13), litert-quantizer 0.12.1 "
+            "(tried: 0.11)",
         ]
     )
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -253,7 +254,7 @@ def test_records_are_on_the_reports(pytester: pytest.Pytester, run_everywhere: R
 
     lines = (pytester.path / "records.jsonl").read_text().splitlines()
     records = {json.loads(line)["owner"]["test"]: json.loads(line)["claims"] for line in lines}
-    claim = {"path": FILE, "category": "unchanged", "written": False, "note": ""}
+    claim = {"path": FILE, "category": "unchanged", "written": False, "note": "", "since": []}
     assert records == {"test_a": [claim], "test_b": []}
 
 
@@ -278,3 +279,38 @@ def test_a_doctest_may_own_a_file(pytester: pytest.Pytester, run: Run) -> None:
     run().assert_outcomes(passed=1)
     [file] = files(pytester)
     assert file.startswith("__edgeq__/test_doc.txt/")
+
+
+def test_baselines_of_other_versions_are_told_on_every_run(
+    pytester: pytest.Pytester, run_everywhere: Run
+) -> None:
+    """In one line, passing or not; an update writes the versions down."""
+    pytester.makepyfile(
+        test_x="def test_a(remember): remember('one'); remember('two')\n"
+        "def test_b(remember): remember()\n"
+    )
+    run_everywhere("--edgeq-update").assert_outcomes(passed=2)
+    torch = importlib.metadata.version("torch")
+    for path in pytester.path.glob("__edgeq__/test_x/test_*.json"):
+        text = path.read_text("utf-8")
+        if "test_b" in path.name:
+            continue
+        assert f'"torch": "{torch}"' in text
+        path.write_text(text.replace(f'"torch": "{torch}"', '"torch": "2.0.1"'), encoding="utf-8")
+    told = (
+        f"Info: 2 baselines are of other versions: torch 2.0.1 → {torch}; --edgeq-update=changed "
+        "writes these down"
+    )
+
+    passing = run_everywhere()
+    passing.assert_outcomes(passed=2)
+    passing.stdout.fnmatch_lines([told])
+    pytester.makepyfile(
+        test_x="def test_a(remember): remember('one'); remember('two'); assert 0\n"
+        "def test_b(remember): remember()\n"
+    )
+    run_everywhere().stdout.fnmatch_lines([told])
+    updated = run_everywhere("--edgeq-update")
+    updated.stdout.fnmatch_lines(["2 baselines were rewritten:"])
+    updated.stdout.no_fnmatch_line("*of other versions*")
+    run_everywhere().stdout.no_fnmatch_line("*of other versions*")

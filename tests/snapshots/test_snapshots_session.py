@@ -101,10 +101,10 @@ def test_each_category_writes_its_own_only(check: Make, path: Path, residual: Ma
 def test_an_unchanged_value_does_not_touch_its_file(
     check: Make, path: Path, residual: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither another version of torch nor another module name churns files on update."""
+    """Neither another build of torch nor another module name churns files on update."""
     check(residual(), update="new")
     before = path.read_bytes()
-    monkeypatch.setattr(session, "producer", lambda: {"torch": "3.0"})
+    monkeypatch.setattr(session, "producer", lambda: {"torch": "2.13.0+cpu"})
     renamed = residual()
     for row in renamed["ops"]:
         row["module"] = "other"
@@ -288,6 +288,25 @@ def test_records_are_plain(tmp_path: Path, owner: Owner, residual: Make) -> None
                 "category": "new",
                 "written": True,
                 "note": "",
+                "since": [],
             }
         ],
     }
+
+
+def test_another_release_is_told_and_written_where_asked(
+    check: Make, path: Path, residual: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update changes the versions in the file, and nothing that was measured."""
+    check(residual(), update="new")
+    before = json.loads(path.read_text("utf-8"))
+    monkeypatch.setattr(session, "producer", lambda: {"pytest-edgeq": "0.1.0", "torch": "2.14.0"})
+
+    assert check(residual(), update="new,tighten") == [("unchanged", False, "")]
+    assert json.loads(path.read_text("utf-8")) == before
+    assert check(residual(), update="changed") == [("changed", True, "")]
+    after = json.loads(path.read_text("utf-8"))
+
+    assert after.pop("producer") == {"pytest-edgeq": "0.1.0", "torch": "2.14.0"}
+    assert after == {key: value for key, value in before.items() if key != "producer"}
+    assert check(residual(), update="changed") == [("unchanged", False, "")]

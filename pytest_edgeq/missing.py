@@ -1,0 +1,67 @@
+"""Say what to install where a library that pytest-edgeq needs is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+from pytest_edgeq.versions import requirement
+
+__all__ = ["names_missing_libraries", "naming_missing_libraries"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+_DISTRIBUTIONS = {
+    "ai_edge_litert": "ai-edge-litert",
+    "ai_edge_quantizer": "ai-edge-quantizer",
+    "filelock": "filelock",
+    "flatbuffers": "flatbuffers",
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "litert_converter": "litert-converter",
+    "litert_torch": "litert-torch",
+    "ml_dtypes": "ml-dtypes",
+    "numpy": "numpy",
+    "torch": "torch",
+    "torchao": "torchao",
+}
+"""What pytest-edgeq imports, and what these import at once, by the name of the package."""
+
+
+@contextlib.contextmanager
+def naming_missing_libraries() -> Iterator[None]:
+    """
+    Name the distribution of a package that cannot be imported, and the command that installs it.
+
+    Raises:
+        ModuleNotFoundError: In place of Python's own, which names the package alone.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _DISTRIBUTIONS:
+            raise
+        distribution = _DISTRIBUTIONS[package]
+        text = (
+            f"pytest-edgeq needs {distribution}, and the package {package} cannot be imported: "
+            f"pip install '{requirement(distribution)}'"
+        )
+        raise ModuleNotFoundError(text, name=error.name) from error
+
+
+def names_missing_libraries(function: Callable[P, R]) -> Callable[P, R]:
+    """Do the same for all that a function imports; its frame belongs to this package."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with naming_missing_libraries():
+            return function(*args, **kwargs)
+
+    return wrapped

@@ -1,0 +1,90 @@
+"""Installed versions, read from metadata: nothing is imported for them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Mapping
+
+DISTRIBUTIONS = (
+    "pytest-edgeq",
+    "torch",
+    "torchao",
+    "litert-torch",
+    "litert-converter",
+    "ai-edge-litert",
+    "ai-edge-quantizer",
+    "litert-quantizer",
+)
+
+TRIED: Mapping[str, tuple[str, ...]] = {
+    "torch": ("2.9", "2.13"),
+    "torchao": ("0.18",),
+    "litert-torch": ("0.9", "0.10"),
+    "litert-converter": ("0.5",),
+    "ai-edge-litert": ("2.3",),
+    "ai-edge-quantizer": ("0.10",),
+    "litert-quantizer": ("0.11",),
+}
+"""Releases that pytest-edgeq was run with, by their first two numbers."""
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution; None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def producer() -> dict[str, str | None]:
+    """Return the versions of everything that a baseline may depend on."""
+    return {name: version_of(name) for name in DISTRIBUTIONS}
+
+
+def untried(versions: Mapping[str, str | None]) -> dict[str, str]:
+    """
+    Return the releases that pytest-edgeq was not run with.
+
+    Returns:
+        Texts such as `torch 2.15.0 (tried: 2.13, 2.14)`, by distribution.
+    """
+    return {
+        name: f"{name} {version} (tried: {', '.join(TRIED[name])})"
+        for name, version in versions.items()
+        if version is not None
+        and name in TRIED
+        and ".".join(version.split(".")[:2]) not in TRIED[name]
+    }
+
+
+def version_changes(before: Mapping[str, str | None], after: Mapping[str, str | None]) -> list[str]:
+    """
+    Return what was upgraded since a file was written.
+
+    Returns:
+        Texts such as `torch 2.13.0 → 2.14.0`, of the distributions whose releases differ. Builds
+        of one release (`2.13.0+cpu`) do not.
+    """
+    return [
+        f"{name} {before[name] or 'none'} → {version or 'none'}"
+        for name, version in after.items()
+        if name in before and _release(before[name]) != _release(version)
+    ]
+
+
+def _release(version: str | None) -> str:
+    return (version or "").partition("+")[0]
+
+
+def requirement(distribution: str) -> str:
+    """Return what pytest-edgeq requires of a distribution; its name alone where that is nothing."""
+    try:
+        required = importlib.metadata.requires("pytest-edgeq") or []
+    except importlib.metadata.PackageNotFoundError:
+        required = []
+    for each in required:
+        name, _, extra = each.partition(";")
+        if re.match(rf"{re.escape(distribution)}\b(?!-)", name) and not extra:
+            return name.strip()
+    return distribution

@@ -1,0 +1,83 @@
+"""A library that is missing is named, with the command that installs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fixtures.tflite
+from pytest_edgeq.flows import conversion_refusals
+from pytest_edgeq.flows.conversion_refusals import refusal
+from pytest_edgeq.missing import naming_missing_libraries
+from pytest_edgeq.versions import requirement, untried
+
+_FILE = next(Path(fixtures.tflite.__path__[0]).rglob("*.tflite"))
+_USES = {"torch": "Edgeq()", "ai_edge_litert": f"Edgeq().load({str(_FILE)!r})"}
+
+
+@pytest.mark.parametrize("package", _USES)
+def test_the_distribution_and_the_command_are_named(package: str) -> None:
+    """In place of Python's own error, in a process that cannot import the package."""
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        f"from pytest_edgeq import Edgeq\n{_USES[package]}"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    distribution = package.replace("_", "-")
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        f"ModuleNotFoundError: pytest-edgeq needs {distribution}, and the package {package} cannot "
+        f"be imported: pip install '{distribution}"
+    )
+
+
+def test_a_module_of_the_users_own_is_left_as_it_is() -> None:
+    """The plugin has nothing to say about it."""
+    with (
+        pytest.raises(ModuleNotFoundError, match=r"^No module named 'not_there'$"),
+        naming_missing_libraries(),
+    ):
+        import not_there  # type: ignore[import-not-found] # noqa: F401
+
+
+def test_the_command_has_the_range_that_works() -> None:
+    """As the metadata of pytest-edgeq say; of what another library brings the name alone."""
+    assert requirement("torchao") == "torchao<0.19,>=0.18"
+    assert requirement("torch").startswith("torch<")
+    assert requirement("jaxlib") == "jaxlib"
+
+
+def test_releases_that_were_not_tried_are_named() -> None:
+    """A patch of a release that was tried is no other release; what is missing is none."""
+    assert untried({"torch": "2.13.9+cpu", "torchao": None, "numpy": "9.9"}) == {}
+    assert untried({"torchao": "0.17.0"}) == {"torchao": "torchao 0.17.0 (tried: 0.18)"}
+
+
+def _chained() -> Exception:
+    error = RuntimeError("An error occurred when running the pass")
+    error.__cause__ = AttributeError("no overload name 'Dimname'")
+    return error
+
+
+def test_a_refusal_of_a_release_that_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torchao 0.17 fails on an ADD: the release and the innermost error are told."""
+    monkeypatch.setattr(conversion_refusals, "producer", lambda: {"torchao": "0.17.0"})
+
+    assert refusal("Net", "the quantizer", _chained(), is_annotated=True).splitlines() == [
+        "the quantizer refuses Net: pytest-edgeq was not tried with torchao 0.17.0 (tried: 0.18)",
+        "RuntimeError: An error occurred when running the pass",
+        "cause: AttributeError: no overload name 'Dimname'",
+        "fix: pip install 'torchao<0.19,>=0.18'",
+    ]
+
+
+def test_a_refusal_of_a_release_that_was_tried() -> None:
+    """The hint, and the innermost error."""
+    first, *_, last = refusal("Net", "the quantizer", _chained(), is_annotated=True).splitlines()
+
+    assert first.startswith("the quantizer refuses Net: its annotations do not fit")
+    assert last == "cause: AttributeError: no overload name 'Dimname'"
