@@ -86,6 +86,19 @@ def problem(data: Mapping[str, Any]) -> str:
     return ""
 
 
+def summarize(data: Mapping[str, Any]) -> str:
+    """Return the SQNR of the stage total, its limit and the number of samples, in one line."""
+    rows = [row for row in data["errors"] if (row["stage"], row["metric"]) == ("total", "sqnr_db")]
+    samples = f"{data['n_samples']} sample{'' if data['n_samples'] == 1 else 's'}"
+    if not rows:
+        return samples
+    row = min(rows, key=lambda each: float(each["worst"]))
+    return (
+        f"output {row['output']!r}: sqnr {_text(row['value'])} dB, fails below "
+        f"{_text(row['worst'])} dB ({samples})"
+    )
+
+
 def describe_new(data: Mapping[str, Any]) -> str:
     """Tell what would be remembered."""
     head = f"  {data['n_samples']} sample(s), flow {data['flow']}, runtime {data['runtime']}"

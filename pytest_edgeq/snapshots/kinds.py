@@ -26,6 +26,7 @@ class Kind:
         title: What messages call it.
         fix: What to look at where it changed.
         problem: Says what is wrong with data of this kind as it was read; empty if nothing is.
+        summarize: What is stored, in one line.
         describe_new: What would be stored, in a few lines.
         describe_change: What differs between stored and measured; empty if nothing does.
         loose: What is better than was stored, of data that did not change; None for a kind that
@@ -36,6 +37,7 @@ class Kind:
     title: str
     fix: str
     problem: Callable[[Mapping[str, Any]], str]
+    summarize: Callable[[Mapping[str, Any]], str]
     describe_new: Callable[[Mapping[str, Any]], str]
     describe_change: Callable[[dict[str, Any], dict[str, Any]], str]
     loose: Callable[[dict[str, Any], dict[str, Any]], list[str]] | None = None
@@ -76,6 +78,12 @@ def _counted(words: list[str]) -> str:
     return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
 
 
+def _summarize_map(data: Mapping[str, Any]) -> str:
+    schemes = [row["scheme"] for row in data["ops"]]
+    ops = "1 op" if len(schemes) == 1 else f"{len(schemes)} ops"
+    return f"{ops}, {schemes.count('float')} of them in float"
+
+
 def _describe_new_map(data: Mapping[str, Any]) -> str:
     ops = data["ops"]
     lines = [
@@ -95,6 +103,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             fix="look for what changed in the model's code, the quantizer and the libraries, and "
             "undo it",
             problem=_op_dtype_map_problem,
+            summarize=_summarize_map,
             describe_new=_describe_new_map,
             describe_change=describe_change,
         ),
@@ -103,6 +112,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             fix="look for what changed in the model, the calibration data and the libraries, and "
             "undo it",
             problem=errors.problem,
+            summarize=errors.summarize,
             describe_new=errors.describe_new,
             describe_change=errors.describe_change,
             loose=errors.loose,

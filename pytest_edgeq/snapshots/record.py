@@ -44,6 +44,7 @@ class ClaimRecord(TypedDict):
     written: bool
     note: str
     since: list[str]
+    stored: str
 
 
 class OwnerRecord(TypedDict):
@@ -72,6 +73,7 @@ class Claim:
         written: Whether the file was written.
         before: The file's bytes before it was written; None if there was no file.
         note: Something to tell the user that is no failure; may be empty.
+        stored: What was written, in one line; empty if nothing was.
         since: Upgrades since the file was written, such as `torch 2.13.0 → 2.14.0`.
     """
 
@@ -82,6 +84,7 @@ class Claim:
     before: bytes | None = None
     note: str = ""
     since: list[str] = dataclasses.field(default_factory=list)
+    stored: str = ""
 
 
 @dataclasses.dataclass

@@ -110,6 +110,7 @@ class SnapshotSession:
                     "written": claim.written,
                     "note": claim.note,
                     "since": claim.since,
+                    "stored": claim.stored,
                 }
                 for path, claim in claims.items()
             ],
@@ -300,6 +301,7 @@ class SnapshotSession:
         before = path.read_bytes() if path.exists() else None
         store.write(path, content)
         claim.written, claim.before, claim.note, claim.since = True, before, "", []
+        claim.stored = KINDS[claim.kind].summarize(document.data)
 
     def _command(self, owner: Owner, category: Category) -> str:
         """Make the command that accepts a claim, ready to paste where pytest was started."""

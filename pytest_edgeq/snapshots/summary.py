@@ -60,7 +60,7 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
         ("tighten", "tightened"),
     ):
         written = _paths(
-            claim["path"]
+            f"{claim['path']}: {claim['stored']}"
             for claim in log.claims()
             if claim["written"] and claim["category"] == category
         )

@@ -274,7 +274,7 @@ def test_a_crashed_worker_loses_nothing(
     result.stdout.fnmatch_lines(
         [
             "1 baseline was stored:",
-            "  __edgeq__/test_x/test_a.more.json",
+            "  __edgeq__/test_x/test_a.more.json: 1 op, 0 of them in float",
             IN_PART,
             "  test_x.py: its worker did not finish",
         ]

@@ -45,7 +45,9 @@ def test_the_five_steps(
 
     stored = run_everywhere("--edgeq-update=new")
     stored.assert_outcomes(passed=1)
-    stored.stdout.fnmatch_lines(["=* edgeq =*", "1 baseline was stored:", f"  {FILE}"])
+    stored.stdout.fnmatch_lines(
+        ["=* edgeq =*", "1 baseline was stored:", f"  {FILE}: 1 op, 0 of them in float"]
+    )
     assert files(pytester) == [FILE]
     before = file.read_bytes()
 
@@ -70,7 +72,9 @@ def test_the_five_steps(
 
     accepted = run_everywhere("--edgeq-update=changed")
     accepted.assert_outcomes(passed=1)
-    accepted.stdout.fnmatch_lines(["1 baseline was rewritten:", f"  {FILE}"])
+    accepted.stdout.fnmatch_lines(
+        ["1 baseline was rewritten:", f"  {FILE}: 1 op, 1 of them in float"]
+    )
     assert json.loads(file.read_text())["data"]["ops"][0]["scheme"] == "float"
     run_everywhere().assert_outcomes(passed=1)
 
@@ -254,7 +258,8 @@ def test_records_are_on_the_reports(pytester: pytest.Pytester, run_everywhere: R
 
     lines = (pytester.path / "records.jsonl").read_text().splitlines()
     records = {json.loads(line)["owner"]["test"]: json.loads(line)["claims"] for line in lines}
-    claim = {"path": FILE, "category": "unchanged", "written": False, "note": "", "since": []}
+    claim = {"path": FILE, "category": "unchanged", "written": False, "note": ""}
+    claim |= {"since": [], "stored": ""}
     assert records == {"test_a": [claim], "test_b": []}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.snapshots import session, store
-from pytest_edgeq.snapshots.errors import is_explained, loose
+from pytest_edgeq.snapshots.errors import is_explained, loose, summarize
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner
 from pytest_edgeq.snapshots.session import SnapshotSession
@@ -354,10 +355,13 @@ def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
     ],
 )
 def test_a_file_that_is_not_whole_is_refused(
-    check: Check, data: Data, change: Data, expected: str
+    check: Check, data: Data, path: Path, change: Data, expected: str
 ) -> None:
     """Nothing is compared with half a file."""
-    check({**data, **change}, "new")
+    check(data, "new")
+    stored = json.loads(path.read_text("utf-8"))
+    stored["data"] |= change
+    path.write_text(json.dumps(stored), encoding="utf-8")
     with pytest.raises(ValueError, match=expected):
         check(data)
 
@@ -373,3 +377,10 @@ def test_without_calibration_samples_the_code_alone_may_have_changed(
         "; the weights are the baseline's: the model's code, the quantizer's settings or a "
         "library changed"
     )
+
+
+def test_what_was_stored_is_told_in_one_line(check: Check, data: Data) -> None:
+    """The SQNR of the whole with its limit, and how many samples support it."""
+    assert summarize(data) == ("output 'logits': sqnr 36.5 dB, fails below 35 dB (64 samples)")
+    without = {**data, "n_samples": 1, "errors": data["errors"][:1]}
+    assert summarize(without) == "1 sample"

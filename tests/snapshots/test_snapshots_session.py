@@ -289,6 +289,7 @@ def test_records_are_plain(tmp_path: Path, owner: Owner, residual: Make) -> None
                 "written": True,
                 "note": "",
                 "since": [],
+                "stored": "9 ops, 0 of them in float",
             }
         ],
     }
