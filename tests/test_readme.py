@@ -147,5 +147,5 @@ def test_the_examples_pass_and_the_failure_is_as_shown(
     shown = next(block.text for block in blocks() if block.language == "text")
     lines = [line for line in shown.splitlines() if line.startswith(("E ", ">"))]
 
-    assert len(lines) == 12
+    assert len(lines) == 13
     result.stdout.fnmatch_lines([re.sub(r"([\[\]*?])", r"[\1]", line) for line in lines])
