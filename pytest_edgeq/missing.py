@@ -17,21 +17,13 @@ R = TypeVar("R")
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 
-_DISTRIBUTIONS = {
-    "ai_edge_litert": "ai-edge-litert",
-    "ai_edge_quantizer": "ai-edge-quantizer",
-    "filelock": "filelock",
-    "flatbuffers": "flatbuffers",
-    "jax": "jax",
-    "jaxlib": "jaxlib",
-    "litert_converter": "litert-converter",
-    "litert_torch": "litert-torch",
-    "ml_dtypes": "ml-dtypes",
-    "numpy": "numpy",
-    "torch": "torch",
-    "torchao": "torchao",
-}
-"""What pytest-edgeq imports, and what these import at once, by the name of the package."""
+_PACKAGES = frozenset(
+    {
+        *("ai_edge_litert", "ai_edge_quantizer", "filelock", "flatbuffers", "jax", "jaxlib"),
+        *("litert_converter", "litert_torch", "ml_dtypes", "numpy", "torch", "torchao"),
+    }
+)
+"""Packages that pytest-edgeq and the converter import; distributions have hyphens instead."""
 
 
 @contextlib.contextmanager
@@ -46,9 +38,9 @@ def naming_missing_libraries() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _DISTRIBUTIONS:
+        if package not in _PACKAGES:
             raise
-        distribution = _DISTRIBUTIONS[package]
+        distribution = package.replace("_", "-")
         text = (
             f"pytest-edgeq needs {distribution}, and the package {package} cannot be imported: "
             f"pip install '{requirement(distribution)}'"

@@ -159,10 +159,10 @@ def refusal(
     hint = next(known, None)
     verb = "stops" if who.startswith("calibration") else "refuses"
     if hint is None and (new := untried(producer())):
-        tried_ones = " ".join(f"'{requirement(each)}'" for each in new)
+        requirements = " ".join(f"'{requirement(each)}'" for each in new)
         return (
             f"{who} {verb} {name}: pytest-edgeq was not tried with {', '.join(new.values())}\n"
-            f"{words}\nfix: pip install {tried_ones}"
+            f"{words}\nfix: pip install {requirements}"
         )
     hint = hint or _HINTS[who.split(" sample")[0]]
     return f"{who} {verb} {name}: {hint}\n{words}"

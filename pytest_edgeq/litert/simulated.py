@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.annotations import is_constant
@@ -115,13 +115,22 @@ def keep_floats_apart(simulated: torch.fx.GraphModule) -> None:
 
 def copied_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return a copy with nodes of its own, and with the tensors of the original."""
-    return _copied(module, {})
+    return _copied(module, {}, {})
 
 
 def _copied(
-    module: torch.fx.GraphModule, computed: Mapping[torch.fx.Node, torch.Tensor]
+    module: torch.fx.GraphModule,
+    computed: Mapping[torch.fx.Node, torch.Tensor],
+    functions: Mapping[Any, Callable[..., Any]],
 ) -> torch.fx.GraphModule:
-    """Copy a graph that holds the values of some of its nodes as constants in their place."""
+    """
+    Copy a graph.
+
+    Args:
+        module: The original.
+        computed: Values that stand as constants in the place of nodes.
+        functions: What the copy calls in the place of operators.
+    """
     import torch
 
     graph = torch.fx.Graph()
@@ -133,6 +142,8 @@ def _copied(
     graph._codegen = module.graph._codegen
     if computed:
         graph.eliminate_dead_code()
+    for node in graph.nodes:
+        node.target = functions.get(node.target, node.target)
     root = {
         node.target: operator.attrgetter(node.target)(module)
         for node in module.graph.nodes
@@ -155,7 +166,7 @@ def copied_to_run(simulated: torch.nn.Module) -> torch.nn.Module:
 
     if not isinstance(simulated, torch.fx.GraphModule):
         return simulated
-    in_place = {
+    in_place: dict[Any, Callable[..., Any]] = {
         torch.ops.quantized_decomposed.quantize_per_tensor.default: _quantize_in_place,
         torch.ops.quantized_decomposed.dequantize_per_tensor.default: _dequantize_in_place,
     }
@@ -165,11 +176,7 @@ def copied_to_run(simulated: torch.nn.Module) -> torch.nn.Module:
             for node in simulated.graph.nodes
             if _is_quantized_constant(node)
         }
-    copied = _copied(simulated, computed)
-    for node in copied.graph.nodes:
-        node.target = in_place.get(node.target, node.target)
-    copied.recompile()
-    return copied
+    return _copied(simulated, computed, in_place)
 
 
 def _quantize_in_place(

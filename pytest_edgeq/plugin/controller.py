@@ -68,13 +68,13 @@ class Controller:
         if self._config.stash[collected_key]:
             self._collected.append(collected_in(session))
         found = survey(memory_of(self._config).layout, self._log, self._collected)
-        is_asked = settings.obsolete == "error" or "prune" in settings.update
+        is_error, prunes = settings.obsolete == "error", "prune" in settings.update
         outcome = Outcome(
             found,
-            obsolete_is_error=settings.obsolete == "error",
-            tells_not_judged=is_asked or self._config.get_verbosity() > 0,
+            obsolete_is_error=is_error,
+            tells_not_judged=is_error or prunes or self._config.get_verbosity() > 0,
         )
-        if "prune" in settings.update:
+        if prunes:
             kept = prune(found.obsolete)
             pruned = [path for path in found.obsolete if path not in kept]
             outcome = dataclasses.replace(outcome, pruned=pruned, kept=kept)

@@ -45,7 +45,7 @@ def collected_modules(
 
     Args:
         layout: Where baselines are.
-        collected: All tests before anything were deselected: names by node id, by module.
+        collected: Their tests before any was deselected: names by node id, by module.
         selected: Node ids of the tests that were left.
         named: Modules of which the command line names single tests.
         absent: Why nothing was collected of a module, by module.

@@ -86,10 +86,6 @@ class RunLog:
         runs = self._runs.get(nodeid, {}).values()
         return bool(runs) and all(run.clean and run.phases == _PHASES for run in runs)
 
-    def claimed(self) -> set[str]:
-        """Return the paths of all baselines that a test checked or wrote, as claims name them."""
-        return {claim["path"] for claim in self.claims()}
-
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
@@ -119,7 +115,7 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
     obsolete: dict[Path, str] = {}
     unreadable: dict[Path, str] = {}
     not_judged: dict[str, str] = {}
-    claimed = {layout.rootdir / path for path in log.claimed()}
+    claimed = {layout.rootdir / claim["path"] for claim in log.claims()}
     modules = {layout.rootdir / each["module"]: each for each in merged(reports)}
     for name in sorted(log.modules()):
         # Tests that ran, and nothing was heard of what else their worker collected.

@@ -83,10 +83,6 @@ class Layout:
         """Make an owner plain data."""
         return {"module": self.shown(owner.module), "test": owner.test}
 
-    def unpack(self, record: OwnerRecord) -> Owner:
-        """Make plain data an owner again."""
-        return Owner(self.rootdir / record["module"], record["test"])
-
 
 def _test_part(test: str) -> str:
     """Make the part of a file name that tells the test."""

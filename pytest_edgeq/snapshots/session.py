@@ -7,6 +7,7 @@ What the running test claims is looked up, compared and, where the user asked fo
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterator
@@ -84,6 +85,10 @@ class SnapshotSession:
         self.update = frozenset(update)
         self._invocation_dir = layout.rootdir if invocation_dir is None else invocation_dir
         self._test: RunningTest | None = None
+
+    @functools.cached_property
+    def _versions(self) -> dict[str, str | None]:
+        return producer()
 
     @contextlib.contextmanager
     def running(self, owner: Owner, phase: Phase) -> Iterator[None]:
@@ -163,13 +168,13 @@ class SnapshotSession:
         claim.category = "new" if stored is None else "changed" if change else "unchanged"
         if claim.note and "changed" in self.update:
             claim.category = "changed"
-        if claim.category == "unchanged" and stored is not None and known.loose is not None:
-            self._tighten(path, claim, known, stored, name)
         if stored is not None:
-            claim.since = version_changes(stored.producer, producer())
-        if claim.category == "unchanged" and claim.since and "changed" in self.update:
-            claim.category = "changed"
-            self._write(path, claim, test.owner, name, stored.data if stored else None)
+            claim.since = version_changes(stored.producer, self._versions)
+            if claim.category == "unchanged" and known.loose is not None:
+                self._tighten(path, claim, known, stored, name)
+            if claim.category == "unchanged" and claim.since and "changed" in self.update:
+                claim.category = "changed"
+                self._write(path, claim, test.owner, name, stored.data)
         if claim.category in ("unchanged", "tighten") or claim.written:
             return
         if claim.category in self.update:
@@ -182,11 +187,10 @@ class SnapshotSession:
                 title=known.title, name=name, summary=summary, path=shown, command=command
             )
         else:
-            since = claim.since
             explained = "" if explain is None else explain(change)
             text = _CHANGED_TEXT.format(
                 change=_with_explanation(change, explained),
-                since=f"since it was stored: {', '.join(since)}\n" if since else "",
+                since=f"since it was stored: {', '.join(claim.since)}\n" if claim.since else "",
                 path=shown,
                 fix="" if change.startswith(NOT_COMPARED) else f"fix: {known.fix}\n",
                 accept=_ACCEPT,
@@ -294,7 +298,7 @@ class SnapshotSession:
             module=self.layout.module_in_file(owner.module),
             test=owner.test,
             name=name,
-            producer=producer(),
+            producer=self._versions,
             data=claim.data if data is None else data,
         )
         content = store.render(document).encode("utf-8")
