@@ -384,3 +384,25 @@ def test_what_was_stored_is_told_in_one_line(check: Check, data: Data) -> None:
     assert summarize(data) == ("output 'logits': sqnr 36.5 dB, fails below 35 dB (64 samples)")
     without = {**data, "n_samples": 1, "errors": data["errors"][:1]}
     assert summarize(without) == "1 sample"
+
+
+def test_a_tightened_file_is_of_the_versions_that_tightened_it(
+    check: Check, data: Data, path: Path, tmp_path: Path
+) -> None:
+    """It was written just now, so the run does not tell it as one of other versions."""
+    check(data, "new")
+    better = with_values(data, 60.0, 40.0, 5.0)
+    better["errors"][1].update(worst=39.0, best=41.0)
+
+    assert check(better, "tighten", torch="2.14.0") == [("tighten", True, "")]
+
+    assert store.read(path, "").producer["torch"] == "2.14.0"
+    owner, layout = Owner(tmp_path / "test_x.py", "test_y"), Layout(tmp_path)
+    memory = SnapshotSession(layout, update=["tighten"])
+    path.write_text(path.read_text("utf-8").replace("2.14.0", "2.12.0"), encoding="utf-8")
+    best = with_values(data, 60.0, 44.0, 4.0)
+    best["errors"][1].update(worst=43.0, best=45.0)
+    with memory.running(owner, "call"):
+        memory.check("errors", "errors", best)
+    (claim,) = memory.record(owner)["claims"]
+    assert (claim["written"], claim["since"]) == (True, [])
