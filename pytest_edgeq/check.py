@@ -431,7 +431,10 @@ class _Gate:
                 "float, and report it with a model of this op alone"
             )
         if not layers.of_another_model:
-            return "\nfix: mend what wrote the file, or give the reference that it was made from"
+            return (
+                "\nfix: correct the tool that wrote the file, or pass the reference that it was "
+                "made from"
+            )
         return (
             f"\ncause: {layers.of_another_model} than the file was made from\n"
             "fix: give the reference that it was made from"

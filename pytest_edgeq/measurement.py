@@ -127,7 +127,7 @@ class SampleRunner:
             raise RuntimeError(
                 f"the reference of {name} fails on evaluation sample {index}: expected its "
                 f"outputs, got {type(error).__name__}: {first}\n"
-                f"cause: it is given what the file takes, of shape "
+                f"cause: it is called with the inputs of the file, of shape "
                 f"{', '.join(str(list(array.shape)) for array in arrays)}; reference(sample) by "
                 "itself fails the same way"
             ) from error

@@ -1,4 +1,4 @@
-"""Say what to install where a library that pytest-edgeq needs is missing."""
+"""Name the distribution to install where an import of a library fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["names_missing_libraries", "naming_missing_libraries"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# A user's test shows the user's line and the message, not how we came to it.
+# Frames of this module are hidden in tracebacks.
 __tracebackhide__ = True
 
 _PACKAGES = frozenset(
@@ -49,7 +49,7 @@ def naming_missing_libraries() -> Iterator[None]:
 
 
 def names_missing_libraries(function: Callable[P, R]) -> Callable[P, R]:
-    """Do the same for all that a function imports; its frame belongs to this package."""
+    """Wrap a function in `naming_missing_libraries`, with a frame that tracebacks hide."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -566,8 +566,8 @@ def test_the_text_of_a_reference_that_fails(edgeq_alone: Edgeq, heads: Quantized
         "the reference of _Broken fails on evaluation sample 0: expected its outputs, got "
         "RuntimeError: The size of tensor a (16) must match the size of tensor b (5) at "
         "non-singleton dimension 3\n"
-        "cause: it is given what the file takes, of shape [1, 3, 16, 16]; reference(sample) by "
-        f"itself fails the same way\n\n{_NOTE}"
+        "cause: it is called with the inputs of the file, of shape [1, 3, 16, 16]; "
+        f"reference(sample) by itself fails the same way\n\n{_NOTE}"
     )
 
 

@@ -20,12 +20,12 @@ _FLOAT_BY_DESIGN = (
     "by design; assert them with assert_op_dtypes(model, op, scheme=…), or quantize statically."
 )
 _ELSEWHERE = (
-    "cause: what made the file has no pattern for {ops}, or what they take is in float; PT2E finds "
-    "no ADD, MUL and CONCATENATION in a model that was exported non-strictly.\n"
-    "fix: have what made the file quantize {them}."
+    "cause: the tool that made the file has no pattern for {ops}, or their operands are in float; "
+    "PT2E finds no ADD, MUL and CONCATENATION in a model that was exported non-strictly.\n"
+    "fix: configure that tool to quantize {them}."
 )
 _BY_PT2E = (
-    "cause: the PT2E quantizer annotates no {ops}, or what they take is in float.\n"
+    "cause: the PT2E quantizer does not annotate {ops}, or their operands are in float.\n"
     "fix: {recipe}have a subclass of the quantizer annotate {them}, or take another op in the "
     "model."
 )

@@ -39,7 +39,7 @@ class Entries:
         self._written: set[tuple[str, str]] = set()
 
     def lock(self, kind: str, key: str) -> AbstractContextManager[None]:
-        """Hold the lock of an entry, so that only one process creates it at a time."""
+        """Lock an entry: one process at a time creates it."""
         return self._store.lock(kind, key)
 
     def read(self, kind: str, key: str, decode: Callable[[Parts], _Result]) -> _Result | None:

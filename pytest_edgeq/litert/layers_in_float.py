@@ -1,4 +1,4 @@
-"""Let `set_module_name(name, None)` leave a layer in float, as its signature promises."""
+"""Make `set_module_name(name, None)` keep a module in float, as its signature allows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ __all__ = ["accept_none"]
 
 def accept_none(module: ModuleType) -> None:
     """
-    Have the quantizer of a module take None as the config of a module's name.
+    Make the quantizer class of a Python module accept None as the config of a module name.
 
-    litert-torch 0.10.0 and torchao 0.18.0 take None in `set_module_type`, annotate
-    `Optional[QuantizationConfig]` in `set_module_name`, and stop there with
-    `quantization_config == None is not supported yet`. What a config of None means is decided in
-    `configs_as_set`.
+    litert-torch 0.10.0 and torchao 0.18.0 accept None in `set_module_type`, annotate the parameter
+    of `set_module_name` as `Optional[QuantizationConfig]`, and raise there
+    `quantization_config == None is not supported yet`. `configs_as_set` applies configs of None.
     """
     for name in ("PT2EQuantizer", "XNNPACKQuantizer"):
         kind = vars(module).get(name)

@@ -1,4 +1,4 @@
-"""What was collected, as far as obsolete baselines depend on it."""
+"""Record the collected tests, for the search of obsolete baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process does that hears of every test: each but the workers of pytest-xdist."""
+"""Hooks of the controller, the process that receives the reports of all tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARKUP: Mapping[Severity | None, dict[str, bool]] = {
 
 
 class Controller:
-    """The hooks of that process."""
+    """Collects reports, looks for obsolete baselines and prints the summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -83,7 +83,7 @@ class Controller:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Tell what was written, what differs and what is obsolete, if anything is."""
+        """Print the baselines that were written, that differ and that are obsolete."""
         if self._outcome is None or self._log is None:
             return
         from pytest_edgeq.snapshots.summary import Line, summarize

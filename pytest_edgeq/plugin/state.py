@@ -1,4 +1,4 @@
-"""What the modules of the plugin share: the keys of `config.stash`, and the memory of the run."""
+"""Keys of `config.stash` and the snapshot session, shared by the modules of the plugin."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ running_key: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
 
 
 def memory_of(config: pytest.Config) -> SnapshotSession:
-    """Return the memory of this run, made at the first call."""
+    """Return the snapshot session of this run, created at the first call."""
     if memory_key not in config.stash:
         from pytest_edgeq.snapshots.paths import Layout
         from pytest_edgeq.snapshots.session import SnapshotSession

@@ -1,4 +1,4 @@
-"""What pytest shows of an error that pytest-edgeq raises: the user's line and the message."""
+"""Shorten the traceback of an error of pytest-edgeq to the user's line and the message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shows_all(config: pytest.Config) -> bool:
 
 def hide_library_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
     """
-    Cut frames of this package off one of its errors, and the errors that it was raised from.
+    Remove from an error of this package its frames and the errors that it was raised from.
 
     An export that fails has a chain of 190 lines of torch in front of the message that says what to
     do. An error that the user's own code raises, in a callback for instance, is left as it is.

@@ -1,7 +1,7 @@
 """
-Which tests of a module were collected, and whether the run selected all of them.
+The collected tests of a module, and the reason where the run did not select all of them.
 
-Only a module that ran completely tells which baselines nobody owns any more.
+Obsolete baselines are looked for only in modules that ran completely.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ __all__ = [
 REGRESSED: Final = "errors regressed"
 NOT_COMPARED: Final = "errors not compared"
 
-_WHY: Final = "cause: "
+_CAUSE: Final = "cause: "
 _SHOWN_ROWS: Final = 4
 """The first ones tell it; the others are metrics of the same loss."""
 
@@ -140,7 +140,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         return ""
     lines = _told(before, after, worse, gone, came)
     # What is another in the build is why the errors are worse; where they are not, it is the news.
-    lines[1:1] = [f"{_WHY}{each}" for each in built] if worse else built
+    lines[1:1] = [f"{_CAUSE}{each}" for each in built] if worse else built
     if origin := describe_origin(old, new):
         lines[0] += f"; {origin}"
     if old["runtime"] != new["runtime"]:
@@ -150,7 +150,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 def is_explained(change: str) -> bool:
     """Whether a text of `describe_change` says why the errors are worse."""
-    return any(line.startswith(_WHY) for line in change.splitlines())
+    return any(line.startswith(_CAUSE) for line in change.splitlines())
 
 
 def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -1,5 +1,5 @@
 """
-Which baselines no test owns any more.
+Find baselines that no test owns any more.
 
 Of a module that ran completely, a baseline is obsolete whose owner was not collected, or passed
 without checking it. Of a module that ran in part, was skipped, or lost a test with its worker,

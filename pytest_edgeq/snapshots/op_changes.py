@@ -19,15 +19,15 @@ _BORDERS: Final = frozenset({"QUANTIZE", "DEQUANTIZE"})
 _BORDER_RANK: Final = 10
 _FIELDS: Final = ("op", "scheme", "inputs", "weight", "granularity", "bias", "outputs", "subgraph")
 
-_WHY_FLOAT: Final = (
+_EFFECT_FLOAT: Final = (
     "effect: an op in float costs time, memory and conversions on an integer target, and "
     "a target without float kernels refuses the model."
 )
-_WHY_IO: Final = (
+_EFFECT_IO: Final = (
     "effect: the code that calls the model fills and reads these buffers by dtype, shape "
     "and position."
 )
-_WHY: Final = (
+_EFFECT: Final = (
     "effect: the file still converts and runs, but not in the way that was accepted; "
     "accuracy, size and the kernels on the target may differ."
 )
@@ -81,7 +81,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         old["ops"][before]["scheme"] != "float" and new["ops"][after]["scheme"] == "float"
         for before, after in alignment.changed
     )
-    return "\n".join([*lines, _WHY_FLOAT if to_float else _WHY_IO if borders else _WHY])
+    return "\n".join([*lines, _EFFECT_FLOAT if to_float else _EFFECT_IO if borders else _EFFECT])
 
 
 def io_text(row: Row) -> str:

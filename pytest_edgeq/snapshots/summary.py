@@ -1,4 +1,4 @@
-"""What the run says about baselines at its end: nothing if there is nothing to say."""
+"""Compose the lines about baselines at the end of a run; none where nothing is to report."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def test_each_part_alone_may_be_gone(tmp_path: Path) -> None:
 
 
 def test_ops_left_in_float_stay_so_where_the_file_alone_is_gone(tmp_path: Path) -> None:
-    """What a config of None says is stored with the quantized graph that the converter is given."""
+    """The marks of nodes with a config of None are stored with the quantized graph."""
     quantizer = litert.pt2e_preset(PT2E)
     quantizer.set_operator_type(torch.ops.aten.add.Tensor, None)
 

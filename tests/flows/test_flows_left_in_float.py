@@ -1,4 +1,4 @@
-"""What a quantizer was told to leave in float is no mistake of it."""
+"""Failure texts for modules that a quantizer was told to leave in float."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_what_else_is_in_float_has_its_own_cause(maker: Edgeq) -> None:
     lines = _text(maker, _by_pt2e())
 
     assert lines[-3] == (
-        "cause: the PT2E quantizer annotates no LOGISTIC and MUL, or what they take is in float."
+        "cause: the PT2E quantizer does not annotate LOGISTIC and MUL, or their operands "
+        "are in float."
     )
     assert lines[-2].startswith("fix: quantize by recipe_static_wi8_ai8, which takes LOGISTIC")
 
