@@ -12,6 +12,9 @@ import pytest_edgeq
 ROOT = Path(pytest_edgeq.__file__).parent
 CONVERTER = {"litert_torch", "ai_edge_torch", "torchao", "ai_edge_quantizer", "litert_quantizer"}
 
+CHARTS = {"bokeh", "jinja2", "PIL"}
+"""Of the extra `report`, which need not be installed."""
+
 
 def _imports(path: Path) -> set[str]:
     tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -32,5 +35,7 @@ def test_a_room_imports_only_what_it_may(path: Path) -> None:
         assert not names & CONVERTER
     if where.parts[0] not in ("plugin", "options.py"):
         assert "pytest" not in names
-    if where.parts[0] in ("numerics", "tflite", "snapshots"):
+    if where.parts[0] in ("numerics", "tflite", "snapshots", "report"):
         assert "torch" not in names
+    if where.parts[:2] != ("report", "html"):
+        assert not names & CHARTS

@@ -1,0 +1,79 @@
+"""The page: the record of a run as one HTML file that needs nothing beside it."""
+
+from __future__ import annotations
+
+import base64
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bokeh.resources import Resources
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from pytest_edgeq.report.files import write_whole
+from pytest_edgeq.report.html.text import text_blocks
+from pytest_edgeq.report.html.view import PageLimits, model_views
+from pytest_edgeq.report.rows import number_of
+
+if TYPE_CHECKING:
+    from pytest_edgeq.report.run import Run
+
+__all__ = ["html_page", "write_html"]
+
+
+def html_page(run: Run) -> str:
+    """
+    Return the page of a run.
+
+    It asks the network for nothing, and its security policy forbids the browser to: scripts run
+    only if they are the page's own, by their hash.
+    """
+    templates = Environment(
+        loader=PackageLoader("pytest_edgeq.report.html", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"figure": _figure, "blocks": text_blocks}
+    scripts = [_bokeh_js(), _asset("page.js")]
+    page: str = templates.get_template("page.html.jinja").render(
+        run=run.data,
+        models=model_views(run, PageLimits()),
+        unowned=[test for test in run.tests if test["failure"] and not test["models"]],
+        style=_asset("page.css"),
+        scripts=scripts,
+        hashes=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
+    )
+    return page
+
+
+def write_html(run: Run, path: Path) -> None:
+    """Write the page of a run, whole or not at all; missing folders are made."""
+    write_whole(path, html_page(run))
+
+
+def _bokeh_js() -> str:
+    # Of its bundles the one with plots; tables, widgets and WebGL are not used.
+    (script,) = Resources(mode="inline", components=["bokeh"]).js_raw[:1]
+    return _closed(script)
+
+
+def _asset(name: str) -> str:
+    return files("pytest_edgeq.report.html").joinpath(name).read_text(encoding="utf-8")
+
+
+def _closed(script: str) -> str:
+    """Return a script that does not end the element that it stands in."""
+    return script.replace("</script", "<\\/script")
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(sha256(script.encode("utf-8")).digest()).decode("ascii")
+
+
+def _figure(value: float | str | None) -> str:
+    """Return a number of the record as text, in the digits that a reader compares."""
+    number = number_of(value)
+    return "–" if number is None else f"{number:.5g}".replace("-", "−").replace("inf", "∞")

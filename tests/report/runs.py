@@ -1,0 +1,282 @@
+"""Records of runs, made up of numbers that are quantized here: what a view is tested on."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.report.run import Run
+
+Record = dict[str, Any]
+
+SCALE, ZERO_POINT = 0.05, -10
+"""Of every output: qmin = −5.9, qmax = 6.85."""
+
+CHANGE = """\
+ADD at layer1.0 went from int8 to float32; 1 QUANTIZE appeared
+changed ops (1 of 12):
+  op  name  module    stored → now
+  #4  ADD   layer1.0  scheme int8 → float; inputs int8, int8 → float32, float32
+appeared:
+  1 QUANTIZE: #5 layer1.0
+disappeared (numbers of the stored map):
+  1 RELU: #7
+effect: an op in float costs time, memory and conversions on an integer target."""
+
+
+def run_of(models: dict[str, Record], tests: Sequence[Record], **more: Any) -> Run:
+    """Return a record."""
+    data = {
+        "format": "pytest-edgeq run",
+        "version": 1,
+        "started": "2026-11-25T09:25:19+00:00",
+        "seconds": 12.5,
+        "python": "3.11.7",
+        "machine": "x86_64",
+        "versions": {"pytest-edgeq": "0.1.0", "torch": "2.13.0", "litert-quantizer": None},
+        "models": models,
+        "tests": list(tests),
+        "baselines": {"obsolete": [], "pruned": []},
+        **more,
+    }
+    return Run(data)
+
+
+def model(name: str = "Net", *, outputs: Sequence[str] = ("logits",), ops: int = 6) -> Record:
+    """Return a model whose ops are convolutions and sums in turn, the last one in float."""
+    rows = [
+        {
+            "op": ("CONV_2D", "ADD")[i % 2],
+            "module": f"layer{i // 2}.{('conv', 'add')[i % 2]}",
+            "inputs": ["int8"] * (1 + i % 2),
+            "weight": "int8" if not i % 2 else None,
+            "bias": "int32" if not i % 2 else None,
+            "outputs": ["int8"],
+            "granularity": "per_channel" if not i % 2 else None,
+            "scheme": "int8" if i < ops - 1 else "float",
+            "subgraph": 0,
+        }
+        for i in range(ops)
+    ]
+    return {
+        "name": name,
+        "flow": "pt2e",
+        "quantizer": "pt2e_static_int8",
+        "sha256": "0123456789abcdef" * 4,
+        "replaces": None,
+        "size_bytes": 11448,
+        "float_size": {"size_bytes": 21432, "of": "the float .tflite"},
+        "inputs": [border("image", None)],
+        "outputs": [border(output, SCALE) for output in outputs],
+        "ops": rows,
+    }
+
+
+def border(name: str, scale: float | None) -> Record:
+    """Return an input or output: int8 with a scale, else float32."""
+    return {
+        "signature": None,
+        "name": name,
+        "dtype": "float32" if scale is None else "int8",
+        "shape": [1, 10],
+        "scale": scale,
+        "zero_point": None if scale is None else ZERO_POINT,
+    }
+
+
+def outcome(
+    nodeid: str, models: Sequence[str], *events: Record, failure: str | None = None, **more: Any
+) -> Record:
+    """Return a test that passed, or failed with this text."""
+    failed = {"phase": "call", "message": failure, "path": "test_x.py", "line": 7}
+    return {
+        "test": nodeid,
+        "outcome": "passed" if failure is None else "failed",
+        "seconds": 0.25,
+        "models": list(models),
+        "events": list(events),
+        "claims": [],
+        "failure": None if failure is None else failed,
+        **more,
+    }
+
+
+def event(kind: str, key: str, **more: Any) -> Record:
+    """Return a call."""
+    return {"event": kind, "model": key, "seconds": 0.1, "error": None, **more}
+
+
+def claim(change: str = CHANGE) -> Record:
+    """Return a baseline of an op-dtype map that differs."""
+    return {
+        "path": "__edgeq__/test_x/test_map.op_dtypes.json",
+        "kind": "op_dtype_map",
+        "category": "changed" if change else "unchanged",
+        "change": change,
+        "written": False,
+        "note": "",
+        "since": ["torch 2.12.0 → 2.13.0"],
+        "stored": "",
+    }
+
+
+def comparison(
+    outputs: Sequence[str] = ("logits",), *, count: int = 2048, noise: float = 0.1, side: int = 0
+) -> Record:
+    """
+    Return a comparison of a PT2E model.
+
+    Args:
+        outputs: Names; each is noisier than the one before.
+        count: Points of each.
+        noise: Standard deviation of the lowering's error of the first.
+        side: Height and width of the pictures of samples; 0 for samples that are no pictures.
+    """
+    rng = np.random.default_rng(0)
+    points: dict[str, Record] = {}
+    stages: dict[str, Record] = {"quantization": {}, "lowering": {}, "total": {}}
+    for i, name in enumerate(outputs):
+        floats = rng.normal(0, 2, count)
+        simulated = quantized(floats)
+        edge = quantized(simulated + rng.normal(0, noise * (i + 1), count))
+        points[name] = {
+            "float": plain(floats),
+            "simulated": plain(simulated),
+            "edge": plain(edge),
+        }
+        stages["quantization"][name] = errors(name, floats, simulated)
+        stages["lowering"][name] = errors(name, simulated, edge)
+        stages["total"][name] = errors(name, floats, edge)
+    return {
+        "name": "Net",
+        "flow": "pt2e",
+        "runtime": "xnnpack",
+        "stages": {stage: worst_of(found) for stage, found in stages.items()},
+        "health": [],
+        "worst_samples": [
+            {"index": i, "sqnr_db": 20.0 + i, "pictures": pictures(side, rng)} for i in (7, 3, 5)
+        ],
+        "fingerprint": "ab" * 32,
+        "points": points,
+    }
+
+
+def quantized(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return values rounded to the scale and clipped to int8."""
+    codes = np.clip(np.rint(values / SCALE) + ZERO_POINT, -128, 127)
+    return np.asarray((codes - ZERO_POINT) * SCALE)
+
+
+def plain(values: npt.NDArray[np.float64]) -> list[Any]:
+    """Return values as the record has them."""
+    return [float(f"{v:.5g}") if np.isfinite(v) else str(v) for v in values.tolist()]
+
+
+def errors(name: str, want: npt.NDArray[np.float64], got: npt.NDArray[np.float64]) -> Record:
+    """Return the metrics of one output."""
+    difference = got - want
+    rmse = float(np.sqrt((difference**2).mean()))
+    sqnr_db = 10 * math.log10(float((want**2).mean()) / rmse**2) if rmse else "inf"
+    return {
+        "name": name,
+        "scale": SCALE,
+        "max_abs_error": float(abs(difference).max()),
+        "mean_abs_error": float(abs(difference).mean()),
+        "rmse": rmse,
+        "max_lsb_error": float(abs(difference).max()) / SCALE,
+        "sqnr_db": sqnr_db,
+        "worst_sample_sqnr_db": sqnr_db,
+        "cosine_similarity": 0.9987,
+        "top1_agreement": 0.875,
+        "n_samples": 16,
+        "n_elements": len(want),
+        "nonfinite": 0,
+        "degenerate": False,
+    }
+
+
+def worst_of(outputs: dict[str, Record]) -> Record:
+    """Return a stage with the metrics of its worst output."""
+    worst = min(outputs.values(), key=lambda found: float(found["sqnr_db"]))
+    return {**worst, "outputs": outputs}
+
+
+def pictures(side: int, rng: np.random.Generator) -> Record:
+    """Return one picture of noise, which no format makes small; none for a side of 0."""
+    if not side:
+        return {}
+    pixels = rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
+    return {
+        "0": {
+            "height": side,
+            "width": side,
+            "channels": 3,
+            "low": -1.0,
+            "high": 1.0,
+            "pixels": base64.b64encode(pixels.tobytes()).decode("ascii"),
+        }
+    }
+
+
+def layers(ops: Sequence[Record], culprit: int | None = 2) -> Record:
+    """Return errors by layer: one to blame, one without an error, one that was not matched."""
+    rows = [
+        {
+            "index": i,
+            "op": op["op"],
+            "module": op["module"],
+            "verdict": "lowering" if i == culprit else "sound",
+            "matched": True,
+            "local_sqnr_db": 5.5 if i == culprit else 40.0 + i,
+            "cumulative_sqnr_db": 30.0 - i,
+            "local_lsb_error": 3.0,
+            "cumulative_lsb_error": 4.0,
+            "clipped": 0.25,
+        }
+        for i, op in enumerate(ops)
+    ]
+    rows[0] |= {"local_sqnr_db": "inf", "local_lsb_error": 0.0}
+    unmatched = dict.fromkeys(
+        f"{which}_{error}"
+        for which in ("local", "cumulative")
+        for error in ("sqnr_db", "lsb_error")
+    )
+    rows[1] |= {"matched": False, "verdict": "unmatched", "clipped": None, **unmatched}
+    return {
+        "cause": "CONV_2D #2 (layer1.conv): the weights differ" if culprit else "no single layer",
+        "coverage": 0.75,
+        "culprit": culprit,
+        "rows": rows,
+    }
+
+
+def full_run(**names: str) -> Run:
+    """
+    Return a run of two models with everything there is to show; `bad` is the worse one.
+
+    Args:
+        **names: Names of the models in the place of `bad` and `good`.
+    """
+    bad, good = (
+        model(names.get("bad", "bad"), outputs=("scores", "boxes")),
+        model(names.get("good", "good")),
+    )
+    return run_of(
+        {"good-1": good, "bad-1": bad},
+        [
+            outcome("test_x.py::test_good", ["good-1"], event("quantize", "good-1", steps=[])),
+            outcome(
+                "test_x.py::test_errors",
+                ["bad-1"],
+                event("compare", "bad-1", comparison=comparison(("scores", "boxes"), side=12)),
+                event("localize", "bad-1", layers=layers(bad["ops"])),
+                failure="sqnr_db: expected at least 30, got 12",
+            ),
+            outcome("test_x.py::test_map", ["bad-1"], claims=[claim()]),
+        ],
+    )
