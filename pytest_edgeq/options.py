@@ -25,6 +25,7 @@ from pytest_edgeq.presets import (
     CACHE_MODES,
     DEFAULT_PRESET,
     DEFAULT_RUNTIME,
+    NEEDS_REPORT,
     NEEDS_TENSORFLOW,
     PRESETS,
     RUNTIMES,
@@ -219,6 +220,14 @@ def _file(text: str, place: Place) -> Path | None:
     return path
 
 
+def _html(text: str, place: Place) -> Path | None:
+    """Resolve the path of the HTML report; its libraries are looked for, not imported."""
+    path = _file(text, place)
+    if path is not None and importlib.util.find_spec("bokeh") is None:
+        raise pytest.UsageError(f"{place.where}: {NEEDS_REPORT}")
+    return path
+
+
 OPTIONS: Final = (
     Option(
         "quantizers",
@@ -301,6 +310,14 @@ OPTIONS: Final = (
         _directory,
     ),
     Option("json", "", "FILE", "Write the record of the run as JSON to this file.", _file),
+    Option(
+        "html",
+        "",
+        "FILE",
+        "Write the record of the run as an HTML page with charts to this file; needs "
+        "pytest-edgeq[report].",
+        _html,
+    ),
 )
 
 
@@ -322,6 +339,7 @@ class Settings:
         cache: `on`, `off` or `refresh`.
         cache_dir: Directory of finished conversions; None for one below pytest's cache directory.
         json: File of the run's record; None for none.
+        html: File of the HTML page; None for none.
         on_command_line: Stems whose value was given there, which no marker overrides.
     """
 
@@ -337,12 +355,13 @@ class Settings:
     cache: Literal["on", "off", "refresh"]
     cache_dir: Path | None
     json: Path | None
+    html: Path | None
     on_command_line: frozenset[str]
 
     @property
     def wants_details(self) -> bool:
         """Whether a view shows outputs and samples of comparisons, not their errors alone."""
-        return self.json is not None
+        return self.json is not None or self.html is not None
 
     def cores(self, workers: int) -> int:
         """Return the number of cores for one of several workers on this machine."""

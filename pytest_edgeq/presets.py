@@ -35,6 +35,9 @@ NEEDS_TENSORFLOW = (
     "the runtime 'tensorflow' needs TensorFlow, which is not installed: "
     "pip install 'pytest-edgeq[tensorflow]'"
 )
+NEEDS_REPORT = (
+    "the HTML report needs Bokeh, which is not installed: pip install 'pytest-edgeq[report]'"
+)
 
 
 def unknown_preset(name: str) -> str:

@@ -86,10 +86,15 @@ class Controller:
             if self._outcome.fails and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
         settings = self._config.stash[settings_key]
-        if self._log is not None or settings.json is not None:
-            self._run = self._finished_run()
-        if settings.json is not None and self._run is not None:
+        if self._log is None and not settings.wants_details:
+            return
+        self._run = self._finished_run()
+        if settings.json is not None:
             self._run.write(settings.json)
+        if settings.html is not None:
+            from pytest_edgeq.report.html.page import write_html
+
+            write_html(self._run, settings.html)
 
     def _judge_baselines(self, session: pytest.Session, log: RunLog) -> Outcome:
         from pytest_edgeq.snapshots.obsolete import prune, survey

@@ -8,6 +8,8 @@ import pytest
 from pytest_edgeq.options import OPTIONS
 
 HEAVY = ("torch", "numpy", "litert_torch", "ai_edge_litert", "ai_edge_quantizer", "tensorflow")
+CHARTS = ("bokeh", "jinja2", "PIL")
+"""For --edgeq-html alone."""
 
 
 def test_collecting_imports_nothing_heavy(
@@ -22,7 +24,7 @@ def test_collecting_imports_nothing_heavy(
         import pytest_edgeq
 
         def pytest_unconfigure():
-            heavy = {(*HEAVY, "torchao", "ai_edge_torch", "jax")}
+            heavy = {(*HEAVY, "torchao", "ai_edge_torch", "jax", *CHARTS)}
             print("heavy:", sorted(set(heavy) & set(sys.modules)))
             print("loaded:", "pytest_edgeq.plugin" in sys.modules)
         """

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -64,6 +65,7 @@ def refused(pytester: pytest.Pytester, *args: str) -> str:
         ("cache", "of", "'of' is none of the valid values: on, off, refresh"),
         ("cache_dir", "tox.ini", "tox.ini is a file; a folder is wanted"),
         ("json", ".", " is a folder; a file is wanted"),
+        ("html", ".", " is a folder; a file is wanted"),
         ("obsolete", "fail", "'fail' is none of the valid values: info, error"),
         ("update", "all", "'all' is none of the valid values: new, changed, tighten, prune"),
         ("quantizers", "pt2e_int8", "did you mean pt2e_qat_int8 or pt2e_static_int8"),
@@ -86,6 +88,19 @@ def test_a_wrong_value_is_a_usage_error_that_lists_the_valid_ones(
 
     assert said in text
     assert (flag if where == "flag" else f"ini option edgeq_{option}") in text
+
+
+def test_the_extra_of_the_html_page_is_looked_for_when_the_run_starts(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By flag and ini; a run that asks for no page does not need it."""
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    said = "the HTML report needs Bokeh, which is not installed: pip install 'pytest-edgeq[report]'"
+    assert f"--edgeq-html: {said}" in refused(pytester, "--edgeq-html=report.html")
+    assert pytester.runpytest().ret == pytest.ExitCode.OK
+    pytester.makeini("[pytest]\nedgeq_html = report.html\n")
+    assert f"ini option edgeq_html: {said}" in refused(pytester)
+    assert not (pytester.path / "report.html").exists()
 
 
 def test_update_does_not_swallow_a_path_in_silence(pytester: pytest.Pytester) -> None:

@@ -1,4 +1,4 @@
-"""The record of a run: booked on the tests' reports, written by `--edgeq-json`, told as a table."""
+"""The record of a run: booked on the reports of tests, written as JSON and HTML, and as a table."""
 
 from __future__ import annotations
 
@@ -91,6 +91,23 @@ def test_every_call_is_in_the_record(pytester: pytest.Pytester, run_here: Run) -
     assert (picture["height"], picture["channels"]) == (model["inputs"][0]["shape"][2], 3)
     (localized,) = record.events_of(key, "localize")
     assert len(localized["layers"]["rows"]) == len(model["ops"])
+
+
+def test_the_page_shows_what_the_run_measured(
+    pytester: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its points and pictures, too, without a record as JSON beside it."""
+    pytester.makepyfile(test_x=PROJECT)
+    pytester.makeini("[pytest]\nedgeq_html = out/report.html\n")
+    monkeypatch.setenv("DTYPE", "float32")
+    run_here("-p", "no:xdist").assert_outcomes(passed=3, failed=1)
+    page = (pytester.path / "out" / "report.html").read_text("utf-8")
+    assert "<title>1 of 1 models failed" in page
+    assert "expected float32, got int8" in page
+    # Stages, layers, the histogram and the scatter chart of the output.
+    assert page.count("data-chart=") == 4
+    assert page.count('src="data:image/png;base64,') == 3
+    assert [path.name for path in (pytester.path / "out").iterdir()] == ["report.html"]
 
 
 def test_a_failed_test_fails_its_model(
