@@ -369,7 +369,7 @@ def test_infinite_errors_stand_at_the_border_and_unmatched_ops_are_gaps() -> Non
     assert points.local_markers[0] == "triangle"
     assert points.local[0] > np.nanmax(points.local[1:])
     assert math.isnan(points.local[1])
-    assert points.local_told[:2] == ["∞ dB, at most 0 LSB off", "not measured"]
+    assert points.local_told[:2] == ["∞ dB, 0 LSB", "not measured"]
     assert points.culprit == 2
     assert points.emphasis[2] > 0
     nothing = layers(model()["ops"])

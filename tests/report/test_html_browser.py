@@ -174,7 +174,7 @@ def test_hovering_over_a_layer_names_op_and_module(open_page: Open) -> None:
         text = hover(page, chart, 2.5 / 6, y)
         assert "CONV_2D #2" in text
         assert "layer1.conv" in text
-        assert "5.5 dB, at most 3 LSB off" in text
+        assert "5.5 dB, 3 LSB" in text
         assert "28.0 dB" in text
         assert "lowering" in text
     assert "not measured" in hover(page, chart, 1.5 / 6)
@@ -326,6 +326,24 @@ def test_a_phone_needs_no_scrolling_to_the_side(open_page: Open) -> None:
     assert 250 < width["width"] <= 390
     action = chart.locator(".bk-events").first.evaluate("(el) => getComputedStyle(el).touchAction")
     assert action != "none"
+
+
+def test_a_tap_does_what_a_hover_does(open_page: Open) -> None:
+    """On a phone; the tooltip stays on the screen though the name of the module is long."""
+    run = full_run()
+    long = "a_very_long_name." * 6
+    run.models["bad-1"]["ops"][2]["module"] = long
+    run.data["tests"][1]["events"][1]["layers"] = layers(run.models["bad-1"]["ops"])
+    page = open_page(run, width=390, has_touch=True, is_mobile=True)
+    chart = chart_of(page, "Local and cumulative SQNR")
+    box = chart.bounding_box()
+    assert box is not None
+    page.touchscreen.tap(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    tooltip = page.locator(".bk-tooltip-content:visible").first
+    assert long in tooltip.inner_text()
+    shown = tooltip.bounding_box()
+    assert shown is not None
+    assert 0 <= shown["x"] < shown["x"] + shown["width"] <= 390
 
 
 def test_light_and_dark_follow_the_browser(open_page: Open) -> None:

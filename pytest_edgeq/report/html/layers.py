@@ -110,7 +110,7 @@ def _told(row: Mapping[str, Any], kind: str) -> str:
     if value is None:
         return "not measured"
     text = "not a number" if math.isnan(value) else decibels(value)
-    return text if lsb is None else f"{text}, at most {lsb:.3g} LSB off"
+    return text if lsb is None else f"{text}, {lsb:.3g} LSB"
 
 
 def _percent(share: float | None) -> str:

@@ -26,6 +26,17 @@
     plot.dataset.drawn = "";
   }
 
+  // Tooltips follow a mouse; a finger has left the chart when it has tapped.
+  document.addEventListener("click", (event) => {
+    const [target] = event.composedPath();
+    if (!touches || !event.target.closest?.("[data-chart]")) return;
+    const { clientX, clientY } = event;
+    target.dispatchEvent(new PointerEvent("pointermove", {
+      // Without a view it has no place on the page.
+      clientX, clientY, view: window, isPrimary: true, pointerType: "mouse",
+    }));
+  });
+
   const seen = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) {
       if (isIntersecting && !drawn.has(target)) draw(target);
