@@ -218,8 +218,9 @@ def test_charts_of_a_closed_section_are_drawn_when_it_is_opened(open_page: Open)
     page.get_by_role("link", name="good").click()
     drawn(section.locator("[data-chart]").first)
     page.locator("#m2 > summary").click()
+    page.locator("#m2:not([open])").wait_for()
     page.get_by_role("link", name="good").click()
-    assert section.get_attribute("open") is not None
+    page.locator("#m2[open]").wait_for()
 
 
 def three() -> Run:

@@ -137,6 +137,10 @@ _LEAST_TOLD = 12
 """Percent; the number does not fit into a bar of less on a phone."""
 
 
+_FEW_OPS = 50
+"""Whose marks have room beside each other on a phone."""
+
+
 def layer_chart(points: LayerPoints) -> Chart:
     """Return local and cumulative error of each op over depth."""
     low, high = points.range
@@ -188,7 +192,7 @@ def layer_chart(points: LayerPoints) -> Chart:
             Scatter(
                 x="index",
                 y=name,
-                size=7,
+                size=7 if len(points.ops) <= _FEW_OPS else 4,
                 marker=field(f"{name}_marker"),
                 fill_color=color,
                 line_color=color,
@@ -201,7 +205,7 @@ def layer_chart(points: LayerPoints) -> Chart:
         ("op", "@op #@index"),
         ("module", "@module"),
         ("local", "@local_told"),
-        ("cumulative", "@cumulative_told"),
+        ("up to here", "@cumulative_told"),
         ("clipped", "@clipped"),
         ("verdict", "@verdict"),
     ]
