@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_edgeq.assertions.expect import edge_of, parse_number, spread, table
+from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, spread, table
 from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import input_causes
@@ -215,7 +215,7 @@ def _stage_to_blame(comparison: Comparison) -> str:
 
 
 def assert_runtimes_agree(
-    model: Any,
+    model: Model,
     inputs: Iterable[Any],
     max_lsb_error: float,
     runtimes: Sequence[str] = ("xnnpack", "builtin", "reference"),
@@ -351,7 +351,7 @@ def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float) -> str:
     )
 
 
-def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | None = None) -> None:
+def assert_size(model: Model, max_bytes: int | None = None, max_ratio: float | None = None) -> None:
     """
     Assert that the file is small enough.
 
@@ -414,7 +414,7 @@ def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | Non
     )
 
 
-def _float_size(model: Any) -> FloatSize:
+def _float_size(model: Model) -> FloatSize:
     known = model.float_size if isinstance(model, QuantizedModel) else None
     if known is None:
         raise ValueError(
