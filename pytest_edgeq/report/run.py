@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -80,6 +81,16 @@ class _Test:
     uses: dict[str, None] = dataclasses.field(default_factory=dict)
     claims: list[ClaimRecord] = dataclasses.field(default_factory=list)
     failure: Failure | None = None
+    set_up: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def again(self) -> _Test:
+        """
+        Return the record of the next run of the same test.
+
+        Fixtures of a wider scope than the test are not set up again, so what they did is kept. What
+        is set up again is recorded again.
+        """
+        return _Test(self.nodeid, events=list(self.set_up), set_up=list(self.set_up))
 
     @property
     def is_of_interest(self) -> bool:
@@ -90,7 +101,12 @@ class _Test:
     def add(self, report: PhaseReport) -> None:
         self.seconds += report.seconds
         if report.journal is not None:
-            self.events += report.journal["events"]
+            if report.phase == "setup":
+                self.set_up = _not_repeated(self.set_up, report.journal["events"])
+                self.set_up += report.journal["events"]
+                self.events = list(self.set_up)
+            else:
+                self.events += report.journal["events"]
             models = (event["model"] for event in report.journal["events"])
             self.uses |= dict.fromkeys(key for key in models if key is not None)
         self.uses |= dict.fromkeys(report.uses)
@@ -113,6 +129,22 @@ class _Test:
             "claims": list(self.claims),
             "failure": self.failure,
         }
+
+
+def _not_repeated(
+    earlier: Iterable[dict[str, Any]], later: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the earlier events without one for each later event of the same kind and model."""
+    repeated = Counter((event["event"], event["model"]) for event in later)
+    kept = []
+    # Fixtures of a wider scope are set up first: of equal events the last ones are repeated.
+    for event in reversed(list(earlier)):
+        kind = (event["event"], event["model"])
+        if repeated[kind]:
+            repeated[kind] -= 1
+        else:
+            kept.append(event)
+    return kept[::-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +206,8 @@ class RunRecorder:
             started = [each for each in self._tests if each[0] == report.nodeid]
             key = started[-1] if started else key
         if report.phase == "setup" or key not in self._tests:
-            self._tests[key] = _Test(report.nodeid)
+            earlier = self._tests.get(key)
+            self._tests[key] = _Test(report.nodeid) if earlier is None else earlier.again()
         if report.journal is not None:
             self._models = {**report.journal["models"], **self._models}
         self._tests[key].add(report)

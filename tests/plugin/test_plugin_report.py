@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from pytest_edgeq.report import run as run_module
+from pytest_edgeq.report.run import PhaseReport, RunRecorder, read_run
 from pytest_edgeq.report.run import Run as Record
-from pytest_edgeq.report.run import read_run
 from tests.plugin.conftest import Run
 
 SCHEMA = json.loads(Path(run_module.__file__).with_name("run.schema.json").read_text("utf-8"))
@@ -161,6 +161,28 @@ def test_two_workers_give_the_same_record(pytester: pytest.Pytester, run_here: R
         record = validated(pytester.path / "run.json")
         found.append((events(record), plain(record.models)))
     assert found[0] == found[1]
+
+
+def test_a_test_that_is_run_again_keeps_what_its_wider_fixtures_did() -> None:
+    """A fixture of the module is set up once; what is set up again is not recorded twice."""
+
+    def booked(*kinds: str) -> Any:
+        made = [{"event": kind, "model": "net-0", "steps": []} for kind in kinds]
+        return {"models": {"net-0": {}}, "events": made}
+
+    recorder = RunRecorder()
+    for set_up, outcome in ((("quantize", "quantize", "load"), "rerun"), (("quantize",), "passed")):
+        recorder.add(PhaseReport("a.py::test", "", "setup", "passed", 1, booked(*set_up)))
+        recorder.add(PhaseReport("a.py::test", "", "call", outcome, 1, booked("compare")))
+        recorder.add(PhaseReport("a.py::test", "", "teardown", "passed", 1))
+    (test,) = recorder.run(obsolete=(), pruned=()).tests
+    assert [event["event"] for event in test["events"]] == [
+        "quantize",
+        "load",
+        "quantize",
+        "compare",
+    ]
+    assert test["outcome"] == "passed"
 
 
 def plain(models: Any) -> Any:
