@@ -31,9 +31,11 @@ def once_a_run(tmp_path_factory: pytest.TempPathFactory) -> Provide:
 
 @pytest.fixture(scope="session")
 def newest(once_a_run: Provide) -> Overlay:
-    """The running environment with the plugins of the dependency group `plugins`."""
+    """The running environment with the dependency groups `plugins` and `packaging`."""
 
     def make(folder: Path) -> None:
-        Overlay.make(folder).install("--group", f"{PYPROJECT}:plugins")
+        Overlay.make(folder).install(
+            *("--group", f"{PYPROJECT}:plugins", "--group", f"{PYPROJECT}:packaging")
+        )
 
     return Overlay(once_a_run("newest", make))
