@@ -215,6 +215,7 @@ class Comparer:
             ),
             points=measurement.points(),
             explain=self._explanation(worst),
+            quantized=quantized,
             **results,
         )
 

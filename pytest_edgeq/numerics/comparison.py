@@ -101,6 +101,7 @@ class Comparison:
             for; for charts.
         explain: says which layer is to blame, for the text of a check that fails; None where
             nothing can.
+        quantized: the `QuantizedModel` that was compared; None where that is not known.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Comparison:
         default_factory=dict, repr=False, compare=False
     )
     explain: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+    quantized: Any = field(default=None, repr=False, compare=False)
 
     @property
     def stages(self) -> dict[str, StageErrors]:
