@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_edgeq import options
+from pytest_edgeq.plugin.artifacts import Artifacts
 from pytest_edgeq.plugin.collection import (
     pytest_collection_modifyitems,
     pytest_make_collect_report,
@@ -32,6 +33,7 @@ from pytest_edgeq.plugin.controller import Controller
 from pytest_edgeq.plugin.markers import MARKER, Marks, resolve_marks
 from pytest_edgeq.plugin.state import (
     absent_key,
+    artifacts_key,
     cache_dir_key,
     cache_messages_key,
     collected_key,
@@ -113,7 +115,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[running_key] = None
     config.stash[cache_dir_key] = _cache_dir(config, settings)
     config.stash[cache_messages_key] = []
-    config.stash[journal_key] = Journal(details=settings.wants_details)
+    kept = settings.artifacts
+    config.stash[journal_key] = Journal(
+        details=settings.wants_details, keeps_calls=kept is not None
+    )
+    config.stash[artifacts_key] = None if kept is None else Artifacts(config, kept)
     config.stash[collected_key] = []
     config.stash[absent_key] = {}
     if not hasattr(config, "workerinput"):
@@ -291,6 +297,9 @@ def _runtime(config: pytest.Config) -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     """Book what is measured meanwhile on this test."""
+    artifacts = item.config.stash[artifacts_key]
+    if artifacts is not None:
+        artifacts.begin(item)
     _marks(item)
     with _running(item, "setup"):
         return (yield)
@@ -346,6 +355,8 @@ def pytest_runtest_makereport(
     taken = journal.take()
     if taken["models"] or taken["events"]:
         report.__dict__["edgeq_journal"] = taken
+    if (artifacts := config.stash[artifacts_key]) is not None:
+        artifacts.take(item, report)
     return report
 
 

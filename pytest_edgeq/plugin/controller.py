@@ -13,7 +13,7 @@ from pytest_edgeq.plugin.collection import OUTPUT, collected_in
 from pytest_edgeq.plugin.state import CacheMessage, collected_key, memory_of, settings_key
 
 if TYPE_CHECKING:
-    from pytest_edgeq.report.run import Failure, Run, RunRecorder
+    from pytest_edgeq.report.run import Failure, PhaseReport, Run, RunRecorder
     from pytest_edgeq.snapshots.collected import CollectedModule
     from pytest_edgeq.snapshots.obsolete import RunLog
     from pytest_edgeq.snapshots.summary import Outcome, Severity
@@ -40,27 +40,13 @@ class Controller:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take one report, of this process or of a worker."""
-        from pytest_edgeq.report.run import PhaseReport
-
         if self._log is None:
             from pytest_edgeq.snapshots.obsolete import RunLog
 
             self._log = RunLog()
         worker, record = getattr(report, "worker_id", ""), getattr(report, "edgeq", None)
         self._log.add(report.nodeid, worker, report.when or "", report.outcome, record)
-        self._the_recorder.add(
-            PhaseReport(
-                report.nodeid,
-                worker,
-                report.when or "",
-                report.outcome,
-                report.duration,
-                getattr(report, "edgeq_journal", None),
-                tuple(getattr(report, "edgeq_uses", ())),
-                record,
-                failure_of(report, self._config.rootpath),
-            )
-        )
+        self._the_recorder.add(phase_report(report, worker, self._config.rootpath))
         told = getattr(report, "edgeq_cache", ())
         self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in told))
 
@@ -140,19 +126,42 @@ class Controller:
             terminalreporter.line(line.text, **_MARKUP[line.severity])
 
 
+def phase_report(report: pytest.TestReport, worker: str, rootdir: Path) -> PhaseReport:
+    """Return what a report says of models and baselines."""
+    from pytest_edgeq.report.run import PhaseReport
+
+    return PhaseReport(
+        report.nodeid,
+        worker,
+        report.when or "",
+        report.outcome,
+        report.duration,
+        getattr(report, "edgeq_journal", None),
+        tuple(getattr(report, "edgeq_uses", ())),
+        getattr(report, "edgeq", None),
+        failure_of(report, rootdir),
+    )
+
+
 def failure_of(report: pytest.TestReport, rootdir: Path) -> Failure | None:
     """Return why a phase failed; None where it did not."""
     if not report.failed:
         return None
     crash = getattr(report.longrepr, "reprcrash", None)
     phase = report.when if report.when in ("setup", "call", "teardown") else "crash"
-    if crash is None:
-        return {"phase": phase, "message": str(report.longrepr), "path": None, "line": None}
-    path = Path(crash.path)
-    shown = path.relative_to(rootdir) if path.is_relative_to(rootdir) else path
-    return {
+    failure: Failure = {
         "phase": phase,
-        "message": crash.message,
-        "path": shown.as_posix(),
-        "line": crash.lineno,
+        "message": str(report.longrepr),
+        "path": None,
+        "line": None,
+        "bundle": getattr(report, "edgeq_bundle", None),
     }
+    if crash is not None:
+        path = shown_path(Path(crash.path), rootdir)
+        failure |= {"message": crash.message, "path": path, "line": crash.lineno}
+    return failure
+
+
+def shown_path(path: Path, rootdir: Path) -> str:
+    """Return a path with slashes, relative to rootdir where it can be."""
+    return (path.relative_to(rootdir) if path.is_relative_to(rootdir) else path).as_posix()

@@ -33,12 +33,15 @@ class Failure(TypedDict):
         message: The text of the error.
         path: The file in which it was raised, relative to rootdir where it can be; None if unknown.
         line: Line in that file, from 1.
+        bundle: Folder of what was kept to show it, relative to rootdir where it can be; None where
+            nothing was.
     """
 
     phase: str
     message: str
     path: str | None
     line: int | None
+    bundle: str | None
 
 
 @dataclasses.dataclass(frozen=True)
