@@ -158,11 +158,11 @@ def _numbers(
         values: By node; None where nothing is known.
         exact: The text that stands for no error at all.
     """
-    # Text has no place in the gradient.
+    # Text has no place in the gradient. A node shows every digit of a number.
     return {
         key: _coloured(value, _GOOD if value == exact else _BAD)
         if isinstance(value, str)
-        else {"value": value}
+        else {"value": float(f"{value:.4g}")}
         for key, value in values
         if value is not None
     }
