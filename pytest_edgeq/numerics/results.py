@@ -184,7 +184,7 @@ class StageErrors:
 
     @property
     def mean_abs_error(self) -> float:
-        """Greatest mean of |f−q|."""
+        """Greatest mean of `|f−q|`."""
         return self._worst(lambda output: output.mean_abs_error, worst_high)
 
     @property
