@@ -28,6 +28,7 @@ from pytest_edgeq.plugin.collection import (
     pytest_sessionfinish,
 )
 from pytest_edgeq.plugin.controller import Controller
+from pytest_edgeq.plugin.library_output import LibraryOutput
 from pytest_edgeq.plugin.state import (
     absent_key,
     cache_dir_key,
@@ -110,6 +111,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[cache_messages_key] = []
     config.stash[collected_key] = []
     config.stash[absent_key] = {}
+    output = LibraryOutput(is_verbose=config.get_verbosity() > 0)
+    config.pluginmanager.register(output, "edgeq-library-output")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Controller(config), "edgeq-controller")
 
