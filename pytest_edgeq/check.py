@@ -31,6 +31,7 @@ from pytest_edgeq.numerics.findings import (
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.parallel import Beside, on_one_thread, state_of
+from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.snapshots.errors import REGRESSED, is_explained
@@ -100,6 +101,7 @@ def check(
     threads: int,
     claims: Claims,
     writes: bool,
+    progress: Progress,
 ) -> None:
     """
     Hold a model against everything that is known of it, in one pass over the samples.
@@ -111,14 +113,15 @@ def check(
         threads: Cores that may be used; the figures are the same for any number.
         claims: Gives, for what was measured, the checks of what is remembered, which raise.
         writes: Whether those write what is new or changed.
+        progress: Told of the samples.
 
     Raises:
         AssertionError: Lists all that is wrong.
         ValueError, TypeError: No reference, no sample, or one that does not fit.
     """
     gate = _Gate(quantized, runtime)
-    with on_one_thread():
-        gate.look(inputs, threads)
+    with on_one_thread(), progress.step("check", quantized.name, inputs) as step:
+        gate.look(inputs, threads, step)
     unwritten = writes and bool(gate.findings)
     if not unwritten:
         gate.hold_against(claims(gate.comparison))
@@ -179,7 +182,7 @@ class _Gate:
     answers: bool = True
     of_torch: bool = False
 
-    def look(self, inputs: Iterable[Any], threads: int) -> None:
+    def look(self, inputs: Iterable[Any], threads: int, step: Step) -> None:
         """Measure everything, each sample once: from the second one on ops beside the outputs."""
         quantized = self.quantized
         # First, as it says what is wrong with the call.
@@ -195,7 +198,7 @@ class _Gate:
             beside: Beside | None = None
             choice = _Choice(quantized)
             pending: Callable[[], None] | None = None
-            for sample in read_samples(inputs, quantized.spec, "evaluation"):
+            for sample in step.each(read_samples(inputs, quantized.spec, "evaluation")):
                 seen.add(sample.arrays())
                 if not self.fits:
                     continue  # the samples are read all the same: one may not be a sample at all

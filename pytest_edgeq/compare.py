@@ -23,6 +23,7 @@ from pytest_edgeq.numerics.health import (
     repeated_finding,
 )
 from pytest_edgeq.parallel import MOST_WORKERS, begin, on_one_thread, run_together
+from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.samples import Sample, read_samples
@@ -43,6 +44,7 @@ def compare(
     runtime: str,
     threads: int = 1,
     localize_seconds: float = 0,
+    progress: Progress | None = None,
 ) -> Comparison:
     """
     Measure the errors of every stage that the model's flow has.
@@ -55,6 +57,7 @@ def compare(
             are the same for any number.
         localize_seconds: How long the comparison may look for the layer to blame when a check of it
             fails; 0 for not at all.
+        progress: Told of the comparison, and of that search.
 
     Raises:
         ValueError: No sample, one that does not fit, no reference, or outputs that differ in
@@ -62,8 +65,11 @@ def compare(
         TypeError: A sample of another kind or dtype.
         RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
     """
-    with Comparer(quantized, runtime, localize_seconds) as comparer:
-        comparer.update_all(read_samples(inputs, quantized.spec, "evaluation"), threads)
+    progress = Progress() if progress is None else progress
+    comparer = Comparer(quantized, runtime, localize_seconds, progress)
+    with progress.step("compare", quantized.name, inputs) as step, comparer:
+        samples = step.each(read_samples(inputs, quantized.spec, "evaluation"))
+        comparer.update_all(samples, threads)
     return comparer.result()
 
 
@@ -78,13 +84,18 @@ class Comparer:
         quantized: The file and its references.
         runtime: Kernels that run the file (and a recipe flow's float file).
         localize_seconds: As `compare` takes it.
+        progress: As `compare` takes it.
 
     Raises:
         ValueError: No reference, or an unknown runtime.
     """
 
     def __init__(
-        self, quantized: QuantizedModel, runtime: str, localize_seconds: float = 0
+        self,
+        quantized: QuantizedModel,
+        runtime: str,
+        localize_seconds: float = 0,
+        progress: Progress | None = None,
     ) -> None:
         quantized.edge.runtimes.check(runtime)
         if quantized.float_model is None:
@@ -95,6 +106,7 @@ class Comparer:
         self._quantized = quantized
         self._runtime = runtime
         self._localize_seconds = localize_seconds
+        self._progress = Progress() if progress is None else progress
         self._runner = SampleRunner(quantized, runtime)
         self._measurement = Measurement(quantized)
         self._overlap = self._count = 0
@@ -205,14 +217,16 @@ class Comparer:
             self._digest.update(np.ascontiguousarray(array).data)
 
     def _explanation(self, worst: Sequence[WorstSample]) -> Callable[[], str] | None:
-        quantized, seconds = self._quantized, self._localize_seconds
+        quantized, seconds, progress = self._quantized, self._localize_seconds, self._progress
         if not seconds:
             return None
 
         def explain() -> str:
             from pytest_edgeq.localize import explain
 
-            return explain(quantized, [each.inputs for each in worst], seconds)
+            samples = [each.inputs for each in worst]
+            with progress.step("localize", quantized.name, samples) as step:
+                return explain(quantized, step.each(iter(samples)), seconds)
 
         return functools.cache(explain)
 

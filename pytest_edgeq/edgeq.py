@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
+    from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.snapshots.session import SnapshotSession
     from pytest_edgeq.tflite.registry import Runtime, Runtimes
@@ -54,6 +55,7 @@ class Edgeq:
         cache: `on`; `off`; or `refresh`, which replaces what earlier sessions have kept.
         cache_log: Takes the cache's messages; given by the plugin. By default problems of the
             directory are warnings.
+        progress: Told of the steps that may take long; given by the plugin.
 
     Raises:
         ValueError: Unknown runtime or cache mode, a runtime of your own with a built-in one's
@@ -75,12 +77,14 @@ class Edgeq:
         cache_dir: str | os.PathLike[str] | None = None,
         cache: str = "on",
         cache_log: CacheLog | None = None,
+        progress: Progress | None = None,
     ) -> None:
         with naming_missing_libraries():
             from pytest_edgeq.cache.conversions import ConversionCache
             from pytest_edgeq.cache.directory import Store
             from pytest_edgeq.cache.log import CacheLog
             from pytest_edgeq.flows.request import Session
+            from pytest_edgeq.progress import Progress
             from pytest_edgeq.tflite.registry import Runtimes
 
         threads = available_cores() if threads is None else threads
@@ -109,7 +113,14 @@ class Edgeq:
             store = Store(Path(cache_dir), log.warn)
         conversions = ConversionCache(store, log.note, refresh=cache == "refresh", seed=seed)
         self._session = Session(
-            tell, threads, seed, directory, runtimes, localize_timeout, conversions
+            tell,
+            threads,
+            seed,
+            directory,
+            runtimes,
+            localize_timeout,
+            conversions,
+            Progress() if progress is None else progress,
         )
         self._memory = memory
 
@@ -267,6 +278,7 @@ class Edgeq:
             runtime=runtime or self._session.runtime(),
             threads=self._session.threads,
             localize_seconds=self._session.localize_seconds,
+            progress=self._session.progress,
         )
 
     @names_missing_libraries
@@ -298,7 +310,13 @@ class Edgeq:
         from pytest_edgeq.localize import localize
 
         _require_model("localize", quantized)
-        return localize(quantized, inputs, runtime=runtime, threads=self._session.threads)
+        return localize(
+            quantized,
+            inputs,
+            runtime=runtime,
+            threads=self._session.threads,
+            progress=self._session.progress,
+        )
 
     @names_missing_libraries
     def check(
@@ -347,6 +365,7 @@ class Edgeq:
             threads=self._session.threads,
             claims=claims,
             writes=self._memory is not None and bool(self._memory.update),
+            progress=self._session.progress,
         )
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.localize.rows import LayerError, LayerErrors
 
 if TYPE_CHECKING:
+    from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
@@ -19,7 +20,12 @@ __tracebackhide__ = True
 
 
 def localize(
-    quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str, threads: int
+    quantized: QuantizedModel,
+    inputs: Iterable[Any],
+    *,
+    runtime: str,
+    threads: int,
+    progress: Progress,
 ) -> LayerErrors:
     """
     Measure every op of a file on the values that it really took.
@@ -29,6 +35,7 @@ def localize(
         inputs: Samples, read once, in order; as many are held at a time as are measured together.
         runtime: Kernels that keep every tensor.
         threads: Cores that may be used; the figures are the same for any number.
+        progress: Told of the samples.
 
     Raises:
         ValueError, TypeError, RuntimeError: As `Edgeq.localize` says.
@@ -36,8 +43,10 @@ def localize(
     from pytest_edgeq.localize.localizer import Localizer
     from pytest_edgeq.samples import read_samples
 
-    with Localizer(quantized, runtime) as localizer:
-        localizer.update_all(read_samples(inputs, quantized.spec, "evaluation"), threads)
+    step = progress.step("localize", quantized.name, inputs)
+    with step as running, Localizer(quantized, runtime) as localizer:
+        samples = running.each(read_samples(inputs, quantized.spec, "evaluation"))
+        localizer.update_all(samples, threads)
         return localizer.result()
 
 
