@@ -36,10 +36,12 @@ from pytest_edgeq.plugin.state import (
     collected_key,
     memory_of,
     owner_of,
+    progress_key,
     running_key,
     runtimes_key,
     settings_key,
 )
+from pytest_edgeq.plugin.terminal_progress import progress_of
 from pytest_edgeq.plugin.tracebacks import hide_library_frames, shows_all
 from pytest_edgeq.presets import quantizer_ids
 from pytest_edgeq.tflite.registry import Runtimes
@@ -108,6 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings = config.stash[settings_key] = options.resolve(config, runtimes)
     config.stash[running_key] = None
     config.stash[cache_dir_key] = _cache_dir(config, settings)
+    config.stash[progress_key] = progress_of(config)
     config.stash[cache_messages_key] = []
     config.stash[collected_key] = []
     config.stash[absent_key] = {}
@@ -226,6 +229,7 @@ def edgeq(
             warn=lambda text: messages.append(("warning", text)),
             note=lambda text: messages.append(("info", text)),
         ),
+        progress=config.stash[progress_key],
     )
     yield session
     session.close()
