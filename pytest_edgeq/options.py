@@ -301,6 +301,14 @@ OPTIONS: Final = (
         _directory,
     ),
     Option("json", "", "FILE", "Write the record of the run as JSON to this file.", _file),
+    Option(
+        "markdown",
+        "",
+        "FILE",
+        "Write models and failures as Markdown to this file, for a pull request. Where "
+        "GITHUB_STEP_SUMMARY is set they are appended to that file, too.",
+        _file,
+    ),
 )
 
 
@@ -322,6 +330,7 @@ class Settings:
         cache: `on`, `off` or `refresh`.
         cache_dir: Directory of finished conversions; None for one below pytest's cache directory.
         json: File of the run's record; None for none.
+        markdown: File of the Markdown page; None for none.
         on_command_line: Stems whose value was given there, which no marker overrides.
     """
 
@@ -337,6 +346,7 @@ class Settings:
     cache: Literal["on", "off", "refresh"]
     cache_dir: Path | None
     json: Path | None
+    markdown: Path | None
     on_command_line: frozenset[str]
 
     @property

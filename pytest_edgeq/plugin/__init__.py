@@ -45,6 +45,7 @@ from pytest_edgeq.plugin.state import (
 from pytest_edgeq.plugin.tracebacks import hide_library_frames, shows_all
 from pytest_edgeq.presets import quantizer_ids
 from pytest_edgeq.report.journal import Journal
+from pytest_edgeq.report.properties import PREFIX, properties_of
 from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
@@ -344,8 +345,14 @@ def pytest_runtest_makereport(
         report.__dict__["edgeq"] = memory_of(config).record(owner_of(item))
         report.__dict__["edgeq_uses"] = [journal.add_model(model) for model in _models_of(item)]
     taken = journal.take()
+    if call.when == "setup":  # of a test that a plugin runs again
+        properties = item.user_properties
+        properties[:] = [each for each in properties if not each[0].startswith(PREFIX)]
     if taken["models"] or taken["events"]:
         report.__dict__["edgeq_journal"] = taken
+        found = list(properties_of(taken).items())
+        item.user_properties += found  # for the reports of later phases
+        report.user_properties += found
     return report
 
 
