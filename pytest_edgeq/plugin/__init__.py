@@ -29,6 +29,7 @@ from pytest_edgeq.plugin.collection import (
     pytest_sessionfinish,
 )
 from pytest_edgeq.plugin.controller import Controller
+from pytest_edgeq.plugin.folding import fold
 from pytest_edgeq.plugin.markers import MARKER, Marks, resolve_marks
 from pytest_edgeq.plugin.state import (
     absent_key,
@@ -42,7 +43,7 @@ from pytest_edgeq.plugin.state import (
     runtimes_key,
     settings_key,
 )
-from pytest_edgeq.plugin.tracebacks import hide_library_frames, shows_all
+from pytest_edgeq.plugin.tracebacks import hide_library_frames, is_own_error, shows_all
 from pytest_edgeq.presets import quantizer_ids
 from pytest_edgeq.report.journal import Journal
 from pytest_edgeq.report.properties import PREFIX, properties_of
@@ -331,9 +332,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put what the test did and claimed on its reports; shorten the traceback of our errors."""
     config = item.config
-    hidden = (
-        call.excinfo is not None and not shows_all(config) and hide_library_frames(call.excinfo)
-    )
+    hidden = False
+    if call.excinfo is not None and is_own_error(call.excinfo):
+        fold(call.excinfo.value)
+        hidden = not shows_all(config) and hide_library_frames(call.excinfo)
     report = yield
     if hidden:
         report.sections.append(("edgeq", "the library's own error is shown by --tb=long"))
