@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
+from pytest_edgeq.evaluation import notes_on
 from pytest_edgeq.localize.cause import WAYS_OUT
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
 from pytest_edgeq.measurement import Outcome
 from pytest_edgeq.numerics.calibration import Calibration
-from pytest_edgeq.numerics.checks import SampleLedger
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
     CALIBRATION_OVERLAP,
@@ -30,6 +30,7 @@ from pytest_edgeq.numerics.findings import (
 )
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.numerics.wiped import is_below_a_step
 from pytest_edgeq.parallel import Beside, on_one_thread, state_of
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, read_samples
@@ -52,13 +53,7 @@ Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
 _SHOWN = 4
 """How many more differences of one kind a text lists."""
 
-_FIXED = (1 / 256, 1 / 128, 1 / 32768)
-"""
-Scales that TFLite fixes for SOFTMAX, LOGISTIC and TANH.
-
-Where nothing is detected all values are less than a step, of a sound model, too; of a range that
-was calibrated they are not.
-"""
+_UNREMEMBERED = "baselines were not checked: outside a test nothing is remembered"
 
 _SHIP = (
     "fix: ship what the flow made, quantized.path; a file that was changed on purpose is held "
@@ -144,9 +139,13 @@ def check(
         gate.hold_against(claims(gate.comparison))
     on_result(CheckResult(gate.comparison, gate.layers, gate.texts()))
     if gate.findings:
+        gate.notes += gate.sample_notes
         raise AssertionError(gate.text(unwritten=unwritten))
     for note in dict.fromkeys(gate.notes):
-        warn_user(f"edgeq.check: {note}")
+        # In a test the summary tells of few samples, and elsewhere this warning, which is given
+        # anyway: a suite that turns warnings into errors must not fail of them.
+        also = gate.sample_notes if note == _UNREMEMBERED else []
+        warn_user("; ".join([f"edgeq.check: {note}", *also]))
 
 
 class _Choice:
@@ -212,13 +211,11 @@ class _Gate:
         with ExitStack() as stack:
             stack.enter_context(comparer)
             localizer = self._localizer(stack)
-            seen = SampleLedger()
             state = state_of(quantized) if threads > 1 else None
             beside: Beside | None = None
             choice = _Choice(quantized)
             pending: Callable[[], None] | None = None
             for sample in read_samples(inputs, quantized.spec, "evaluation"):
-                seen.add(sample.arrays())
                 if not self.fits:
                     continue  # the samples are read all the same: one may not be a sample at all
                 outcome = self._compare(comparer, sample) if runs else None
@@ -250,7 +247,7 @@ class _Gate:
             self._look_at_layers(localizer.result())
         elif not self.fits:
             self._look_at_constants()
-        self._look_at_samples(seen)
+        self._look_at_calibration()
         agreed = agreement.result()
         self._add(_RUNS, *grouped([*self.refusals, *agreed.unable]))
         self._add(_RUNTIMES, *agreed.apart)
@@ -273,10 +270,13 @@ class _Gate:
             except AssertionError as error:
                 self._add(_MEMORY, str(error))
             except RuntimeError:  # there is no body of a test to remember by
-                self.notes.append(
-                    "baselines were not checked: outside a test nothing is remembered"
-                )
+                self.notes.append(_UNREMEMBERED)
                 return
+
+    @property
+    def sample_notes(self) -> list[str]:
+        """What to tell of the evaluation samples."""
+        return [] if self.comparison is None else notes_on(self.comparison.evaluated)
 
     def texts(self) -> list[str]:
         """Return the findings, the most telling first, each once."""
@@ -361,12 +361,8 @@ class _Gate:
             self._add(_RUNS, str(error))
         return None
 
-    def _look_at_samples(self, seen: SampleLedger) -> None:
-        """Tell of few that are different: what they say of a model is little."""
-        if len(seen) == 1 < seen.n_added:
-            self.notes.append(
-                f"the {seen.n_added} samples given are one and the same: nothing is known of others"
-            )
+    def _look_at_calibration(self) -> None:
+        """Tell of few different calibration samples: ranges hold these alone."""
         known = self.quantized.ledger
         if 0 < len(known) < _FEW_CALIBRATED:
             given = f", of {known.n_added} given" if known.n_added > len(known) else ""
@@ -397,9 +393,9 @@ class _Gate:
         """Outputs of which less than a bit is left."""
         for name, errors in total.outputs.items():
             rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
-            tiny = errors.scale is not None and rms < errors.scale
-            if not errors.sqnr_db < ONE_BIT_DB or (tiny and errors.scale in _FIXED):
+            if not errors.sqnr_db < ONE_BIT_DB or is_below_a_step(errors):
                 continue
+            tiny = errors.scale is not None and rms < errors.scale
             text = (
                 f"output {name!r}: expected {ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of "
                 f"it, got {errors.sqnr_db:.3g} dB (rms {rms:.3g} in torch, rms error "

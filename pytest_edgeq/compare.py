@@ -15,6 +15,7 @@ from pytest_edgeq.localize import OnLocalized
 from pytest_edgeq.measurement import Arrays, Measurement, Outcome, SampleRunner
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample
+from pytest_edgeq.numerics.evaluated import EvaluatedLedger
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
     Finding,
@@ -115,6 +116,7 @@ class Comparer:
         self._keeps_points = keeps_points
         self._measurement = self._new_measurement()
         self._overlap = self._count = 0
+        self._evaluated = EvaluatedLedger()
         self._digest = hashlib.sha256()
         self._open = contextlib.ExitStack()
         self._changed: Sequence[str] = ()
@@ -185,6 +187,7 @@ class Comparer:
     def _note(self, sample: Sample) -> None:
         arrays = sample.arrays()
         self._digest_sample(arrays)
+        self._evaluated.add(arrays)
         self._overlap += arrays in self._quantized.ledger
         self._count += 1
 
@@ -209,6 +212,7 @@ class Comparer:
             runtime=self._runtime,
             health=(*findings, *static_findings(quantized.edge)),
             worst_samples=worst,
+            evaluated=self._evaluated.result(),
             fingerprint=self._digest.hexdigest(),
             build=functools.partial(
                 build_of, quantized.edge, quantized.ledger, quantized.float_model

@@ -419,20 +419,27 @@ class Edgeq:
         Hold the errors of every stage and output against those remembered for this test.
 
         What is worse than the remembered margin fails. What is better is told at the end of the
-        run, and remembered by `--edgeq-update=tighten`.
+        run, and remembered by `--edgeq-update=tighten`. Few, equal or constant samples are told
+        there, too.
+
+        Errors are not stored where an output of zeros would pass all limits of an output, or where
+        the error is as large as the signal: such a baseline could not fail. One that was stored
+        before is told of at the end of the run, and does not fail it.
 
         Args:
             comparison: From `compare`, on the same samples in the same order as remembered.
             name: Of the baseline; needed where a test remembers several models.
 
         Raises:
-            AssertionError: Nothing is remembered yet, a metric regressed, a stage, an output or a
-                metric came or went, or the data are not the remembered ones. Also where
-                an output is not finite or zero on both sides, of which nothing can be remembered.
+            AssertionError: Nothing is remembered yet, or must not be, a metric regressed, a stage,
+                an output or a metric came or went, or the data are not the remembered ones. Also
+                where an output is not finite or zero on both sides, of which nothing can be
+                remembered.
             TypeError: Not a comparison.
             ValueError: The baseline cannot be read.
             RuntimeError: Not called from the body of a test.
         """
+        from pytest_edgeq.evaluation import Evaluation
         from pytest_edgeq.localize.rows import SPREAD
         from pytest_edgeq.numerics.findings import input_causes
         from pytest_edgeq.remember import errors_to_remember
@@ -454,7 +461,11 @@ class Edgeq:
             return "" if SPREAD in blamed and is_explained(change) else blamed
 
         self._memory.check(
-            "errors", name or "errors", errors_to_remember(comparison), explain=explain
+            "errors",
+            name or "errors",
+            errors_to_remember(comparison),
+            explain=explain,
+            judge=Evaluation(comparison),
         )
 
     def suggest_budget(self, comparison: Comparison) -> Budget:
@@ -465,7 +476,8 @@ class Edgeq:
         derives it), rounded outward to 3 digits. Bounded are those of `sqnr_db`,
         `cosine_similarity`, `max_lsb_error` (`max_abs_error` where an output has no LSB) and
         `top1_agreement` (where every sample is one row of classes) that are defined at every
-        output.
+        output, and that an output of zeros, or a guess of the class, fails. What was left out, and
+        why, is printed as a comment, and so is that samples are few, equal or constant.
 
         Args:
             comparison: From `compare`.
@@ -473,13 +485,13 @@ class Edgeq:
         Raises:
             AssertionError: An output is not finite, or zero on both sides.
             TypeError: Not a comparison.
-            ValueError: No metric supports a bound.
+            ValueError: The error is as large as the signal, or no bound could fail.
         """
         from pytest_edgeq.remember import budget_to_suggest
 
         _require_comparison("suggest_budget", comparison)
-        budget = budget_to_suggest(comparison)
-        print(budget)  # to be pasted
+        budget, notes = budget_to_suggest(comparison)
+        print(budget, *(f"# {note}" for note in notes), sep="\n")  # to be pasted
         return budget
 
 

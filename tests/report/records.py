@@ -103,6 +103,7 @@ def claim(path: str, **changed: Any) -> dict[str, Any]:
         "note": "",
         "since": [],
         "stored": "",
+        "remarks": [],
         **changed,
     }
 
