@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-__all__ = ["WIDTH", "count", "hanging", "indented", "table"]
+__all__ = ["WIDTH", "count", "hanging", "indented", "table", "wrapped"]
 
 WIDTH = 100
 """Columns that texts keep to where their words allow it."""
@@ -39,6 +39,20 @@ def table(
 def indented(lines: Iterable[str]) -> list[str]:
     """Return the lines, two columns further to the right."""
     return [f"  {line}" for line in lines]
+
+
+def wrapped(line: str) -> list[str]:
+    """Return a line in lines of `WIDTH` columns, the later ones indented by four more."""
+    if len(line) <= WIDTH:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line,
+        WIDTH,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def hanging(text: str) -> list[str]:
