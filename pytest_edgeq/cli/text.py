@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["WIDTH", "count", "hanging", "indented", "table", "wrapped"]
+if TYPE_CHECKING:
+    from pytest_edgeq.numerics.results import OutputErrors, StageErrors
+
+__all__ = ["WIDTH", "count", "hanging", "indented", "metric_tables", "table", "wrapped"]
 
 WIDTH = 100
 """Columns that texts keep to where their words allow it."""
@@ -70,3 +74,34 @@ def hanging(text: str) -> list[str]:
 def count(number: int, noun: str) -> str:
     """Return a number with its noun: `1 op`, `1,200 ops`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def metric_tables(stage: StageErrors) -> list[str]:
+    """Return a row for each metric and a column for each output, in tables of `WIDTH` columns."""
+    from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
+
+    metrics = (*UPPER_BOUNDED, *LOWER_BOUNDED)
+    first = max(map(len, metrics))
+    groups: list[list[OutputErrors]] = [[]]
+    used = first
+    for output in stage.outputs.values():
+        width = 2 + max(len(output.name), *(len(_cell(output, metric)) for metric in metrics))
+        if groups[-1] and used + width > WIDTH:
+            groups.append([])
+            used = first
+        groups[-1].append(output)
+        used += width
+    lines = []
+    for group in groups:
+        names = [output.name for output in group]
+        rows = [(metric, *(_cell(output, metric) for output in group)) for metric in metrics]
+        lines += table(("output", *names), rows, numbers=names)
+    return lines
+
+
+def _cell(output: OutputErrors, metric: str) -> str:
+    value = getattr(output, metric)
+    if value is None:
+        return "-"
+    # 0.99987 and 0.99912 are far apart, and both read 0.9999 or 1 in few digits.
+    return f"{value:.6f}" if metric == "cosine_similarity" else f"{value:.4g}"
