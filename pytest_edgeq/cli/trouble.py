@@ -15,9 +15,17 @@ FOUND = 1
 """Exit code of a command that ran, and found what it looks for."""
 
 
-def exit_codes(*meanings: str) -> str:
-    """Return the epilog of a command's help that tells its exit codes, from 0 upwards."""
-    lines = [f"  {code}  {meaning}" for code, meaning in enumerate(meanings)]
+def exit_codes(done: str, found: str | None, trouble: str) -> str:
+    """
+    Return the epilog of a command's help that tells its exit codes.
+
+    Args:
+        done: Meaning of 0.
+        found: Meaning of 1; None where the command never ends with it.
+        trouble: Meaning of 2.
+    """
+    meanings = (done, found, trouble)
+    lines = [f"  {code}  {text}" for code, text in enumerate(meanings) if text is not None]
     return "\n".join(["\b", "Exit codes:", *lines])
 
 
