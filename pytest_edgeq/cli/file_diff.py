@@ -137,8 +137,13 @@ class FileDiff:
         self, where: str, what: str, old: tuple[int, int], new: tuple[int, int]
     ) -> Iterator[Change]:
         """Tell a tensor that another op, input or constant produces; ops that came are told."""
-        if self._partner.get(old, new) != new:
-            yield Change(where, what, source_of(self._old, *old), source_of(self._new, *new))
+        if self._partner.get(old, new) == new:
+            return
+        told = source_of(self._old, *old), source_of(self._new, *new)
+        if told[0] == told[1]:
+            # Ops of one name and number that are not the same op.
+            told = f"{told[0]} in the old file", f"{told[1]} in the new file"
+        yield Change(where, what, *told)
 
     def _value_changes(
         self, where: str, what: str, one: tuple[Op, Tensor], two: tuple[Op, Tensor]
