@@ -1,0 +1,58 @@
+"""
+The commands that need no torch: seconds from start to exit. Run it: it is not a test.
+
+`python tests/benchmarks/bench_cli.py` runs each in processes of their own, five times. Target:
+under 0.5 s. `python -X importtime -m pytest_edgeq show FILE` tells where the time goes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+FILES = ROOT / "fixtures" / "tflite" / "converted"
+RUNS = 5
+
+
+def _seconds(arguments: list[str]) -> float:
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_edgeq", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode == 2:
+        raise RuntimeError(done.stderr)
+    return seconds
+
+
+def _main() -> None:
+    old, new = (str(FILES / f"attention.{name}.tflite") for name in ("float", "int8"))
+    with tempfile.TemporaryDirectory() as folder:
+        samples = Path(folder) / "x.npz"
+        np.savez(samples, args_0=np.random.default_rng(0).standard_normal((16, 1, 5, 8)))
+        for arguments in (
+            ["--help"],
+            ["cache"],
+            ["show", new],
+            ["show", new, "--json"],
+            ["diff", old, new],
+            ["compare", old, new, "--inputs", str(samples)],
+        ):
+            seconds = [_seconds(arguments) for _ in range(RUNS)]
+            print(f"edgeq {arguments[0]:8} {min(seconds):.3f} … {max(seconds):.3f} s")
+
+
+if __name__ == "__main__":
+    _main()
