@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,6 @@ def command(
 
 
 def _written(target: str, shapes: list[Placeholder], quantizer: str) -> str:
-
     from pytest_edgeq.cli.factory import load_factory
     from pytest_edgeq.cli.first_test import render
     from pytest_edgeq.cli.measured import measure
@@ -125,8 +125,6 @@ def _written(target: str, shapes: list[Placeholder], quantizer: str) -> str:
 
 
 def _forward(model: torch.nn.Module) -> str:
-    import inspect
-
     names = ", ".join(inspect.signature(model.forward).parameters)
     return f"{type(model).__name__}.forward({names})"
 
