@@ -42,7 +42,7 @@ from pytest_edgeq.tflite.same import border_differences, op_differences
 from pytest_edgeq.unrunnable import UnrunnableError, grouped
 from pytest_edgeq.warn import warn_user
 
-__all__ = ["check"]
+__all__ = ["CheckResult", "check"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -87,6 +87,22 @@ fifth of all that are extreme in their sample.
 
 
 @dataclass(frozen=True, slots=True)
+class CheckResult:
+    """
+    What a check measured and found.
+
+    Attributes:
+        comparison: The errors; None where file and reference could not be compared.
+        layers: The errors of each op; None where they could not be measured.
+        findings: What is wrong, the most telling first.
+    """
+
+    comparison: Comparison | None
+    layers: LayerErrors | None
+    findings: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Trouble:
     rank: int
     text: str
@@ -100,6 +116,8 @@ def check(
     threads: int,
     claims: Claims,
     writes: bool,
+    on_result: Callable[[CheckResult], None] = lambda result: None,
+    keeps_points: bool = False,
 ) -> None:
     """
     Hold a model against everything that is known of it, in one pass over the samples.
@@ -111,17 +129,20 @@ def check(
         threads: Cores that may be used; the figures are the same for any number.
         claims: Gives, for what was measured, the checks of what is remembered, which raise.
         writes: Whether those write what is new or changed.
+        on_result: Called with what was measured and found, whatever it is.
+        keeps_points: Whether to keep elements of the outputs, for charts.
 
     Raises:
         AssertionError: Lists all that is wrong.
         ValueError, TypeError: No reference, no sample, or one that does not fit.
     """
-    gate = _Gate(quantized, runtime)
+    gate = _Gate(quantized, runtime, keeps_points)
     with on_one_thread():
         gate.look(inputs, threads)
     unwritten = writes and bool(gate.findings)
     if not unwritten:
         gate.hold_against(claims(gate.comparison))
+    on_result(CheckResult(gate.comparison, gate.layers, gate.texts()))
     if gate.findings:
         raise AssertionError(gate.text(unwritten=unwritten))
     for note in dict.fromkeys(gate.notes):
@@ -170,6 +191,7 @@ class _Gate:
 
     quantized: QuantizedModel
     runtime: str
+    keeps_points: bool = False
     findings: list[_Trouble] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     refusals: list[UnrunnableError] = field(default_factory=list)
@@ -183,7 +205,7 @@ class _Gate:
         """Measure everything, each sample once: from the second one on ops beside the outputs."""
         quantized = self.quantized
         # First, as it says what is wrong with the call.
-        comparer = Comparer(quantized, self.runtime)
+        comparer = Comparer(quantized, self.runtime, keeps_points=self.keeps_points)
         self._look_at_origin()
         agreement = Agreement(quantized)
         runs = self.runtime in agreement.opened
@@ -256,14 +278,18 @@ class _Gate:
                 )
                 return
 
-    def text(self, *, unwritten: bool) -> str:
-        """All that is wrong, the most telling first; what is told twice is told once."""
+    def texts(self) -> list[str]:
+        """Return the findings, the most telling first, each once."""
         ordered = sorted(self.findings, key=lambda each: each.rank)
-        texts = list(dict.fromkeys(each.text for each in ordered))
+        return list(dict.fromkeys(each.text for each in ordered))
+
+    def text(self, *, unwritten: bool) -> str:
+        """Return the text of the failure: all findings, the cause, the notes."""
+        texts = self.texts()
         if not all(map(is_missing, texts)):
             # What is to be accepted must be sound first: its numbers are none to read now.
             texts = [_put_off(each) if is_missing(each) else each for each in texts]
-        if ordered[0].rank != _MEMORY:
+        if any(each.rank != _MEMORY for each in self.findings):
             texts = [_not_yet(each) for each in texts]
         first, *lines = texts[0].splitlines()
         if len(texts) > 1:

@@ -12,6 +12,7 @@ import numpy as np
 
 from pytest_edgeq.build_facts import build_of
 from pytest_edgeq.file_health import static_findings
+from pytest_edgeq.localize import OnLocalized
 from pytest_edgeq.measurement import Arrays, Measurement, Outcome, SampleRunner
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample
@@ -39,6 +40,8 @@ def compare(
     runtime: str,
     threads: int = 1,
     localize_seconds: float = 0,
+    on_localized: OnLocalized | None = None,
+    keeps_points: bool = False,
 ) -> Comparison:
     """
     Measure the errors of every stage that the model's flow has.
@@ -51,6 +54,8 @@ def compare(
             are the same for any number.
         localize_seconds: How long the comparison may look for the layer to blame when a check of it
             fails; 0 for not at all.
+        on_localized: Called with what was measured when it has looked, and the seconds of it.
+        keeps_points: Whether to keep elements of the outputs, for charts.
 
     Raises:
         ValueError: No sample, one that does not fit, no reference, or outputs that differ in
@@ -58,7 +63,9 @@ def compare(
         TypeError: A sample of another kind or dtype.
         RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
     """
-    with Comparer(quantized, runtime, localize_seconds) as comparer:
+    with Comparer(
+        quantized, runtime, localize_seconds, on_localized, keeps_points=keeps_points
+    ) as comparer:
         comparer.update_all(read_samples(inputs, quantized.spec, "evaluation"), threads)
     return comparer.result()
 
@@ -74,13 +81,21 @@ class Comparer:
         quantized: The file and its references.
         runtime: Kernels that run the file (and a recipe flow's float file).
         localize_seconds: As `compare` takes it.
+        on_localized: As `compare` takes it.
+        keeps_points: As `compare` takes it.
 
     Raises:
         ValueError: No reference, or an unknown runtime.
     """
 
     def __init__(
-        self, quantized: QuantizedModel, runtime: str, localize_seconds: float = 0
+        self,
+        quantized: QuantizedModel,
+        runtime: str,
+        localize_seconds: float = 0,
+        on_localized: OnLocalized | None = None,
+        *,
+        keeps_points: bool = False,
     ) -> None:
         quantized.edge.runtimes.check(runtime)
         if quantized.float_model is None:
@@ -91,8 +106,10 @@ class Comparer:
         self._quantized = quantized
         self._runtime = runtime
         self._localize_seconds = localize_seconds
+        self._on_localized = on_localized
         self._runner = SampleRunner(quantized, runtime)
-        self._measurement = Measurement(quantized)
+        self._keeps_points = keeps_points
+        self._measurement = self._new_measurement()
         self._overlap = self._count = 0
         self._digest = hashlib.sha256()
         self._open = contextlib.ExitStack()
@@ -109,6 +126,9 @@ class Comparer:
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
+
+    def _new_measurement(self) -> Measurement:
+        return Measurement(self._quantized, keeps_points=self._keeps_points)
 
     def update(self, sample: Sample) -> Outcome:
         """
@@ -144,7 +164,7 @@ class Comparer:
 
     def _update_together(self, samples: Iterator[Sample], count: int) -> None:
         def worker() -> tuple[SampleRunner, Measurement]:
-            return self._runner.apart(), Measurement(self._quantized)
+            return self._runner.apart(), self._new_measurement()
 
         def measure(worker: tuple[SampleRunner, Measurement], index: int, sample: Sample) -> None:
             runner, measurement = worker
@@ -189,6 +209,7 @@ class Comparer:
             build=functools.partial(
                 build_of, quantized.edge, quantized.ledger, quantized.float_model
             ),
+            points=measurement.points(),
             explain=self._explanation(worst),
             **results,
         )
@@ -208,7 +229,8 @@ class Comparer:
         def explain() -> str:
             from pytest_edgeq.localize import explain
 
-            return explain(quantized, [each.inputs for each in worst], seconds)
+            samples = [each.inputs for each in worst]
+            return explain(quantized, samples, seconds, self._on_localized)
 
         return functools.cache(explain)
 

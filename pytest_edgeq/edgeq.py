@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.missing import names_missing_libraries, naming_missing_libraries
 from pytest_edgeq.parallel import available_cores, torch_threads
 from pytest_edgeq.presets import CACHE_MODES
+from pytest_edgeq.report.journal import Booking, booking
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.report.journal import Journal
     from pytest_edgeq.snapshots.session import SnapshotSession
     from pytest_edgeq.tflite.registry import Runtime, Runtimes
     from pytest_edgeq.tflite.source import TflitePath
@@ -54,6 +56,7 @@ class Edgeq:
         cache: `on`; `off`; or `refresh`, which replaces what earlier sessions have kept.
         cache_log: Takes the cache's messages; given by the plugin. By default problems of the
             directory are warnings.
+        journal: Takes what each call measured; given by the plugin.
 
     Raises:
         ValueError: Unknown runtime or cache mode, a runtime of your own with a built-in one's
@@ -75,6 +78,7 @@ class Edgeq:
         cache_dir: str | os.PathLike[str] | None = None,
         cache: str = "on",
         cache_log: CacheLog | None = None,
+        journal: Journal | None = None,
     ) -> None:
         with naming_missing_libraries():
             from pytest_edgeq.cache.conversions import ConversionCache
@@ -112,6 +116,7 @@ class Edgeq:
             tell, threads, seed, directory, runtimes, localize_timeout, conversions
         )
         self._memory = memory
+        self._journal = journal
 
     @names_missing_libraries
     def quantize(
@@ -191,8 +196,11 @@ class Edgeq:
         )
         seed, threads = self._session.seed, self._session.threads
         litert.load_exporter()
-        with seeded(seed), torch_threads(threads), frozen_heap():
-            return run_flow(request, quantizer)
+        with booking(self._journal, "quantize") as booked:
+            noted = self._session.cache.noted_steps()
+            with seeded(seed), torch_threads(threads), frozen_heap(), noted as booked.steps:
+                booked.model = run_flow(request, quantizer)
+        return booked.model
 
     @names_missing_libraries
     def load(
@@ -236,7 +244,11 @@ class Edgeq:
         if name is None:
             stem = Path(tflite).stem if isinstance(tflite, (str, os.PathLike)) else None
             name = stem or _class_name(reference) or "model"
-        return load_prebuilt(tflite, reference, name, self._session, layout, float_tflite)
+        with booking(self._journal, "load") as booked:
+            booked.model = load_prebuilt(
+                tflite, reference, name, self._session, layout, float_tflite
+            )
+        return booked.model
 
     @names_missing_libraries
     def compare(
@@ -261,13 +273,22 @@ class Edgeq:
         from pytest_edgeq.compare import compare
 
         _require_model("compare", quantized)
-        return compare(
-            quantized,
-            inputs,
-            runtime=runtime or self._session.runtime(),
-            threads=self._session.threads,
-            localize_seconds=self._session.localize_seconds,
-        )
+
+        def on_localized(layers: LayerErrors, seconds: float) -> None:
+            if self._journal is not None:
+                self._journal.add(Booking("localize", quantized, layers=layers, seconds=seconds))
+
+        with booking(self._journal, "compare", quantized) as booked:
+            booked.comparison = compare(
+                quantized,
+                inputs,
+                runtime=runtime or self._session.runtime(),
+                threads=self._session.threads,
+                localize_seconds=self._session.localize_seconds,
+                on_localized=on_localized,
+                keeps_points=self._keeps_points,
+            )
+        return booked.comparison
 
     @names_missing_libraries
     def localize(
@@ -298,7 +319,11 @@ class Edgeq:
         from pytest_edgeq.localize import localize
 
         _require_model("localize", quantized)
-        return localize(quantized, inputs, runtime=runtime, threads=self._session.threads)
+        with booking(self._journal, "localize", quantized) as booked:
+            booked.layers = localize(
+                quantized, inputs, runtime=runtime, threads=self._session.threads
+            )
+        return booked.layers
 
     @names_missing_libraries
     def check(
@@ -330,7 +355,7 @@ class Edgeq:
             ValueError: No sample, one that does not fit, or no reference.
             TypeError: A sample of another kind or dtype.
         """
-        from pytest_edgeq.check import check
+        from pytest_edgeq.check import CheckResult, check
 
         _require_model("check", quantized)
         names = (None, None) if name is None else (f"{name}_op_dtypes", f"{name}_errors")
@@ -340,14 +365,26 @@ class Edgeq:
             if comparison is not None:
                 yield lambda: self.check_errors(comparison, name=names[1])
 
-        check(
-            quantized,
-            inputs,
-            runtime=self._session.runtime(),
-            threads=self._session.threads,
-            claims=claims,
-            writes=self._memory is not None and bool(self._memory.update),
-        )
+        with booking(self._journal, "check", quantized) as booked:
+
+            def on_result(result: CheckResult) -> None:
+                booked.comparison, booked.layers = result.comparison, result.layers
+                booked.findings = result.findings
+
+            check(
+                quantized,
+                inputs,
+                runtime=self._session.runtime(),
+                threads=self._session.threads,
+                claims=claims,
+                writes=self._memory is not None and bool(self._memory.update),
+                on_result=on_result,
+                keeps_points=self._keeps_points,
+            )
+
+    @property
+    def _keeps_points(self) -> bool:
+        return self._journal is not None and self._journal.details
 
     def close(self) -> None:
         """

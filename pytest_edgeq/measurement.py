@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_edgeq import litert
 from pytest_edgeq.border_specs import border_spec
@@ -17,6 +18,7 @@ from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.health import OutputHealth
 from pytest_edgeq.numerics.inputs import InputHealth
+from pytest_edgeq.numerics.point_sample import PointSample
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.numerics.side import Side
 from pytest_edgeq.quantized import QuantizedModel
@@ -139,9 +141,10 @@ class Measurement:
 
     Args:
         quantized: The file and its references.
+        keeps_points: Whether to keep elements of the outputs, for charts.
     """
 
-    def __init__(self, quantized: QuantizedModel) -> None:
+    def __init__(self, quantized: QuantizedModel, *, keeps_points: bool = False) -> None:
         self._quantized = quantized
         edge = quantized.edge
         specs = [border_spec(each.name, each.tensor) for each in edge.signature.outputs]
@@ -161,6 +164,7 @@ class Measurement:
             for border, tensor in quantized_inputs(edge.graph, edge.signature)
         ]
         self.worst = WorstSamples()
+        self._points = {spec.name: PointSample() for spec in specs} if keeps_points else {}
 
     def update(self, index: int, sample: Sample, outcome: Outcome) -> None:
         """Add one sample, by its index over all threads."""
@@ -176,6 +180,8 @@ class Measurement:
             self._health, sides["float"], sides["edge"], codes, strict=True
         ):
             watch.update(reference_side, edge_side, code)
+        for i, points in enumerate(self._points.values()):
+            points.update(index, {side: arrays[i] for side, arrays in outcome.values.items()})
         if not self._inputs:
             return
         given = quantized.edge.by_border(quantized.input_names, sample.arrays())
@@ -192,7 +198,13 @@ class Measurement:
             watch.merge(theirs)
         for (_, mine), (_, their) in zip(self._inputs, other._inputs, strict=True):
             mine.merge(their)
+        for name, points in self._points.items():
+            points.merge(other._points[name])
         self.worst.merge(other.worst)
+
+    def points(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
+        """Return the elements kept, by output and side."""
+        return {name: points.result() for name, points in self._points.items()}
 
     def stages(self) -> dict[str, StageErrors]:
         """Return the errors of every stage that the flow has."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import input_causes
 from pytest_edgeq.numerics.results import StageErrors
-from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.quantized import FloatSize, QuantizedModel
 from pytest_edgeq.samples import SampleSpec, read_samples
 from pytest_edgeq.tflite.graph import SignatureTensor
 from pytest_edgeq.unmatched import UnmatchedError
@@ -415,17 +414,11 @@ def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | Non
     )
 
 
-def _float_size(model: Any) -> tuple[int, str]:
-    if isinstance(model, QuantizedModel):
-        if model.float_edge is not None:
-            return len(model.float_edge.graph.buffer), "the float .tflite"
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(model.float_model, torch.nn.Module):
-            tensors = [*model.float_model.parameters(), *model.float_model.buffers()]
-            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            if size:
-                return size, "the torch model's parameters and buffers"
-    raise ValueError(
-        "max_ratio: the size of the float model is not known here; give max_bytes, or a model from "
-        "edgeq.quantize or edgeq.load(tflite, reference=model)"
-    )
+def _float_size(model: Any) -> FloatSize:
+    known = model.float_size if isinstance(model, QuantizedModel) else None
+    if known is None:
+        raise ValueError(
+            "max_ratio: the size of the float model is not known here; give max_bytes, or a model "
+            "from edgeq.quantize or edgeq.load(tflite, reference=model)"
+        )
+    return known

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .findings import Finding
 from .metrics import json_number
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
@@ -94,6 +97,8 @@ class Comparison:
         worst_samples: the samples of the least SQNR, the worst first.
         fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order.
         build: gives what of the file the errors may not show, which is remembered beside them.
+        points: elements of each output by its name and side, chosen evenly, where they were asked
+            for; for charts.
         explain: says which layer is to blame, for the text of a check that fails; None where
             nothing can.
     """
@@ -109,6 +114,9 @@ class Comparison:
     worst_samples: tuple[WorstSample, ...] = ()
     fingerprint: str = ""
     build: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False, compare=False)
+    points: Mapping[str, Mapping[str, npt.NDArray[np.float64]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     explain: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -40,7 +40,9 @@ class ClaimRecord(TypedDict):
     """One claim as it travels; `path` is relative to rootdir where it can be."""
 
     path: str
+    kind: str
     category: Category
+    change: str
     written: bool
     note: str
     since: list[str]
@@ -73,6 +75,7 @@ class Claim:
         written: Whether the file was written.
         before: The file's bytes before it was written; None if there was no file.
         note: Something to tell the user that is no failure; may be empty.
+        change: What differs from the stored data; empty if nothing does.
         stored: What was written, in one line; empty if nothing was.
         since: Upgrades since the file was written, such as `torch 2.13.0 → 2.14.0`.
     """
@@ -85,6 +88,7 @@ class Claim:
     note: str = ""
     since: list[str] = dataclasses.field(default_factory=list)
     stored: str = ""
+    change: str = ""
 
 
 @dataclasses.dataclass

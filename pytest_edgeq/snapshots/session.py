@@ -111,6 +111,8 @@ class SnapshotSession:
             "claims": [
                 {
                     "path": self.layout.shown(path),
+                    "kind": claim.kind,
+                    "change": claim.change,
                     "category": claim.category,
                     "written": claim.written,
                     "note": claim.note,
@@ -166,6 +168,7 @@ class SnapshotSession:
             stored = None
         change = "" if stored is None else describe(stored.data, data)
         claim.category = "new" if stored is None else "changed" if change else "unchanged"
+        claim.change = change
         if claim.note and "changed" in self.update:
             claim.category = "changed"
         if stored is not None:
