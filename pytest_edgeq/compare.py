@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.build_facts import build_of
+from pytest_edgeq.file_health import static_findings
 from pytest_edgeq.localize import OnLocalized
 from pytest_edgeq.measurement import Arrays, Measurement, Outcome, SampleRunner
 from pytest_edgeq.numerics.calibration import Calibration
@@ -19,8 +20,6 @@ from pytest_edgeq.numerics.evaluated import EvaluatedLedger
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
     Finding,
-    check_bias,
-    check_scales,
     overlap_finding,
     repeated_finding,
 )
@@ -28,11 +27,8 @@ from pytest_edgeq.parallel import MOST_WORKERS, begin, on_one_thread, run_togeth
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.samples import Sample, read_samples
-from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Tensor
-from pytest_edgeq.tflite.roles import roles_of
 
-__all__ = ["Comparer", "compare", "static_findings"]
+__all__ = ["Comparer", "compare"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -249,30 +245,4 @@ def _stateful(name: str, changed: Sequence[str]) -> Finding:
         name,
         f"its forward changes the buffer {changed[0]!r} ({len(changed)} in all), so what a sample "
         "gives depends on those before it; the buffers were put back afterwards",
-    )
-
-
-def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
-    """What is wrong in the file itself: scales, zero points, biases."""
-    findings: list[Finding] = []
-    for signature in edge.graph.signatures:
-        for border in signature.inputs:
-            findings += _scale_findings(f"the input {border.name!r}", border.tensor)
-    for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
-        roles = roles_of(edge.graph, op)
-        for tensor in roles.outputs:
-            findings += _scale_findings(f"the output of {entry.where}", tensor)
-        for stored in roles.weights:
-            where = f"the weight of {entry.where}"
-            findings += _scale_findings(where, stored.tensor, activation=False)
-        for stored in roles.biases:
-            if stored.tensor.dtype == "int32" and stored.tensor.is_constant:
-                values = edge.graph.constant(stored.tensor).view(np.int32)
-                findings += check_bias(f"the bias of {entry.where}", values)
-    return tuple(dict.fromkeys(findings))
-
-
-def _scale_findings(where: str, tensor: Tensor, *, activation: bool = True) -> list[Finding]:
-    return check_scales(
-        where, tensor.scales, tensor.zero_points, activation=activation, dtype=tensor.dtype
     )

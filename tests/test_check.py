@@ -248,7 +248,8 @@ def _stride(model: Any) -> None:
         (_swapped, r"flow made: outputs: expected output_0 .*; output_1 .*, got output_1 .*"),
         (
             _swapped_tensors,
-            r"made: the output 'output_0': expected what \w+ #\d gives, got what \w+ #\d gives",
+            r"made: the output 'output_0': expected the output of \w+ #\d, "
+            r"got the output of \w+ #\d",
         ),
         (_activation, r"flow made: CONV_2D .*: fused activation: expected RELU, got None"),
         (_stride, r"flow made: CONV_2D .*: padding: expected VALID, got SAME"),
