@@ -15,6 +15,7 @@ from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.cause import blame
 from pytest_edgeq.localize.rows import Evidence
 from pytest_edgeq.options import CI_VARIABLES
+from pytest_edgeq.plugin.folding import folded
 from tests.localize.rows import row
 from tests.readme import blocks, commands
 from tests.shared_cache import shared_cache
@@ -97,7 +98,7 @@ def test_the_gates_failure_is_as_shown(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as caught:
         edgeq.check(quantized.with_tflite(pack(shipped)), [*images(2, seed=1), *images(14, seed=3)])
 
-    told = str(caught.value).partition("\n\nnote: ")[0].splitlines()
+    told = folded(str(caught.value).partition("\n\nnote: ")[0]).splitlines()
     # Another machine's last digits, and the widths of columns.
     plain = [[re.sub(r"[\d.−]+", "0", line).split() for line in text] for text in (shown, told)]
     assert plain[0] == plain[1]

@@ -229,6 +229,7 @@ class Request:
             directory=self.session.directory,
             threads=self.session.threads,
             left_in_float=left_in_float,
+            quantizer=self.quantizer,
         )
 
 

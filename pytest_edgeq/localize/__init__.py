@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_edgeq.localize.rows import LayerError, LayerErrors
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-__all__ = ["LayerError", "LayerErrors", "explain", "localize"]
+__all__ = ["LayerError", "LayerErrors", "OnLocalized", "explain", "localize"]
+
+OnLocalized: TypeAlias = Callable[[LayerErrors, float], None]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -50,7 +52,12 @@ def localize(
         return localizer.result()
 
 
-def explain(quantized: QuantizedModel, samples: Iterable[Sample], seconds: float) -> str:
+def explain(
+    quantized: QuantizedModel,
+    samples: Iterable[Sample],
+    seconds: float,
+    on_localized: OnLocalized | None = None,
+) -> str:
     """
     Localize on a few samples, for the text of a failure.
 
@@ -58,6 +65,7 @@ def explain(quantized: QuantizedModel, samples: Iterable[Sample], seconds: float
         quantized: The model whose check failed.
         samples: The worst ones.
         seconds: After so many no further sample is begun; the first one always is.
+        on_localized: Called with what was measured, and the seconds that it took.
 
     Returns:
         The sentence, the coverage and the worst five rows. Where localizing fails, why: the failure
@@ -79,6 +87,8 @@ def explain(quantized: QuantizedModel, samples: Iterable[Sample], seconds: float
     except Exception as error:  # of torch.export, say, or of a reference that is no torch module
         first = (str(error).splitlines() or [""])[0]
         return f"layer to blame: not known, as localizing failed: {type(error).__name__}: {first}"
+    if on_localized is not None:
+        on_localized(errors, time.monotonic() - start)
     on = f"{count} sample{'s' if count > 1 else ''}"
     stopped = f", stopped after {seconds:g} s" if left else ""
     other = f"; {errors.of_another_model} than the file" if errors.of_another_model else ""

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_edgeq import options
 from pytest_edgeq.progress import Progress
+from pytest_edgeq.report.journal import Journal
 from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ progress_key = pytest.StashKey[Progress]()
 cache_messages_key: pytest.StashKey[list[CacheMessage]] = pytest.StashKey()
 collected_key: pytest.StashKey[list[pytest.Item]] = pytest.StashKey()
 absent_key: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
+journal_key = pytest.StashKey[Journal]()
 running_key: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
 
 
