@@ -28,11 +28,14 @@ def write_views(run: Run, settings: Settings) -> list[str]:
         views.append(("--edgeq-json", settings.json, run.write))
     summary = os.environ.get(SUMMARY) if run.tests else None
     if settings.markdown is not None or summary:
+        from pytest_edgeq.report.files import write_whole
         from pytest_edgeq.report.markdown import markdown_page
 
         page = markdown_page(run)
         if settings.markdown is not None:
-            views.append(("--edgeq-markdown", settings.markdown, lambda path: _write(path, page)))
+            views.append(
+                ("--edgeq-markdown", settings.markdown, lambda path: write_whole(path, page))
+            )
         if summary:
             views.append((SUMMARY, Path(summary), lambda path: _append(path, page)))
     messages = []
@@ -42,11 +45,6 @@ def write_views(run: Run, settings: Settings) -> list[str]:
         except OSError as error:
             messages.append(f"{name}: {path} could not be written: {error.strerror or error}")
     return messages
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 def _append(path: Path, text: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pytest_edgeq.report.files import write_whole
 from pytest_edgeq.versions import producer
 
 if TYPE_CHECKING:
@@ -151,11 +151,8 @@ class Run:
 
     def write(self, path: Path) -> None:
         """Write the record as JSON, whole or not at all; missing folders are made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         text = json.dumps(self.data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        unfinished.write_text(text + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_whole(path, text + "\n")
 
 
 class RunRecorder:
