@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.missing import names_missing_libraries, naming_missing_libraries
 from pytest_edgeq.parallel import available_cores, torch_threads
 from pytest_edgeq.presets import CACHE_MODES
+from pytest_edgeq.report.journal import Booking, booking
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
+    from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.report.journal import Journal
     from pytest_edgeq.snapshots.session import SnapshotSession
     from pytest_edgeq.tflite.registry import Runtime, Runtimes
     from pytest_edgeq.tflite.source import TflitePath
@@ -54,6 +57,8 @@ class Edgeq:
         cache: `on`; `off`; or `refresh`, which replaces what earlier sessions have kept.
         cache_log: Takes the cache's messages; given by the plugin. By default problems of the
             directory are warnings.
+        progress: Told of the steps that may take long; given by the plugin.
+        journal: Takes what each call measured; given by the plugin.
 
     Raises:
         ValueError: Unknown runtime or cache mode, a runtime of your own with a built-in one's
@@ -75,12 +80,15 @@ class Edgeq:
         cache_dir: str | os.PathLike[str] | None = None,
         cache: str = "on",
         cache_log: CacheLog | None = None,
+        progress: Progress | None = None,
+        journal: Journal | None = None,
     ) -> None:
         with naming_missing_libraries():
             from pytest_edgeq.cache.conversions import ConversionCache
             from pytest_edgeq.cache.directory import Store
             from pytest_edgeq.cache.log import CacheLog
             from pytest_edgeq.flows.request import Session
+            from pytest_edgeq.progress import Progress
             from pytest_edgeq.tflite.registry import Runtimes
 
         threads = available_cores() if threads is None else threads
@@ -109,9 +117,17 @@ class Edgeq:
             store = Store(Path(cache_dir), log.warn)
         conversions = ConversionCache(store, log.note, refresh=cache == "refresh", seed=seed)
         self._session = Session(
-            tell, threads, seed, directory, runtimes, localize_timeout, conversions
+            tell,
+            threads,
+            seed,
+            directory,
+            runtimes,
+            localize_timeout,
+            conversions,
+            Progress() if progress is None else progress,
         )
         self._memory = memory
+        self._journal = journal
 
     @names_missing_libraries
     def quantize(
@@ -191,8 +207,11 @@ class Edgeq:
         )
         seed, threads = self._session.seed, self._session.threads
         litert.load_exporter()
-        with seeded(seed), torch_threads(threads), frozen_heap():
-            return run_flow(request, quantizer)
+        with booking(self._journal, "quantize") as booked:
+            noted = self._session.cache.noted_steps()
+            with seeded(seed), torch_threads(threads), frozen_heap(), noted as booked.steps:
+                booked.model = run_flow(request, quantizer)
+        return booked.model
 
     @names_missing_libraries
     def load(
@@ -236,7 +255,11 @@ class Edgeq:
         if name is None:
             stem = Path(tflite).stem if isinstance(tflite, (str, os.PathLike)) else None
             name = stem or _class_name(reference) or "model"
-        return load_prebuilt(tflite, reference, name, self._session, layout, float_tflite)
+        with booking(self._journal, "load") as booked:
+            booked.model = load_prebuilt(
+                tflite, reference, name, self._session, layout, float_tflite
+            )
+        return booked.model
 
     @names_missing_libraries
     def compare(
@@ -261,13 +284,23 @@ class Edgeq:
         from pytest_edgeq.compare import compare
 
         _require_model("compare", quantized)
-        return compare(
-            quantized,
-            inputs,
-            runtime=runtime or self._session.runtime(),
-            threads=self._session.threads,
-            localize_seconds=self._session.localize_seconds,
-        )
+
+        def on_localized(layers: LayerErrors, seconds: float) -> None:
+            if self._journal is not None:
+                self._journal.add(Booking("localize", quantized, layers=layers, seconds=seconds))
+
+        with booking(self._journal, "compare", quantized) as booked:
+            booked.comparison = compare(
+                quantized,
+                inputs,
+                runtime=runtime or self._session.runtime(),
+                threads=self._session.threads,
+                localize_seconds=self._session.localize_seconds,
+                on_localized=on_localized,
+                keeps_points=self._keeps_points,
+                progress=self._session.progress,
+            )
+        return booked.comparison
 
     @names_missing_libraries
     def localize(
@@ -298,7 +331,15 @@ class Edgeq:
         from pytest_edgeq.localize import localize
 
         _require_model("localize", quantized)
-        return localize(quantized, inputs, runtime=runtime, threads=self._session.threads)
+        with booking(self._journal, "localize", quantized) as booked:
+            booked.layers = localize(
+                quantized,
+                inputs,
+                runtime=runtime,
+                threads=self._session.threads,
+                progress=self._session.progress,
+            )
+        return booked.layers
 
     @names_missing_libraries
     def check(
@@ -330,7 +371,7 @@ class Edgeq:
             ValueError: No sample, one that does not fit, or no reference.
             TypeError: A sample of another kind or dtype.
         """
-        from pytest_edgeq.check import check
+        from pytest_edgeq.check import CheckResult, check
 
         _require_model("check", quantized)
         names = (None, None) if name is None else (f"{name}_op_dtypes", f"{name}_errors")
@@ -340,14 +381,27 @@ class Edgeq:
             if comparison is not None:
                 yield lambda: self.check_errors(comparison, name=names[1])
 
-        check(
-            quantized,
-            inputs,
-            runtime=self._session.runtime(),
-            threads=self._session.threads,
-            claims=claims,
-            writes=self._memory is not None and bool(self._memory.update),
-        )
+        with booking(self._journal, "check", quantized) as booked:
+
+            def on_result(result: CheckResult) -> None:
+                booked.comparison, booked.layers = result.comparison, result.layers
+                booked.findings = result.findings
+
+            check(
+                quantized,
+                inputs,
+                runtime=self._session.runtime(),
+                threads=self._session.threads,
+                claims=claims,
+                writes=self._memory is not None and bool(self._memory.update),
+                on_result=on_result,
+                keeps_points=self._keeps_points,
+                progress=self._session.progress,
+            )
+
+    @property
+    def _keeps_points(self) -> bool:
+        return self._journal is not None and self._journal.details
 
     def close(self) -> None:
         """
@@ -382,20 +436,27 @@ class Edgeq:
         Hold the errors of every stage and output against those remembered for this test.
 
         What is worse than the remembered margin fails. What is better is told at the end of the
-        run, and remembered by `--edgeq-update=tighten`.
+        run, and remembered by `--edgeq-update=tighten`. Few, equal or constant samples are told
+        there, too.
+
+        Errors are not stored where an output of zeros would pass all limits of an output, or where
+        the error is as large as the signal: such a baseline could not fail. One that was stored
+        before is told of at the end of the run, and does not fail it.
 
         Args:
             comparison: From `compare`, on the same samples in the same order as remembered.
             name: Of the baseline; needed where a test remembers several models.
 
         Raises:
-            AssertionError: Nothing is remembered yet, a metric regressed, a stage, an output or a
-                metric came or went, or the data are not the remembered ones. Also where
-                an output is not finite or zero on both sides, of which nothing can be remembered.
+            AssertionError: Nothing is remembered yet, or must not be, a metric regressed, a stage,
+                an output or a metric came or went, or the data are not the remembered ones. Also
+                where an output is not finite or zero on both sides, of which nothing can be
+                remembered.
             TypeError: Not a comparison.
             ValueError: The baseline cannot be read.
             RuntimeError: Not called from the body of a test.
         """
+        from pytest_edgeq.evaluation import Evaluation
         from pytest_edgeq.localize.rows import SPREAD
         from pytest_edgeq.numerics.findings import input_causes
         from pytest_edgeq.remember import errors_to_remember
@@ -417,7 +478,11 @@ class Edgeq:
             return "" if SPREAD in blamed and is_explained(change) else blamed
 
         self._memory.check(
-            "errors", name or "errors", errors_to_remember(comparison), explain=explain
+            "errors",
+            name or "errors",
+            errors_to_remember(comparison),
+            explain=explain,
+            judge=Evaluation(comparison),
         )
 
     def suggest_budget(self, comparison: Comparison) -> Budget:
@@ -428,7 +493,8 @@ class Edgeq:
         derives it), rounded outward to 3 digits. Bounded are those of `sqnr_db`,
         `cosine_similarity`, `max_lsb_error` (`max_abs_error` where an output has no LSB) and
         `top1_agreement` (where every sample is one row of classes) that are defined at every
-        output.
+        output, and that an output of zeros, or a guess of the class, fails. What was left out, and
+        why, is printed as a comment, and so is that samples are few, equal or constant.
 
         Args:
             comparison: From `compare`.
@@ -436,13 +502,13 @@ class Edgeq:
         Raises:
             AssertionError: An output is not finite, or zero on both sides.
             TypeError: Not a comparison.
-            ValueError: No metric supports a bound.
+            ValueError: The error is as large as the signal, or no bound could fail.
         """
         from pytest_edgeq.remember import budget_to_suggest
 
         _require_comparison("suggest_budget", comparison)
-        budget = budget_to_suggest(comparison)
-        print(budget)  # to be pasted
+        budget, notes = budget_to_suggest(comparison)
+        print(budget, *(f"# {note}" for note in notes), sep="\n")  # to be pasted
         return budget
 
 

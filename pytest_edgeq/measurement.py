@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_edgeq import litert
+from pytest_edgeq.border_specs import border_spec
 from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import WorstSamples
@@ -16,14 +18,13 @@ from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.health import OutputHealth
 from pytest_edgeq.numerics.inputs import InputHealth
+from pytest_edgeq.numerics.point_sample import PointSample
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.numerics.side import Side
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference, in_file_order
 from pytest_edgeq.samples import Sample
-from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Tensor
 from pytest_edgeq.tflite.input_quantization import quantized_inputs
 from pytest_edgeq.tflite.layout import mismatch_hint
 
@@ -140,12 +141,13 @@ class Measurement:
 
     Args:
         quantized: The file and its references.
+        keeps_points: Whether to keep elements of the outputs, for charts.
     """
 
-    def __init__(self, quantized: QuantizedModel) -> None:
+    def __init__(self, quantized: QuantizedModel, *, keeps_points: bool = False) -> None:
         self._quantized = quantized
         edge = quantized.edge
-        specs = [_spec(each.name, each.tensor) for each in edge.signature.outputs]
+        specs = [border_spec(each.name, each.tensor) for each in edge.signature.outputs]
         self._sides = _sides(quantized)
         # Both sides of a conversion are float: there is no LSB.
         unscaled = [BorderSpec(spec.name) for spec in specs]
@@ -158,10 +160,11 @@ class Measurement:
         averaged = quantized.flow in ("recipe", "prebuilt")
         self._health = [OutputHealth(spec, averaged=averaged) for spec in specs]
         self._inputs = [
-            (border.name, InputHealth(_spec(border.name, tensor), averaged=averaged))
+            (border.name, InputHealth(border_spec(border.name, tensor), averaged=averaged))
             for border, tensor in quantized_inputs(edge.graph, edge.signature)
         ]
         self.worst = WorstSamples()
+        self._points = {spec.name: PointSample() for spec in specs} if keeps_points else {}
 
     def update(self, index: int, sample: Sample, outcome: Outcome) -> None:
         """Add one sample, by its index over all threads."""
@@ -177,6 +180,8 @@ class Measurement:
             self._health, sides["float"], sides["edge"], codes, strict=True
         ):
             watch.update(reference_side, edge_side, code)
+        for i, points in enumerate(self._points.values()):
+            points.update(index, {side: arrays[i] for side, arrays in outcome.values.items()})
         if not self._inputs:
             return
         given = quantized.edge.by_border(quantized.input_names, sample.arrays())
@@ -193,7 +198,13 @@ class Measurement:
             watch.merge(theirs)
         for (_, mine), (_, their) in zip(self._inputs, other._inputs, strict=True):
             mine.merge(their)
+        for name, points in self._points.items():
+            points.merge(other._points[name])
         self.worst.merge(other.worst)
+
+    def points(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
+        """Return the elements kept, by output and side."""
+        return {name: points.result() for name, points in self._points.items()}
 
     def stages(self) -> dict[str, StageErrors]:
         """Return the errors of every stage that the flow has."""
@@ -231,13 +242,6 @@ def _sides(quantized: QuantizedModel) -> _Sides:
     if quantized.float_edge is not None:
         return _WITH_FLOAT_TFLITE
     return _WITHOUT_QUANTIZER if quantized.flow == "float" else _FILE_ALONE
-
-
-def _spec(name: str, tensor: Tensor) -> BorderSpec:
-    parameters = qparams(tensor)
-    if parameters is None:
-        return BorderSpec(name)
-    return BorderSpec(name, *parameters, *code_range(tensor.dtype))
 
 
 def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:

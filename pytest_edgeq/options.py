@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -30,7 +30,6 @@ from pytest_edgeq.presets import (
     RUNTIMES,
     unknown_preset,
 )
-from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.registry import BUILT_IN, Runtimes
 
 UPDATE_CATEGORIES: Final = ("new", "changed", "tighten", "prune")
@@ -59,10 +58,6 @@ _REFUSED_ON_CI: Final = (
     "is set to {value!r}.\n"
     "  Run the update on your own machine, read the change and commit it; "
     "or unset {variable} if this is no CI."
-)
-_MARKER_IS_KEYWORD_ONLY: Final = (
-    "the marker edgeq takes keyword arguments only, got {args}: "
-    'write @pytest.mark.edgeq(quantizers=["{preset}"], runtime="{runtime}")'
 )
 
 
@@ -148,7 +143,7 @@ def _integer(lowest: int, end: int | None = None) -> Callable[[str, Place], int]
     return resolve
 
 
-def _quantizer(text: str, place: Place) -> str | None:
+def quantizer_of(text: str, place: Place) -> str | None:
     """Resolve one quantizer's name: a preset, the path of a recipe, or `none` for float."""
     if text == "none":
         return None
@@ -172,14 +167,14 @@ def _quantizers(text: str, place: Place) -> tuple[str | None, ...]:
             f"{place.where}: names no quantizer, so tests that ask for edgeq_quantizer would be "
             f"skipped without a word\n  presets: {', '.join(PRESETS)}"
         )
-    values = tuple(_quantizer(word, place) for word in words)
+    values = tuple(quantizer_of(word, place) for word in words)
     for value in values:
         if values.count(value) > 1:
             raise pytest.UsageError(f"{place.where}: {value or 'none'} is named more than once")
     return values
 
 
-def _runtime(text: str, place: Place) -> str:
+def runtime_of(text: str, place: Place) -> str:
     """Resolve a runtime's name; TensorFlow is looked for, not imported."""
     try:
         place.runtimes.check(text)
@@ -214,6 +209,16 @@ def _directory(text: str, place: Place) -> Path | None:
     return path
 
 
+def _file(text: str, place: Place) -> Path | None:
+    """Resolve the path of a file to write; None for none."""
+    if not text:
+        return None
+    path = place.folder / text
+    if path.is_dir():
+        raise pytest.UsageError(f"{place.where}: {path} is a folder; a file is wanted")
+    return path
+
+
 OPTIONS: Final = (
     Option(
         "quantizers",
@@ -229,7 +234,7 @@ OPTIONS: Final = (
         "NAME",
         f"What runs the .tflite: {', '.join(RUNTIMES)}, or a name from the hook "
         "pytest_edgeq_runtimes.",
-        _runtime,
+        runtime_of,
     ),
     Option(
         "threads",
@@ -295,6 +300,15 @@ OPTIONS: Final = (
         "processes may share it.",
         _directory,
     ),
+    Option("json", "", "FILE", "Write the record of the run as JSON to this file.", _file),
+    Option(
+        "markdown",
+        "",
+        "FILE",
+        "Write models and failures as Markdown to this file, for a pull request. Where "
+        "GITHUB_STEP_SUMMARY is set they are appended to that file, too.",
+        _file,
+    ),
 )
 
 
@@ -315,6 +329,8 @@ class Settings:
         localize_timeout: Seconds.
         cache: `on`, `off` or `refresh`.
         cache_dir: Directory of finished conversions; None for one below pytest's cache directory.
+        json: File of the run's record; None for none.
+        markdown: File of the Markdown page; None for none.
         on_command_line: Stems whose value was given there, which no marker overrides.
     """
 
@@ -329,7 +345,14 @@ class Settings:
     localize_timeout: int
     cache: Literal["on", "off", "refresh"]
     cache_dir: Path | None
+    json: Path | None
+    markdown: Path | None
     on_command_line: frozenset[str]
+
+    @property
+    def wants_details(self) -> bool:
+        """Whether a view shows outputs and samples of comparisons, not their errors alone."""
+        return self.json is not None
 
     def cores(self, workers: int) -> int:
         """Return the number of cores for one of several workers on this machine."""
@@ -344,20 +367,6 @@ class Settings:
     def quantizers_beside(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
         """Pick the quantizers that count beside a marker's: marker, command line, ini."""
         return self.quantizers if marked is None else marked
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Marks:
-    """What `@pytest.mark.edgeq(…)` says; the fields are its keywords, None is "not said"."""
-
-    quantizers: tuple[object, ...] | None = None
-    runtime: str | None = None
-
-
-MARKER: Final = (
-    "edgeq(*, quantizers=[…], runtime=None): run the test once under each of these quantizers "
-    "(for tests that ask for edgeq_quantizer), on this runtime. --edgeq-runtime wins over runtime."
-)
 
 
 def ci_variable(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -430,61 +439,3 @@ def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
             place = dataclasses.replace(place, folder=config.rootpath)
         values[option.stem] = option.resolve(text, place)
     return Settings(**values, on_command_line=frozenset(given))
-
-
-def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtimes) -> Marks:
-    """
-    Make one of the markers `edgeq` on a test, the closest first; each keyword counts by itself.
-
-    Args:
-        marks: The markers, as `item.iter_markers("edgeq")` gives them.
-        rootdir: What the paths of recipes are relative to.
-        runtimes: Those that can be named.
-
-    Raises:
-        pytest.UsageError: A keyword or a value is not valid.
-    """
-    valid = [field.name for field in dataclasses.fields(Marks)]
-    said: dict[str, Any] = {}
-    for mark in marks:
-        if mark.args:
-            raise pytest.UsageError(
-                _MARKER_IS_KEYWORD_ONLY.format(
-                    args=", ".join(map(repr, mark.args)),
-                    preset=DEFAULT_PRESET,
-                    runtime=DEFAULT_RUNTIME,
-                )
-            )
-        for keyword, value in mark.kwargs.items():
-            if keyword not in valid:
-                raise pytest.UsageError(
-                    f"the marker edgeq has no keyword {keyword!r}{nearest(keyword, valid)}\n"
-                    f"  keywords: {', '.join(valid)}"
-                )
-            if value is not None:
-                said.setdefault(keyword, value)
-    if "quantizers" in said:
-        said["quantizers"] = _marked_quantizers(said["quantizers"], rootdir)
-    if "runtime" in said:
-        _runtime(said["runtime"], Place("the marker edgeq(runtime=…)", rootdir, runtimes))
-    return Marks(**said)
-
-
-def _marked_quantizers(value: object, rootdir: Path) -> tuple[object, ...]:
-    place = Place("the marker edgeq(quantizers=…)", rootdir)
-    if not isinstance(value, (list, tuple)):
-        raise pytest.UsageError(
-            f"{place.where}: expected a list of quantizers, got {value!r}; write [{value!r}]"
-        )
-    if not value:
-        raise pytest.UsageError(
-            f"{place.where}: the list is empty, so the test would be skipped without a word"
-        )
-    if all(isinstance(part, dict) for part in value):
-        raise pytest.UsageError(
-            f"{place.where}: a list of dicts is one recipe; for a list of quantizers write "
-            "quantizers=[recipe]"
-        )
-    return tuple(
-        _quantizer(str(part), place) if isinstance(part, (str, Path)) else part for part in value
-    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.samples import Sample, SampleSpec
@@ -50,6 +53,19 @@ class Border:
     shape: tuple[int, ...]
     scale: float | None
     zero_point: int | None
+
+
+class FloatSize(NamedTuple):
+    """
+    How large the model is in float.
+
+    Attributes:
+        size_bytes: Its size.
+        of: What was counted.
+    """
+
+    size_bytes: int
+    of: str
 
 
 @dataclass(slots=True)
@@ -110,6 +126,7 @@ class QuantizedModel:
     Attributes:
         name: For texts and for the files made from it.
         flow: `pt2e`, `recipe`, `torchao`, `float` (no quantizer) or `prebuilt`.
+        quantizer: A preset, a path, the class of a quantizer or `recipe`; None of a loaded file.
         threads: Cores that assertions may use for samples of it.
     """
 
@@ -126,9 +143,11 @@ class QuantizedModel:
         origin: EdgeFile | None = None,
         threads: int = 1,
         left_in_float: frozenset[str] = frozenset(),
+        quantizer: str | None = None,
     ) -> None:
         self.name = name
         self.flow = flow
+        self.quantizer = quantizer
         self._counterparts = counterparts
         self._edge = edge
         self._float_edge = float_edge
@@ -201,6 +220,7 @@ class QuantizedModel:
             origin=origin,
             threads=self.threads,
             left_in_float=self._left_in_float,
+            quantizer=self.quantizer,
         )
 
     @property
@@ -283,6 +303,29 @@ class QuantizedModel:
     def size_bytes(self) -> int:
         """Length of the file."""
         return len(self._edge.graph.buffer)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hash of the file's content, in hexadecimal."""
+        return hashlib.sha256(self._edge.graph.buffer).hexdigest()
+
+    @property
+    def float_size(self) -> FloatSize | None:
+        """Size of the model in float; None where neither a float file nor torch tells it."""
+        if self._float_edge is not None:
+            return FloatSize(len(self._float_edge.graph.buffer), "the float .tflite")
+        torch = sys.modules.get("torch")
+        references = [each.float_model for each in self._counterparts.values()]
+        if torch is None or not all(isinstance(each, torch.nn.Module) for each in references):
+            return None
+        # Several signatures may share weights.
+        tensors = {
+            id(tensor): tensor
+            for module in cast("list[Any]", references)
+            for tensor in (*module.parameters(), *module.buffers())
+        }
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return FloatSize(size, "the torch model's parameters and buffers") if size else None
 
     @property
     def graph(self) -> OpGraph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import weakref
@@ -13,7 +14,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.cache import environment
 from pytest_edgeq.cache.digest import UnknownError, digest_of
-from pytest_edgeq.cache.entries import Entries, Parts
+from pytest_edgeq.cache.entries import Entries, Parts, Step
 from pytest_edgeq.cache.model_code import code_and_result
 from pytest_edgeq.cache.parts import (
     Exported,
@@ -74,6 +75,14 @@ class ConversionCache:
     def is_on(self) -> bool:
         """Whether results are kept."""
         return self._entries is not None
+
+    @contextlib.contextmanager
+    def noted_steps(self) -> Iterator[list[Step]]:
+        """Note the steps that run meanwhile; none where nothing is kept."""
+        steps: list[Step] = []
+        if self._entries is not None:
+            self._entries.steps = steps
+        yield steps
 
     def refuse(self, name: str, why: str) -> None:
         """Report that a result of a model is not stored, with the reason."""
@@ -167,6 +176,7 @@ class ConversionCache:
             return _copied(known.program)
         with self._entries.lock("export", key):
             exported = self._entries.read("export", key, read_exported)
+            self._entries.steps.append(Step("export", exported is not None))
             if exported is not None:
                 return exported
             program = export()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pytest_edgeq.cache.parts import read_file, read_run
 from pytest_edgeq.cache.sample_replay import Recording, Tagged, find_equal
@@ -13,7 +13,7 @@ from pytest_edgeq.cache.sample_replay import Recording, Tagged, find_equal
 if TYPE_CHECKING:
     from pytest_edgeq.cache.directory import Store
 
-__all__ = ["Entries", "Parts"]
+__all__ = ["Entries", "Parts", "Step"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -24,6 +24,19 @@ Parts = Mapping[str, bytes]
 _Result = TypeVar("_Result")
 
 
+class Step(NamedTuple):
+    """
+    One step of a conversion.
+
+    Attributes:
+        kind: `export`, `calibrate`, `convert`, `ranges` or `quantize`.
+        is_cached: Whether its result was read, not made.
+    """
+
+    kind: str
+    is_cached: bool
+
+
 class Entries:
     """
     The entries of a store by kind and key.
@@ -31,12 +44,16 @@ class Entries:
     Args:
         store: The directory.
         refresh: Replace what earlier sessions stored.
+
+    Attributes:
+        steps: The steps run since this list was put here, in order.
     """
 
     def __init__(self, store: Store, *, refresh: bool = False) -> None:
         self._store = store
         self._refresh = refresh
         self._written: set[tuple[str, str]] = set()
+        self.steps: list[Step] = []
 
     def lock(self, kind: str, key: str) -> AbstractContextManager[None]:
         """Lock an entry: one process at a time creates it."""
@@ -64,13 +81,16 @@ class Entries:
     def file(self, kind: str, key: str, make: Callable[[], bytes]) -> bytes:
         """Return the `.tflite` file of an entry, or make and store it."""
         found = self.read(kind, key, read_file)
+        is_cached = True
         if found is None:
             with self.lock(kind, key):
                 # Another process may have finished it while this one waited.
                 found = self.read(kind, key, read_file)
                 if found is None:
+                    is_cached = False
                     found = {"tflite": make()}
                     self.write(kind, key, found)
+        self.steps.append(Step(kind, is_cached))
         return found["tflite"]
 
     def calibrated(
@@ -101,6 +121,7 @@ class Entries:
                 runs = {k: hashes for k, hashes in stored.items() if hashes is not None}
                 found, remaining = find_equal(recording, runs, self._store.report)
             known = None if found is None else self.read(kind, found, decode)
+            self.steps.append(Step(kind, known is not None))
             if known is not None:
                 return known
             result, parts, has_read = make(remaining)

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_edgeq.localize.rows import LayerError, LayerErrors
 
 if TYPE_CHECKING:
+    from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-__all__ = ["LayerError", "LayerErrors", "explain", "localize"]
+__all__ = ["LayerError", "LayerErrors", "OnLocalized", "explain", "localize"]
+
+OnLocalized: TypeAlias = Callable[[LayerErrors, float], None]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 
 
 def localize(
-    quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str, threads: int
+    quantized: QuantizedModel,
+    inputs: Iterable[Any],
+    *,
+    runtime: str,
+    threads: int,
+    progress: Progress,
 ) -> LayerErrors:
     """
     Measure every op of a file on the values that it really took.
@@ -29,6 +37,7 @@ def localize(
         inputs: Samples, read once, in order; as many are held at a time as are measured together.
         runtime: Kernels that keep every tensor.
         threads: Cores that may be used; the figures are the same for any number.
+        progress: Told of the samples.
 
     Raises:
         ValueError, TypeError, RuntimeError: As `Edgeq.localize` says.
@@ -36,12 +45,19 @@ def localize(
     from pytest_edgeq.localize.localizer import Localizer
     from pytest_edgeq.samples import read_samples
 
-    with Localizer(quantized, runtime) as localizer:
-        localizer.update_all(read_samples(inputs, quantized.spec, "evaluation"), threads)
+    step = progress.step("localize", quantized.name, inputs)
+    with step as running, Localizer(quantized, runtime) as localizer:
+        samples = running.each(read_samples(inputs, quantized.spec, "evaluation"))
+        localizer.update_all(samples, threads)
         return localizer.result()
 
 
-def explain(quantized: QuantizedModel, samples: Iterable[Sample], seconds: float) -> str:
+def explain(
+    quantized: QuantizedModel,
+    samples: Iterable[Sample],
+    seconds: float,
+    on_localized: OnLocalized | None = None,
+) -> str:
     """
     Localize on a few samples, for the text of a failure.
 
@@ -49,6 +65,7 @@ def explain(quantized: QuantizedModel, samples: Iterable[Sample], seconds: float
         quantized: The model whose check failed.
         samples: The worst ones.
         seconds: After so many no further sample is begun; the first one always is.
+        on_localized: Called with what was measured, and the seconds that it took.
 
     Returns:
         The sentence, the coverage and the worst five rows. Where localizing fails, why: the failure
@@ -70,6 +87,8 @@ def explain(quantized: QuantizedModel, samples: Iterable[Sample], seconds: float
     except Exception as error:  # of torch.export, say, or of a reference that is no torch module
         first = (str(error).splitlines() or [""])[0]
         return f"layer to blame: not known, as localizing failed: {type(error).__name__}: {first}"
+    if on_localized is not None:
+        on_localized(errors, time.monotonic() - start)
     on = f"{count} sample{'s' if count > 1 else ''}"
     stopped = f", stopped after {seconds:g} s" if left else ""
     other = f"; {errors.of_another_model} than the file" if errors.of_another_model else ""

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,23 +29,32 @@ from pytest_edgeq.plugin.collection import (
     pytest_sessionfinish,
 )
 from pytest_edgeq.plugin.controller import Controller
+from pytest_edgeq.plugin.folding import fold
+from pytest_edgeq.plugin.library_output import LibraryOutput
+from pytest_edgeq.plugin.markers import MARKER, Marks, resolve_marks
 from pytest_edgeq.plugin.state import (
     absent_key,
     cache_dir_key,
     cache_messages_key,
     collected_key,
+    journal_key,
     memory_of,
     owner_of,
+    progress_key,
     running_key,
     runtimes_key,
     settings_key,
 )
-from pytest_edgeq.plugin.tracebacks import hide_library_frames, shows_all
+from pytest_edgeq.plugin.terminal_progress import progress_of
+from pytest_edgeq.plugin.tracebacks import hide_library_frames, is_own_error, shows_all
 from pytest_edgeq.presets import quantizer_ids
+from pytest_edgeq.report.journal import Journal
+from pytest_edgeq.report.properties import PREFIX, properties_of
 from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
+    from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.snapshots.record import Phase
     from pytest_edgeq.tflite.registry import Runtime
 
@@ -102,14 +112,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Resolve the options, so that a wrong one stops the run at once; register the marker."""
-    config.addinivalue_line("markers", options.MARKER)
+    config.addinivalue_line("markers", MARKER)
     runtimes = config.stash[runtimes_key] = _registered(config)
     settings = config.stash[settings_key] = options.resolve(config, runtimes)
     config.stash[running_key] = None
     config.stash[cache_dir_key] = _cache_dir(config, settings)
+    config.stash[progress_key] = progress_of(config)
     config.stash[cache_messages_key] = []
+    config.stash[journal_key] = Journal(details=settings.wants_details)
     config.stash[collected_key] = []
     config.stash[absent_key] = {}
+    output = LibraryOutput(is_verbose=config.get_verbosity() > 0)
+    config.pluginmanager.register(output, "edgeq-library-output")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Controller(config), "edgeq-controller")
 
@@ -223,6 +237,8 @@ def edgeq(
             warn=lambda text: messages.append(("warning", text)),
             note=lambda text: messages.append(("info", text)),
         ),
+        progress=config.stash[progress_key],
+        journal=config.stash[journal_key],
     )
     yield session
     session.close()
@@ -260,9 +276,9 @@ def _parametrized(metafunc: pytest.Metafunc) -> bool:
     return any(name.strip() == "edgeq_quantizer" for names in lists for name in names)
 
 
-def _marks(item: pytest.Item) -> options.Marks:
+def _marks(item: pytest.Item) -> Marks:
     try:
-        return options.resolve_marks(
+        return resolve_marks(
             item.iter_markers("edgeq"), item.config.rootpath, item.config.stash[runtimes_key]
         )
     except pytest.UsageError as error:
@@ -321,18 +337,36 @@ def _running(item: pytest.Item, phase: Phase) -> Iterator[None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what the test claimed on the report of its call; shorten the traceback of our errors."""
+    """Put what the test did and claimed on its reports; shorten the traceback of our errors."""
     config = item.config
-    hidden = (
-        call.excinfo is not None and not shows_all(config) and hide_library_frames(call.excinfo)
-    )
+    hidden = False
+    if call.excinfo is not None and is_own_error(call.excinfo):
+        fold(call.excinfo.value)
+        hidden = not shows_all(config) and hide_library_frames(call.excinfo)
     report = yield
     if hidden:
         report.sections.append(("edgeq", "the library's own error is shown by --tb=long"))
     messages = config.stash[cache_messages_key]
     report.__dict__["edgeq_cache"] = list(messages)
     messages.clear()
+    journal = config.stash[journal_key]
     if call.when == "call":
-        record = memory_of(config).record(owner_of(item))
-        report.__dict__["edgeq"] = record
+        report.__dict__["edgeq"] = memory_of(config).record(owner_of(item))
+        report.__dict__["edgeq_uses"] = [journal.add_model(model) for model in _models_of(item)]
+    taken = journal.take()
+    if call.when == "setup":  # of a test that a plugin runs again
+        properties = item.user_properties
+        properties[:] = [each for each in properties if not each[0].startswith(PREFIX)]
+    if taken["models"] or taken["events"]:
+        report.__dict__["edgeq_journal"] = taken
+        found = list(properties_of(taken).items())
+        item.user_properties += found  # for the reports of later phases
+        report.user_properties += found
     return report
+
+
+def _models_of(item: pytest.Item) -> list[QuantizedModel]:
+    """Return the models among the values of a test's fixtures."""
+    module = sys.modules.get("pytest_edgeq.quantized")
+    values = getattr(item, "funcargs", {}).values()
+    return [] if module is None else [v for v in values if isinstance(v, module.QuantizedModel)]

@@ -3,52 +3,80 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_edgeq.plugin.collection import OUTPUT, collected_in
 from pytest_edgeq.plugin.state import CacheMessage, collected_key, memory_of, settings_key
+from pytest_edgeq.plugin.views import write_views
 
 if TYPE_CHECKING:
+    from pytest_edgeq.report.run import Failure, Run, RunRecorder
     from pytest_edgeq.snapshots.collected import CollectedModule
     from pytest_edgeq.snapshots.obsolete import RunLog
     from pytest_edgeq.snapshots.summary import Outcome, Severity
 
+_ANNOTATOR = "pytest_github_actions_annotate_failures"
+"""The plugin that annotates every failure."""
+
 _MARKUP: Mapping[Severity | None, dict[str, bool]] = {
     "error": {"red": True},
     "warning": {"yellow": True},
-    "info": {},
+    "info": {"bold": True},
     None: {},
 }
 
 
 class Controller:
-    """Collects reports, looks for obsolete baselines and prints the summary."""
+    """Collects reports, looks for obsolete baselines, writes the record, prints the summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._log: RunLog | None = None
+        self._recorder: RunRecorder | None = None
         self._outcome: Outcome | None = None
+        self._run: Run | None = None
+        self._messages: list[str] = []
         self._cache_messages: dict[CacheMessage, None] = {}
         self._collected: list[list[CollectedModule]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take one report, of this process or of a worker."""
+        from pytest_edgeq.report.run import PhaseReport
+
         if self._log is None:
             from pytest_edgeq.snapshots.obsolete import RunLog
 
             self._log = RunLog()
-        self._log.add(
-            report.nodeid,
-            getattr(report, "worker_id", ""),
-            report.when or "",
-            report.outcome,
-            getattr(report, "edgeq", None),
+        worker, record = getattr(report, "worker_id", ""), getattr(report, "edgeq", None)
+        self._log.add(report.nodeid, worker, report.when or "", report.outcome, record)
+        self._the_recorder.add(
+            PhaseReport(
+                report.nodeid,
+                worker,
+                report.when or "",
+                report.outcome,
+                report.duration,
+                getattr(report, "edgeq_journal", None),
+                tuple(getattr(report, "edgeq_uses", ())),
+                record,
+                failure_of(report, self._config.rootpath),
+            )
         )
         told = getattr(report, "edgeq_cache", ())
         self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in told))
+
+    @property
+    def _the_recorder(self) -> RunRecorder:
+        if self._recorder is None:
+            from pytest_edgeq.report.run import RunRecorder
+
+            self._recorder = RunRecorder()
+        return self._recorder
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -58,16 +86,26 @@ class Controller:
             self._collected.append(output[OUTPUT])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Look for obsolete baselines; delete them if asked to."""
-        if self._log is None:
-            return  # no test ran, so that nothing is known
+        """Look for obsolete baselines, delete them if asked to, and write the record."""
+        if self._log is not None:
+            self._outcome = self._judge_baselines(session, self._log)
+        settings = self._config.stash[settings_key]
+        # A later step of CI finds its file, though no test could be collected.
+        if self._log is not None or settings.json is not None or settings.markdown is not None:
+            self._run = self._finished_run()
+            self._messages = write_views(self._run, settings)
+        fails = bool(self._messages) or (self._outcome is not None and self._outcome.fails)
+        if fails and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _judge_baselines(self, session: pytest.Session, log: RunLog) -> Outcome:
         from pytest_edgeq.snapshots.obsolete import prune, survey
         from pytest_edgeq.snapshots.summary import Outcome
 
         settings = self._config.stash[settings_key]
         if self._config.stash[collected_key]:
             self._collected.append(collected_in(session))
-        found = survey(memory_of(self._config).layout, self._log, self._collected)
+        found = survey(memory_of(self._config).layout, log, self._collected)
         is_error, prunes = settings.obsolete == "error", "prune" in settings.update
         outcome = Outcome(
             found,
@@ -78,24 +116,63 @@ class Controller:
             kept = prune(found.obsolete)
             pruned = [path for path in found.obsolete if path not in kept]
             outcome = dataclasses.replace(outcome, pruned=pruned, kept=kept)
-        self._outcome = outcome
-        if outcome.fails and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        return outcome
+
+    def _finished_run(self) -> Run:
+        shown = memory_of(self._config).layout.shown
+        left = [] if self._outcome is None else self._outcome.left
+        pruned = [] if self._outcome is None else self._outcome.pruned
+        return self._the_recorder.run(obsolete=map(shown, left), pruned=map(shown, pruned))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the baselines that were written, that differ and that are obsolete."""
-        if self._outcome is None or self._log is None:
+        """Print the models, and the baselines that were written, that differ or are obsolete."""
+        if self._outcome is None or self._log is None or self._run is None:
             return
+        from pytest_edgeq.report.terminal import table_lines
         from pytest_edgeq.snapshots.summary import Line, summarize
 
         lines = summarize(memory_of(self._config).layout, self._log, self._outcome)
-        verbose = self._config.get_verbosity() > 0
+        verbosity = self._config.get_verbosity()
         lines += [
             Line(f"{kind.capitalize()}: {text}", kind)
             for kind, text in self._cache_messages
-            if verbose or kind == "warning"
+            if verbosity > 0 or kind == "warning"
         ]
-        if lines:
+        table = table_lines(self._run) if verbosity >= 0 else []
+        if table or lines:
             terminalreporter.section("edgeq")
+        for text, failed in table:
+            terminalreporter.line(text, red=failed)
+        lines += [Line(f"Error: {message}", "error") for message in self._messages]
         for line in lines:
-            terminalreporter.write_line(line.text, **_MARKUP[line.severity])
+            terminalreporter.line(line.text, **_MARKUP[line.severity])
+        if self._annotates():
+            from pytest_edgeq.report.annotations import annotation_lines
+
+            workspace = os.environ.get("GITHUB_WORKSPACE")
+            folder = None if workspace is None else Path(workspace)
+            for text in annotation_lines(self._run, self._config.rootpath, folder):
+                terminalreporter.line(text)
+
+    def _annotates(self) -> bool:
+        """Whether GitHub reads the output, and no other plugin annotates it."""
+        on_github = os.environ.get("GITHUB_ACTIONS") == "true"
+        return on_github and not self._config.pluginmanager.hasplugin(_ANNOTATOR)
+
+
+def failure_of(report: pytest.TestReport, rootdir: Path) -> Failure | None:
+    """Return why a phase failed; None where it did not."""
+    if not report.failed:
+        return None
+    crash = getattr(report.longrepr, "reprcrash", None)
+    phase = report.when if report.when in ("setup", "call", "teardown") else "crash"
+    if crash is None:
+        return {"phase": phase, "message": str(report.longrepr), "path": None, "line": None}
+    path = Path(crash.path)
+    shown = path.relative_to(rootdir) if path.is_relative_to(rootdir) else path
+    return {
+        "phase": phase,
+        "message": crash.message,
+        "path": shown.as_posix(),
+        "line": crash.lineno,
+    }

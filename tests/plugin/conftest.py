@@ -36,6 +36,7 @@ _CONVERTING = (
     "test_plugin_end_to_end",
     "test_plugin_errors",
     "test_plugin_neighbours",
+    "test_plugin_report",
     "test_plugin_runtimes",
     "test_plugin_tracebacks",
 )

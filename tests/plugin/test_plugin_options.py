@@ -26,6 +26,8 @@ class Edgeq:
         cache_dir,
         cache,
         cache_log,
+        journal,
+        progress,
     ):
         self.runtime, self.threads, self.seed = runtime, threads, seed
         self.directory, self.memory = directory, memory
@@ -62,6 +64,7 @@ def refused(pytester: pytest.Pytester, *args: str) -> str:
         ("localize_timeout", "0", "expected an integer from 1, got '0'"),
         ("cache", "of", "'of' is none of the valid values: on, off, refresh"),
         ("cache_dir", "tox.ini", "tox.ini is a file; a folder is wanted"),
+        ("json", ".", " is a folder; a file is wanted"),
         ("obsolete", "fail", "'fail' is none of the valid values: info, error"),
         ("update", "all", "'all' is none of the valid values: new, changed, tighten, prune"),
         ("quantizers", "pt2e_int8", "did you mean pt2e_qat_int8 or pt2e_static_int8"),

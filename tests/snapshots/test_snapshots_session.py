@@ -285,11 +285,14 @@ def test_records_are_plain(tmp_path: Path, owner: Owner, residual: Make) -> None
         "claims": [
             {
                 "path": "tests/__edgeq__/test_x/TestX.test_y[int8].op_dtypes.json",
+                "kind": "op_dtype_map",
+                "change": "",
                 "category": "new",
                 "written": True,
                 "note": "",
                 "since": [],
                 "stored": "9 ops, 0 of them in float",
+                "remarks": [],
             }
         ],
     }

@@ -1,0 +1,92 @@
+"""The marker `edgeq`: its keywords and their values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from pytest_edgeq.options import Place, quantizer_of, runtime_of
+from pytest_edgeq.presets import DEFAULT_PRESET, DEFAULT_RUNTIME
+from pytest_edgeq.suggest import nearest
+from pytest_edgeq.tflite.registry import Runtimes
+
+_MARKER_IS_KEYWORD_ONLY: Final = (
+    "the marker edgeq takes keyword arguments only, got {args}: "
+    'write @pytest.mark.edgeq(quantizers=["{preset}"], runtime="{runtime}")'
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Marks:
+    """What `@pytest.mark.edgeq(…)` says; the fields are its keywords, None is "not said"."""
+
+    quantizers: tuple[object, ...] | None = None
+    runtime: str | None = None
+
+
+MARKER: Final = (
+    "edgeq(*, quantizers=[…], runtime=None): run the test once under each of these quantizers "
+    "(for tests that ask for edgeq_quantizer), on this runtime. --edgeq-runtime wins over runtime."
+)
+
+
+def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtimes) -> Marks:
+    """
+    Make one of the markers `edgeq` on a test, the closest first; each keyword counts by itself.
+
+    Args:
+        marks: The markers, as `item.iter_markers("edgeq")` gives them.
+        rootdir: What the paths of recipes are relative to.
+        runtimes: Those that can be named.
+
+    Raises:
+        pytest.UsageError: A keyword or a value is not valid.
+    """
+    valid = [field.name for field in dataclasses.fields(Marks)]
+    said: dict[str, Any] = {}
+    for mark in marks:
+        if mark.args:
+            raise pytest.UsageError(
+                _MARKER_IS_KEYWORD_ONLY.format(
+                    args=", ".join(map(repr, mark.args)),
+                    preset=DEFAULT_PRESET,
+                    runtime=DEFAULT_RUNTIME,
+                )
+            )
+        for keyword, value in mark.kwargs.items():
+            if keyword not in valid:
+                raise pytest.UsageError(
+                    f"the marker edgeq has no keyword {keyword!r}{nearest(keyword, valid)}\n"
+                    f"  keywords: {', '.join(valid)}"
+                )
+            if value is not None:
+                said.setdefault(keyword, value)
+    if "quantizers" in said:
+        said["quantizers"] = _marked_quantizers(said["quantizers"], rootdir)
+    if "runtime" in said:
+        runtime_of(said["runtime"], Place("the marker edgeq(runtime=…)", rootdir, runtimes))
+    return Marks(**said)
+
+
+def _marked_quantizers(value: object, rootdir: Path) -> tuple[object, ...]:
+    place = Place("the marker edgeq(quantizers=…)", rootdir)
+    if not isinstance(value, (list, tuple)):
+        raise pytest.UsageError(
+            f"{place.where}: expected a list of quantizers, got {value!r}; write [{value!r}]"
+        )
+    if not value:
+        raise pytest.UsageError(
+            f"{place.where}: the list is empty, so the test would be skipped without a word"
+        )
+    if all(isinstance(part, dict) for part in value):
+        raise pytest.UsageError(
+            f"{place.where}: a list of dicts is one recipe; for a list of quantizers write "
+            "quantizers=[recipe]"
+        )
+    return tuple(
+        quantizer_of(str(part), place) if isinstance(part, (str, Path)) else part for part in value
+    )

@@ -1,0 +1,134 @@
+"""What `Edgeq` did in a test, noted while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from pytest_edgeq.cache.entries import Step
+    from pytest_edgeq.localize.rows import LayerErrors
+    from pytest_edgeq.numerics.comparison import Comparison
+    from pytest_edgeq.quantized import QuantizedModel
+
+__all__ = ["Booking", "Journal", "PhaseJournal", "booking"]
+
+EventKind = Literal["quantize", "load", "compare", "localize", "check"]
+
+
+class PhaseJournal(TypedDict):
+    """
+    What one phase of one test did: the attribute `edgeq_journal` of its report.
+
+    Attributes:
+        models: The models that its events name, by key.
+        events: In order; of the schema's type `event`.
+    """
+
+    models: dict[str, dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
+@dataclasses.dataclass(slots=True)
+class Booking:
+    """
+    One call of `Edgeq` while it runs.
+
+    Attributes:
+        kind: Which method.
+        model: The model, once it is known.
+        comparison: What a comparison or a check measured.
+        layers: What localizing measured.
+        findings: What a check found, a text each.
+        steps: Of a conversion, and which of them came from the cache.
+        error: Class and first line of what was raised.
+        seconds: How long it took.
+    """
+
+    kind: EventKind
+    model: QuantizedModel | None = None
+    comparison: Comparison | None = None
+    layers: LayerErrors | None = None
+    findings: list[str] = dataclasses.field(default_factory=list)
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    error: str | None = None
+    seconds: float = 0
+
+
+@contextlib.contextmanager
+def booking(
+    journal: Journal | None, kind: EventKind, model: QuantizedModel | None = None
+) -> Iterator[Booking]:
+    """
+    Note a call when it ends, whether it returns or raises.
+
+    Args:
+        journal: Where to; None for nowhere.
+        kind: Which method is called.
+        model: What it is called with.
+    """
+    __tracebackhide__ = True
+    booked = Booking(kind, model)
+    started = time.perf_counter()
+    try:
+        yield booked
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        booked.error = f"{type(error).__name__}: {first}"
+        raise
+    finally:
+        booked.seconds = time.perf_counter() - started
+        if journal is not None:
+            journal.add(booked)
+
+
+class Journal:
+    """
+    Collects the calls of one process until the running test's report takes them.
+
+    Args:
+        details: Whether comparisons keep points of outputs and pictures of samples, for charts.
+    """
+
+    def __init__(self, *, details: bool = False) -> None:
+        self.details = details
+        self._models: dict[str, dict[str, Any]] = {}
+        self._events: list[dict[str, Any]] = []
+
+    def add(self, booked: Booking) -> None:
+        """Add a call that has ended."""
+        from pytest_edgeq.report.facts import comparison_facts
+
+        event: dict[str, Any] = {
+            "event": booked.kind,
+            "model": None if booked.model is None else self.add_model(booked.model),
+            "seconds": round(booked.seconds, 3),
+            "error": booked.error,
+        }
+        if booked.kind == "quantize":
+            event["steps"] = [step._asdict() for step in booked.steps]
+        if booked.comparison is not None:
+            event["comparison"] = comparison_facts(booked.comparison)
+        if booked.layers is not None:
+            event["layers"] = booked.layers.to_dict()
+        if booked.kind == "check":
+            event["findings"] = booked.findings
+        self._events.append(event)
+
+    def add_model(self, model: QuantizedModel) -> str:
+        """Add a model that a test uses, and return its key."""
+        from pytest_edgeq.report.facts import model_facts, model_key
+
+        key = model_key(model)
+        if key not in self._models:
+            self._models[key] = model_facts(model)
+        return key
+
+    def take(self) -> PhaseJournal:
+        """Return what was added since the last call."""
+        taken = PhaseJournal(models=self._models, events=self._events)
+        self._models, self._events = {}, []
+        return taken

@@ -1,0 +1,185 @@
+"""One row a model: what every table of a report shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pytest_edgeq.report.run import Run
+
+__all__ = ["HEADINGS", "ModelRow", "cells", "model_rows", "number_of"]
+
+Verdict = Literal["failed", "passed", "skipped"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelRow:
+    """
+    What a run says of one model.
+
+    Attributes:
+        key: In the record.
+        name: The model's.
+        quantizer: The quantizer, or the flow of a loaded file.
+        is_replaced: Whether the file is another one than the flow made.
+        size_bytes: Size of the file.
+        share_of_float: Its size divided by that of the model in float; None if that is not known.
+        quantized_ops: Number of ops that compute in a quantized scheme.
+        float_ops: Number of ops that compute in float.
+        sqnr_db: Least SQNR by stage, over the comparisons of the run; empty if there was none.
+        top1: Least top-1 agreement, from 0 to 1; None without classes.
+        samples: Greatest number of samples of a comparison.
+        verdict: `failed` if any test failed that used the model.
+        failed: Number of those.
+        tests: Number of tests that used the model.
+        seconds: Duration of the calls that worked on it.
+        cached: Steps of the conversion that were read from the cache.
+        made: Steps that were run.
+    """
+
+    key: str
+    name: str
+    quantizer: str
+    is_replaced: bool
+    size_bytes: int
+    share_of_float: float | None
+    quantized_ops: int
+    float_ops: int
+    sqnr_db: Mapping[str, float]
+    top1: float | None
+    samples: int
+    verdict: Verdict
+    failed: int
+    tests: int
+    seconds: float
+    cached: tuple[str, ...]
+    made: tuple[str, ...]
+
+
+def model_rows(run: Run) -> list[ModelRow]:
+    """Return the rows of a run: models with a failed test first, then by total SQNR."""
+    return sorted((_row(run, key) for key in run.models), key=_badness)
+
+
+def _badness(row: ModelRow) -> tuple[bool, float]:
+    total = row.sqnr_db.get("total", math.inf)
+    return row.verdict != "failed", -math.inf if math.isnan(total) else total
+
+
+def number_of(value: Any) -> float | None:
+    """Return a number of the record, where `"nan"`, `"inf"` and `"-inf"` are text."""
+    return None if value is None else float(value)
+
+
+def _row(run: Run, key: str) -> ModelRow:
+    model = run.models[key]
+    schemes = Counter(op["scheme"] for op in model["ops"])
+    stages: dict[str, list[float]] = {}
+    top1: list[float] = []
+    samples = 0
+    for event in run.events_of(key):
+        if (comparison := event.get("comparison")) is None:
+            continue
+        for stage, errors in comparison["stages"].items():
+            stages.setdefault(stage, []).append(float(errors["sqnr_db"]))
+        total = comparison["stages"]["total"]
+        samples = max(samples, total["n_samples"])
+        if (agreement := number_of(total["top1_agreement"])) is not None:
+            top1.append(agreement)
+    tests = run.tests_of(key)
+    outcomes = [test["outcome"] for test in tests]
+    steps = [step for event in run.events_of(key, "quantize") for step in event["steps"]]
+    float_size = model["float_size"]
+    return ModelRow(
+        key=key,
+        name=model["name"],
+        quantizer=model["quantizer"] or model["flow"],
+        is_replaced=model["replaces"] is not None,
+        size_bytes=model["size_bytes"],
+        share_of_float=float_size and model["size_bytes"] / float_size["size_bytes"],
+        quantized_ops=sum(schemes.values()) - schemes["float"] - schemes["integer"],
+        float_ops=schemes["float"],
+        sqnr_db={stage: _least(values) for stage, values in stages.items()},
+        top1=_least(top1) if top1 else None,
+        samples=samples,
+        verdict=_verdict(outcomes),
+        failed=outcomes.count("failed"),
+        tests=len(tests),
+        seconds=sum(event["seconds"] for event in run.events_of(key)),
+        cached=_kinds(steps, is_cached=True),
+        made=_kinds(steps, is_cached=False),
+    )
+
+
+def _least(values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else min(values)
+
+
+def _verdict(outcomes: Iterable[str]) -> Verdict:
+    if "failed" in outcomes:
+        return "failed"
+    return "passed" if "passed" in outcomes else "skipped"
+
+
+def _kinds(steps: list[Mapping[str, Any]], *, is_cached: bool) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(s["kind"] for s in steps if s["is_cached"] == is_cached))
+
+
+HEADINGS = (
+    "model",
+    "quantizer",
+    "KB",
+    "share",
+    "float ops",
+    "SQNR dB",
+    "quant.",
+    "lower.",
+    "top-1",
+    "verdict",
+    "s",
+    "cached",
+)
+"""
+Of the columns that `cells` gives.
+
+`share` is the file's size divided by the float model's; `SQNR dB` that of the stage total, beside
+it those of quantization and lowering (conversion in a flow without lowering); `s` are seconds;
+`cached` are the steps of the conversion that were read from the cache.
+"""
+
+LEFT_ALIGNED = frozenset({0, 1, 9, 11})
+"""Columns of text."""
+
+
+def cells(row: ModelRow) -> tuple[str, ...]:
+    """Return a row as text, a cell a column of `HEADINGS`."""
+    lowering = row.sqnr_db.get("lowering", row.sqnr_db.get("conversion"))
+    of_tests = f" {row.failed}/{row.tests}" if row.failed else ""
+    return (
+        f"{row.name} (another file)" if row.is_replaced else row.name,
+        row.quantizer,
+        f"{row.size_bytes / 1000:,.1f}",
+        "–" if row.share_of_float is None else f"{100 * row.share_of_float:.0f} %",
+        f"{row.float_ops}/{row.quantized_ops + row.float_ops}",
+        _decibels(row.sqnr_db.get("total")),
+        _decibels(row.sqnr_db.get("quantization")),
+        _decibels(lowering),
+        "–" if row.top1 is None else f"{100 * row.top1:.3g} %",
+        f"{row.verdict}{of_tests}",
+        f"{row.seconds:.1f}",
+        _from_cache(row),
+    )
+
+
+def _decibels(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}".replace("-", "−")
+
+
+def _from_cache(row: ModelRow) -> str:
+    if not row.cached:
+        return "nothing" if row.made else "–"
+    return "all" if not row.made else ", ".join(row.cached)

@@ -1,0 +1,230 @@
+"""The record of a run: put together from the reports of its tests, written and read as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from pytest_edgeq.report.files import write_whole
+from pytest_edgeq.versions import producer
+
+if TYPE_CHECKING:
+    from pytest_edgeq.report.journal import PhaseJournal
+    from pytest_edgeq.snapshots.record import ClaimRecord, TestRecord
+
+__all__ = ["FORMAT", "VERSION", "Failure", "PhaseReport", "Run", "RunRecorder", "read_run"]
+
+FORMAT = "pytest-edgeq run"
+VERSION = 1
+"""Of the schema in `run.schema.json`: a reader of version n refuses what is newer."""
+
+
+class Failure(TypedDict):
+    """
+    Why a test failed.
+
+    Attributes:
+        phase: `setup`, `call`, `teardown`, or `crash` of the process that ran it.
+        message: The text of the error.
+        path: The file in which it was raised, relative to rootdir where it can be; None if unknown.
+        line: Line in that file, from 1.
+    """
+
+    phase: str
+    message: str
+    path: str | None
+    line: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseReport:
+    """
+    One report of one test.
+
+    Attributes:
+        nodeid: The test.
+        worker: The process that ran it; empty without pytest-xdist.
+        phase: `setup`, `call` or `teardown`; anything else is a crash.
+        outcome: `passed`, `failed`, `skipped`, or whatever else a plugin says.
+        seconds: Duration of the phase.
+        journal: What `Edgeq` did.
+        uses: Keys of the models that the test's fixtures gave it.
+        record: What it claimed, on the report of its call.
+        failure: Why the phase failed.
+    """
+
+    nodeid: str
+    worker: str
+    phase: str
+    outcome: str
+    seconds: float
+    journal: PhaseJournal | None = None
+    uses: tuple[str, ...] = ()
+    record: TestRecord | None = None
+    failure: Failure | None = None
+
+
+@dataclasses.dataclass
+class _Test:
+    """One run of one test, as far as its reports have come in."""
+
+    nodeid: str
+    outcome: str = "passed"
+    seconds: float = 0
+    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    uses: dict[str, None] = dataclasses.field(default_factory=dict)
+    claims: list[ClaimRecord] = dataclasses.field(default_factory=list)
+    failure: Failure | None = None
+
+    @property
+    def is_of_interest(self) -> bool:
+        # What a test that crashed did with models is not known.
+        crashed = self.failure is not None and self.failure["phase"] == "crash"
+        return crashed or bool(self.events or self.uses or self.claims)
+
+    def add(self, report: PhaseReport) -> None:
+        self.seconds += report.seconds
+        if report.journal is not None:
+            self.events += report.journal["events"]
+            models = (event["model"] for event in report.journal["events"])
+            self.uses |= dict.fromkeys(key for key in models if key is not None)
+        self.uses |= dict.fromkeys(report.uses)
+        if report.record is not None:
+            self.claims = report.record["claims"]
+        if report.failure is not None and self.failure is None:
+            self.failure = report.failure
+        if report.outcome == "failed":
+            self.outcome = "failed"
+        elif report.outcome != "passed" and self.outcome == "passed":
+            self.outcome = report.outcome
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "test": self.nodeid,
+            "outcome": self.outcome,
+            "seconds": round(self.seconds, 3),
+            "models": list(self.uses),
+            "events": self.events,
+            "claims": list(self.claims),
+            "failure": self.failure,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """
+    The record of a run.
+
+    Attributes:
+        data: Plain data of the schema `run.schema.json`.
+    """
+
+    data: Mapping[str, Any]
+
+    @property
+    def models(self) -> Mapping[str, Mapping[str, Any]]:
+        """The models by key, in the order of the tests that used them first."""
+        models: Mapping[str, Mapping[str, Any]] = self.data["models"]
+        return models
+
+    @property
+    def tests(self) -> list[Mapping[str, Any]]:
+        """The tests that did anything with a model, in the order in which they ran."""
+        tests: list[Mapping[str, Any]] = self.data["tests"]
+        return tests
+
+    def tests_of(self, key: str) -> list[Mapping[str, Any]]:
+        """Return the tests that used a model."""
+        return [test for test in self.tests if key in test["models"]]
+
+    def events_of(self, key: str, *kinds: str) -> Iterator[Mapping[str, Any]]:
+        """Return what was done with a model, in order; of these kinds only, if any are given."""
+        for test in self.tests_of(key):
+            for event in test["events"]:
+                if event["model"] == key and (not kinds or event["event"] in kinds):
+                    yield event
+
+    def write(self, path: Path) -> None:
+        """Write the record as JSON, whole or not at all; missing folders are made."""
+        text = json.dumps(self.data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        write_whole(path, text + "\n")
+
+
+class RunRecorder:
+    """Collects the reports of a run, those of a worker that crashed later, too."""
+
+    def __init__(self) -> None:
+        self._started = datetime.now(timezone.utc)
+        self._models: dict[str, dict[str, Any]] = {}
+        self._tests: dict[tuple[str, str], _Test] = {}
+
+    def add(self, report: PhaseReport) -> None:
+        """Take one report; a set-up begins the test anew, as a plugin does that runs it again."""
+        key = (report.nodeid, report.worker)
+        if report.failure is not None and report.failure["phase"] == "crash":
+            # The controller reports a crash, and does not say of which worker.
+            started = [each for each in self._tests if each[0] == report.nodeid]
+            key = started[-1] if started else key
+        if report.phase == "setup" or key not in self._tests:
+            self._tests[key] = _Test(report.nodeid)
+        if report.journal is not None:
+            self._models = {**report.journal["models"], **self._models}
+        self._tests[key].add(report)
+
+    def run(self, *, obsolete: Iterable[str], pruned: Iterable[str]) -> Run:
+        """
+        Return the record.
+
+        Args:
+            obsolete: Paths of baselines that no test owns.
+            pruned: Paths of those that were deleted.
+        """
+        tests = [test for test in self._tests.values() if test.is_of_interest]
+        used = dict.fromkeys(key for test in tests for key in test.uses)
+        return Run(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "started": self._started.isoformat(timespec="seconds"),
+                "seconds": round((datetime.now(timezone.utc) - self._started).total_seconds(), 3),
+                "python": platform.python_version(),
+                "machine": platform.machine(),
+                "versions": producer(),
+                "models": {key: self._models[key] for key in used},
+                "tests": [test.to_dict() for test in tests],
+                "baselines": {"obsolete": list(obsolete), "pruned": list(pruned)},
+            }
+        )
+
+
+def read_run(path: Path) -> Run:
+    """
+    Read the record of a run.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is no record, or one of a newer version.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected the JSON of --edgeq-json, got {error}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: expected the JSON of --edgeq-json, got another document "
+            f'(there is no "format": "{FORMAT}")'
+        )
+    version = data.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise ValueError(
+            f"{path}: expected version {VERSION} of the record or an older one, got {version}\n"
+            "fix: read it with the pytest-edgeq that wrote it, or a newer one"
+        )
+    if missing := [key for key in ("models", "tests", "baselines", "versions") if key not in data]:
+        raise ValueError(f"{path}: the record lacks {', '.join(missing)}: it is not whole")
+    return Run(data)
