@@ -324,6 +324,14 @@ OPTIONS: Final = (
         _writable_directory,
     ),
     Option("json", "", "FILE", "Write the record of the run as JSON to this file.", _file),
+    Option(
+        "markdown",
+        "",
+        "FILE",
+        "Write models and failures as Markdown to this file, for a pull request. Where "
+        "GITHUB_STEP_SUMMARY is set they are appended to that file, too.",
+        _file,
+    ),
 )
 
 
@@ -346,6 +354,7 @@ class Settings:
         cache_dir: Directory of finished conversions; None for one below pytest's cache directory.
         artifacts: Folder of the bundles of failed tests; None for none.
         json: File of the run's record; None for none.
+        markdown: File of the Markdown page; None for none.
         on_command_line: Stems whose value was given there, which no marker overrides.
     """
 
@@ -362,6 +371,7 @@ class Settings:
     cache_dir: Path | None
     artifacts: Path | None
     json: Path | None
+    markdown: Path | None
     on_command_line: frozenset[str]
 
     @property

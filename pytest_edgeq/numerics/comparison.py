@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .evaluated import NOT_COUNTED, EvaluatedSamples
 from .findings import Finding
 from .metrics import json_number
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
@@ -95,6 +96,7 @@ class Comparison:
         conversion: float_tflite against float.
         health: what is wrong whatever the budget says.
         worst_samples: the samples of the least SQNR, the worst first.
+        evaluated: how many samples there were, and how many of them differ.
         fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order.
         build: gives what of the file the errors may not show, which is remembered beside them.
         points: elements of each output by its name and side, chosen evenly, where they were asked
@@ -113,6 +115,7 @@ class Comparison:
     conversion: StageErrors | None = None
     health: tuple[Finding, ...] = ()
     worst_samples: tuple[WorstSample, ...] = ()
+    evaluated: EvaluatedSamples = NOT_COUNTED
     fingerprint: str = ""
     build: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False, compare=False)
     points: Mapping[str, Mapping[str, npt.NDArray[np.float64]]] = field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,16 @@ import pytest
 
 from pytest_edgeq.plugin.collection import OUTPUT, collected_in
 from pytest_edgeq.plugin.state import CacheMessage, collected_key, memory_of, settings_key
+from pytest_edgeq.plugin.views import write_views
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.run import Failure, PhaseReport, Run, RunRecorder
     from pytest_edgeq.snapshots.collected import CollectedModule
     from pytest_edgeq.snapshots.obsolete import RunLog
     from pytest_edgeq.snapshots.summary import Outcome, Severity
+
+_ANNOTATOR = "pytest_github_actions_annotate_failures"
+"""The plugin that annotates every failure."""
 
 _MARKUP: Mapping[Severity | None, dict[str, bool]] = {
     "error": {"red": True},
@@ -35,6 +40,7 @@ class Controller:
         self._recorder: RunRecorder | None = None
         self._outcome: Outcome | None = None
         self._run: Run | None = None
+        self._messages: list[str] = []
         self._cache_messages: dict[CacheMessage, None] = {}
         self._collected: list[list[CollectedModule]] = []
 
@@ -69,13 +75,14 @@ class Controller:
         """Look for obsolete baselines, delete them if asked to, and write the record."""
         if self._log is not None:
             self._outcome = self._judge_baselines(session, self._log)
-            if self._outcome.fails and session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
         settings = self._config.stash[settings_key]
-        if self._log is not None or settings.json is not None:
+        # A later step of CI finds its file, though no test could be collected.
+        if self._log is not None or settings.json is not None or settings.markdown is not None:
             self._run = self._finished_run()
-        if settings.json is not None and self._run is not None:
-            self._run.write(settings.json)
+            self._messages = write_views(self._run, settings)
+        fails = bool(self._messages) or (self._outcome is not None and self._outcome.fails)
+        if fails and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _judge_baselines(self, session: pytest.Session, log: RunLog) -> Outcome:
         from pytest_edgeq.snapshots.obsolete import prune, survey
@@ -122,8 +129,21 @@ class Controller:
             terminalreporter.section("edgeq")
         for text, failed in table:
             terminalreporter.line(text, red=failed)
+        lines += [Line(f"Error: {message}", "error") for message in self._messages]
         for line in lines:
             terminalreporter.line(line.text, **_MARKUP[line.severity])
+        if self._annotates():
+            from pytest_edgeq.report.annotations import annotation_lines
+
+            workspace = os.environ.get("GITHUB_WORKSPACE")
+            folder = None if workspace is None else Path(workspace)
+            for text in annotation_lines(self._run, self._config.rootpath, folder):
+                terminalreporter.line(text)
+
+    def _annotates(self) -> bool:
+        """Whether GitHub reads the output, and no other plugin annotates it."""
+        on_github = os.environ.get("GITHUB_ACTIONS") == "true"
+        return on_github and not self._config.pluginmanager.hasplugin(_ANNOTATOR)
 
 
 def phase_report(report: pytest.TestReport, worker: str, rootdir: Path) -> PhaseReport:

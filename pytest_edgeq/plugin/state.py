@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import pytest
 
 from pytest_edgeq import options
+from pytest_edgeq.progress import Progress
 from pytest_edgeq.report.journal import Journal
 from pytest_edgeq.tflite.registry import Runtimes
 
@@ -23,6 +24,7 @@ settings_key = pytest.StashKey[options.Settings]()
 memory_key: pytest.StashKey[SnapshotSession] = pytest.StashKey()
 runtimes_key = pytest.StashKey[Runtimes]()
 cache_dir_key: pytest.StashKey[Path | None] = pytest.StashKey()
+progress_key = pytest.StashKey[Progress]()
 cache_messages_key: pytest.StashKey[list[CacheMessage]] = pytest.StashKey()
 collected_key: pytest.StashKey[list[pytest.Item]] = pytest.StashKey()
 absent_key: pytest.StashKey[dict[Path, str]] = pytest.StashKey()

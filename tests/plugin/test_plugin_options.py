@@ -27,6 +27,7 @@ class Edgeq:
         cache,
         cache_log,
         journal,
+        progress,
     ):
         self.runtime, self.threads, self.seed = runtime, threads, seed
         self.directory, self.memory = directory, memory

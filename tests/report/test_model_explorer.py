@@ -8,16 +8,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import dacite
 import numpy as np
 import pytest
-from model_explorer import config, node_data_builder
 
 from fixtures.models import ConvBnRelu, samples, seeded
 from fixtures.tflite.writer import FileWriter, pack, unpack
 from pytest_edgeq import Edgeq
 from pytest_edgeq.report.model_explorer import node_data, write_node_data
 from pytest_edgeq.tflite.edge import EdgeFile
+
+pytestmark = pytest.mark.slow
+
+# The dependency group `slow` has it: 130 MB, for these tests alone.
+REASON = "the dependency group slow is not installed: pip install --group slow"
+dacite = pytest.importorskip("dacite", reason=REASON)
+model_explorer = pytest.importorskip("model_explorer", reason=REASON)
 
 CONVERTED = Path(__file__).parents[2] / "fixtures" / "tflite" / "converted"
 
@@ -73,7 +78,7 @@ def loaded(path: Path) -> dict[str, Any]:
     document = json.loads(path.read_text("utf-8"))
     # Values may be text, which the package's own annotation does not say.
     data = dacite.from_dict(
-        node_data_builder.ModelNodeData,
+        model_explorer.node_data_builder.ModelNodeData,
         {"graphsData": document},
         dacite.Config(strict=True, check_types=False),
     )
@@ -81,7 +86,7 @@ def loaded(path: Path) -> dict[str, Any]:
     assert graphs.keys() == document.keys()
     for key, graph in document.items():
         assert {name: graphs[key][name] for name in graph} == graph
-    sources = config().add_node_data_from_path(str(path)).node_data_sources
+    sources = model_explorer.config().add_node_data_from_path(str(path)).node_data_sources
     assert sources == [str(path)]
     return graphs
 
