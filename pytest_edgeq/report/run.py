@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,11 +12,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pytest_edgeq.report.files import write_whole
 from pytest_edgeq.versions import producer
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.journal import PhaseJournal
     from pytest_edgeq.snapshots.record import ClaimRecord, TestRecord
+    from pytest_edgeq.tflite.edge import EdgeFile
 
 __all__ = ["FORMAT", "VERSION", "Failure", "PhaseReport", "Run", "RunRecorder", "read_run"]
 
@@ -34,12 +36,15 @@ class Failure(TypedDict):
         message: The text of the error.
         path: The file in which it was raised, relative to rootdir where it can be; None if unknown.
         line: Line in that file, from 1.
+        bundle: Folder of what was kept to show it, relative to rootdir where it can be; None where
+            nothing was.
     """
 
     phase: str
     message: str
     path: str | None
     line: int | None
+    bundle: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,13 +186,26 @@ class Run:
                 if event["model"] == key and (not kinds or event["event"] in kinds):
                     yield event
 
+    def layers_of(self, edge: EdgeFile) -> dict[int, Mapping[str, Any]]:
+        """Return what was measured last of the ops of a file, by subgraph."""
+        digest = hashlib.sha256(edge.graph.buffer).hexdigest()
+        signatures = edge.graph.signatures
+        found: dict[int, Mapping[str, Any]] = {}
+        for key, model in self.models.items():
+            if model["sha256"] != digest:
+                continue
+            for event in self.events_of(key):
+                for signature in signatures:
+                    # A model of several signatures is measured by each, as `name[signature]`.
+                    is_it = len(signatures) == 1 or model["name"].endswith(f"[{signature.key}]")
+                    if is_it and "layers" in event:
+                        found[signature.subgraph] = event["layers"]
+        return found
+
     def write(self, path: Path) -> None:
         """Write the record as JSON, whole or not at all; missing folders are made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         text = json.dumps(self.data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        unfinished.write_text(text + "\n", encoding="utf-8")
-        unfinished.replace(path)
+        write_whole(path, text + "\n")
 
 
 class RunRecorder:
