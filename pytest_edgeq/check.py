@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from pytest_edgeq.agree import Agreement
 from pytest_edgeq.compare import Comparer
+from pytest_edgeq.evaluation import notes_on
 from pytest_edgeq.localize.cause import WAYS_OUT
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
 from pytest_edgeq.measurement import Outcome
 from pytest_edgeq.numerics.calibration import Calibration
-from pytest_edgeq.numerics.checks import SampleLedger
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
     CALIBRATION_OVERLAP,
@@ -30,7 +30,9 @@ from pytest_edgeq.numerics.findings import (
 )
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.numerics.wiped import is_below_a_step
 from pytest_edgeq.parallel import Beside, on_one_thread, state_of
+from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.snapshots.errors import REGRESSED, is_explained
@@ -52,13 +54,7 @@ Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
 _SHOWN = 4
 """How many more differences of one kind a text lists."""
 
-_FIXED = (1 / 256, 1 / 128, 1 / 32768)
-"""
-Scales that TFLite fixes for SOFTMAX, LOGISTIC and TANH.
-
-Where nothing is detected all values are less than a step, of a sound model, too; of a range that
-was calibrated they are not.
-"""
+_UNREMEMBERED = "baselines were not checked: outside a test nothing is remembered"
 
 _SHIP = (
     "fix: ship what the flow made, quantized.path; a file that was changed on purpose is held "
@@ -116,6 +112,7 @@ def check(
     threads: int,
     claims: Claims,
     writes: bool,
+    progress: Progress,
     on_result: Callable[[CheckResult], None] = lambda result: None,
     keeps_points: bool = False,
 ) -> None:
@@ -129,6 +126,7 @@ def check(
         threads: Cores that may be used; the figures are the same for any number.
         claims: Gives, for what was measured, the checks of what is remembered, which raise.
         writes: Whether those write what is new or changed.
+        progress: Told of the samples.
         on_result: Called with what was measured and found, whatever it is.
         keeps_points: Whether to keep elements of the outputs, for charts.
 
@@ -137,16 +135,20 @@ def check(
         ValueError, TypeError: No reference, no sample, or one that does not fit.
     """
     gate = _Gate(quantized, runtime, keeps_points)
-    with on_one_thread():
-        gate.look(inputs, threads)
+    with on_one_thread(), progress.step("check", quantized.name, inputs) as step:
+        gate.look(inputs, threads, step)
     unwritten = writes and bool(gate.findings)
     if not unwritten:
         gate.hold_against(claims(gate.comparison))
     on_result(CheckResult(gate.comparison, gate.layers, gate.texts()))
     if gate.findings:
+        gate.notes += gate.sample_notes
         raise AssertionError(gate.text(unwritten=unwritten))
     for note in dict.fromkeys(gate.notes):
-        warn_user(f"edgeq.check: {note}")
+        # In a test the summary tells of few samples, and elsewhere this warning, which is given
+        # anyway: a suite that turns warnings into errors must not fail of them.
+        also = gate.sample_notes if note == _UNREMEMBERED else []
+        warn_user("; ".join([f"edgeq.check: {note}", *also]))
 
 
 class _Choice:
@@ -201,7 +203,7 @@ class _Gate:
     answers: bool = True
     of_torch: bool = False
 
-    def look(self, inputs: Iterable[Any], threads: int) -> None:
+    def look(self, inputs: Iterable[Any], threads: int, step: Step) -> None:
         """Measure everything, each sample once: from the second one on ops beside the outputs."""
         quantized = self.quantized
         # First, as it says what is wrong with the call.
@@ -212,13 +214,11 @@ class _Gate:
         with ExitStack() as stack:
             stack.enter_context(comparer)
             localizer = self._localizer(stack)
-            seen = SampleLedger()
             state = state_of(quantized) if threads > 1 else None
             beside: Beside | None = None
             choice = _Choice(quantized)
             pending: Callable[[], None] | None = None
-            for sample in read_samples(inputs, quantized.spec, "evaluation"):
-                seen.add(sample.arrays())
+            for sample in step.each(read_samples(inputs, quantized.spec, "evaluation")):
                 if not self.fits:
                     continue  # the samples are read all the same: one may not be a sample at all
                 outcome = self._compare(comparer, sample) if runs else None
@@ -250,7 +250,7 @@ class _Gate:
             self._look_at_layers(localizer.result())
         elif not self.fits:
             self._look_at_constants()
-        self._look_at_samples(seen)
+        self._look_at_calibration()
         agreed = agreement.result()
         self._add(_RUNS, *grouped([*self.refusals, *agreed.unable]))
         self._add(_RUNTIMES, *agreed.apart)
@@ -273,10 +273,13 @@ class _Gate:
             except AssertionError as error:
                 self._add(_MEMORY, str(error))
             except RuntimeError:  # there is no body of a test to remember by
-                self.notes.append(
-                    "baselines were not checked: outside a test nothing is remembered"
-                )
+                self.notes.append(_UNREMEMBERED)
                 return
+
+    @property
+    def sample_notes(self) -> list[str]:
+        """What to tell of the evaluation samples."""
+        return [] if self.comparison is None else notes_on(self.comparison.evaluated)
 
     def texts(self) -> list[str]:
         """Return the findings, the most telling first, each once."""
@@ -361,12 +364,8 @@ class _Gate:
             self._add(_RUNS, str(error))
         return None
 
-    def _look_at_samples(self, seen: SampleLedger) -> None:
-        """Tell of few that are different: what they say of a model is little."""
-        if len(seen) == 1 < seen.n_added:
-            self.notes.append(
-                f"the {seen.n_added} samples given are one and the same: nothing is known of others"
-            )
+    def _look_at_calibration(self) -> None:
+        """Tell of few different calibration samples: ranges hold these alone."""
         known = self.quantized.ledger
         if 0 < len(known) < _FEW_CALIBRATED:
             given = f", of {known.n_added} given" if known.n_added > len(known) else ""
@@ -397,9 +396,9 @@ class _Gate:
         """Outputs of which less than a bit is left."""
         for name, errors in total.outputs.items():
             rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
-            tiny = errors.scale is not None and rms < errors.scale
-            if not errors.sqnr_db < ONE_BIT_DB or (tiny and errors.scale in _FIXED):
+            if not errors.sqnr_db < ONE_BIT_DB or is_below_a_step(errors):
                 continue
+            tiny = errors.scale is not None and rms < errors.scale
             text = (
                 f"output {name!r}: expected {ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of "
                 f"it, got {errors.sqnr_db:.3g} dB (rms {rms:.3g} in torch, rms error "

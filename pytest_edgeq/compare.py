@@ -11,27 +11,25 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.build_facts import build_of
+from pytest_edgeq.file_health import static_findings
 from pytest_edgeq.localize import OnLocalized
 from pytest_edgeq.measurement import Arrays, Measurement, Outcome, SampleRunner
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample
+from pytest_edgeq.numerics.evaluated import EvaluatedLedger
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
     Finding,
-    check_bias,
-    check_scales,
     overlap_finding,
     repeated_finding,
 )
 from pytest_edgeq.parallel import MOST_WORKERS, begin, on_one_thread, run_together
+from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.samples import Sample, read_samples
-from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Tensor
-from pytest_edgeq.tflite.roles import roles_of
 
-__all__ = ["Comparer", "compare", "static_findings"]
+__all__ = ["Comparer", "compare"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -44,6 +42,7 @@ def compare(
     runtime: str,
     threads: int = 1,
     localize_seconds: float = 0,
+    progress: Progress | None = None,
     on_localized: OnLocalized | None = None,
     keeps_points: bool = False,
 ) -> Comparison:
@@ -58,6 +57,7 @@ def compare(
             are the same for any number.
         localize_seconds: How long the comparison may look for the layer to blame when a check of it
             fails; 0 for not at all.
+        progress: Told of the comparison, and of that search.
         on_localized: Called with what was measured when it has looked, and the seconds of it.
         keeps_points: Whether to keep elements of the outputs, for charts.
 
@@ -67,10 +67,13 @@ def compare(
         TypeError: A sample of another kind or dtype.
         RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
     """
-    with Comparer(
-        quantized, runtime, localize_seconds, on_localized, keeps_points=keeps_points
-    ) as comparer:
-        comparer.update_all(read_samples(inputs, quantized.spec, "evaluation"), threads)
+    progress = Progress() if progress is None else progress
+    comparer = Comparer(
+        quantized, runtime, localize_seconds, progress, on_localized, keeps_points=keeps_points
+    )
+    with progress.step("compare", quantized.name, inputs) as step, comparer:
+        samples = step.each(read_samples(inputs, quantized.spec, "evaluation"))
+        comparer.update_all(samples, threads)
     return comparer.result()
 
 
@@ -85,6 +88,7 @@ class Comparer:
         quantized: The file and its references.
         runtime: Kernels that run the file (and a recipe flow's float file).
         localize_seconds: As `compare` takes it.
+        progress: As `compare` takes it.
         on_localized: As `compare` takes it.
         keeps_points: As `compare` takes it.
 
@@ -97,6 +101,7 @@ class Comparer:
         quantized: QuantizedModel,
         runtime: str,
         localize_seconds: float = 0,
+        progress: Progress | None = None,
         on_localized: OnLocalized | None = None,
         *,
         keeps_points: bool = False,
@@ -110,11 +115,13 @@ class Comparer:
         self._quantized = quantized
         self._runtime = runtime
         self._localize_seconds = localize_seconds
+        self._progress = Progress() if progress is None else progress
         self._on_localized = on_localized
         self._runner = SampleRunner(quantized, runtime)
         self._keeps_points = keeps_points
         self._measurement = self._new_measurement()
         self._overlap = self._count = 0
+        self._evaluated = EvaluatedLedger()
         self._digest = hashlib.sha256()
         self._open = contextlib.ExitStack()
         self._changed: Sequence[str] = ()
@@ -185,6 +192,7 @@ class Comparer:
     def _note(self, sample: Sample) -> None:
         arrays = sample.arrays()
         self._digest_sample(arrays)
+        self._evaluated.add(arrays)
         self._overlap += arrays in self._quantized.ledger
         self._count += 1
 
@@ -209,12 +217,14 @@ class Comparer:
             runtime=self._runtime,
             health=(*findings, *static_findings(quantized.edge)),
             worst_samples=worst,
+            evaluated=self._evaluated.result(),
             fingerprint=self._digest.hexdigest(),
             build=functools.partial(
                 build_of, quantized.edge, quantized.ledger, quantized.float_model
             ),
             points=measurement.points(),
             explain=self._explanation(worst),
+            quantized=quantized,
             **results,
         )
 
@@ -226,7 +236,7 @@ class Comparer:
             self._digest.update(np.ascontiguousarray(array).data)
 
     def _explanation(self, worst: Sequence[WorstSample]) -> Callable[[], str] | None:
-        quantized, seconds = self._quantized, self._localize_seconds
+        quantized, seconds, progress = self._quantized, self._localize_seconds, self._progress
         if not seconds:
             return None
 
@@ -234,7 +244,8 @@ class Comparer:
             from pytest_edgeq.localize import explain
 
             samples = [each.inputs for each in worst]
-            return explain(quantized, samples, seconds, self._on_localized)
+            with progress.step("localize", quantized.name, samples) as step:
+                return explain(quantized, step.each(iter(samples)), seconds, self._on_localized)
 
         return functools.cache(explain)
 
@@ -245,30 +256,4 @@ def _stateful(name: str, changed: Sequence[str]) -> Finding:
         name,
         f"its forward changes the buffer {changed[0]!r} ({len(changed)} in all), so what a sample "
         "gives depends on those before it; the buffers were put back afterwards",
-    )
-
-
-def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
-    """What is wrong in the file itself: scales, zero points, biases."""
-    findings: list[Finding] = []
-    for signature in edge.graph.signatures:
-        for border in signature.inputs:
-            findings += _scale_findings(f"the input {border.name!r}", border.tensor)
-    for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
-        roles = roles_of(edge.graph, op)
-        for tensor in roles.outputs:
-            findings += _scale_findings(f"the output of {entry.where}", tensor)
-        for stored in roles.weights:
-            where = f"the weight of {entry.where}"
-            findings += _scale_findings(where, stored.tensor, activation=False)
-        for stored in roles.biases:
-            if stored.tensor.dtype == "int32" and stored.tensor.is_constant:
-                values = edge.graph.constant(stored.tensor).view(np.int32)
-                findings += check_bias(f"the bias of {entry.where}", values)
-    return tuple(dict.fromkeys(findings))
-
-
-def _scale_findings(where: str, tensor: Tensor, *, activation: bool = True) -> list[Finding]:
-    return check_scales(
-        where, tensor.scales, tensor.zero_points, activation=activation, dtype=tensor.dtype
     )

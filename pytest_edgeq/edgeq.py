@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
+    from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.report.journal import Journal
     from pytest_edgeq.snapshots.session import SnapshotSession
@@ -56,6 +57,7 @@ class Edgeq:
         cache: `on`; `off`; or `refresh`, which replaces what earlier sessions have kept.
         cache_log: Takes the cache's messages; given by the plugin. By default problems of the
             directory are warnings.
+        progress: Told of the steps that may take long; given by the plugin.
         journal: Takes what each call measured; given by the plugin.
 
     Raises:
@@ -78,6 +80,7 @@ class Edgeq:
         cache_dir: str | os.PathLike[str] | None = None,
         cache: str = "on",
         cache_log: CacheLog | None = None,
+        progress: Progress | None = None,
         journal: Journal | None = None,
     ) -> None:
         with naming_missing_libraries():
@@ -85,6 +88,7 @@ class Edgeq:
             from pytest_edgeq.cache.directory import Store
             from pytest_edgeq.cache.log import CacheLog
             from pytest_edgeq.flows.request import Session
+            from pytest_edgeq.progress import Progress
             from pytest_edgeq.tflite.registry import Runtimes
 
         threads = available_cores() if threads is None else threads
@@ -113,7 +117,14 @@ class Edgeq:
             store = Store(Path(cache_dir), log.warn)
         conversions = ConversionCache(store, log.note, refresh=cache == "refresh", seed=seed)
         self._session = Session(
-            tell, threads, seed, directory, runtimes, localize_timeout, conversions
+            tell,
+            threads,
+            seed,
+            directory,
+            runtimes,
+            localize_timeout,
+            conversions,
+            Progress() if progress is None else progress,
         )
         self._memory = memory
         self._journal = journal
@@ -287,6 +298,7 @@ class Edgeq:
                 localize_seconds=self._session.localize_seconds,
                 on_localized=on_localized,
                 keeps_points=self._keeps_points,
+                progress=self._session.progress,
             )
         return booked.comparison
 
@@ -321,7 +333,11 @@ class Edgeq:
         _require_model("localize", quantized)
         with booking(self._journal, "localize", quantized) as booked:
             booked.layers = localize(
-                quantized, inputs, runtime=runtime, threads=self._session.threads
+                quantized,
+                inputs,
+                runtime=runtime,
+                threads=self._session.threads,
+                progress=self._session.progress,
             )
         return booked.layers
 
@@ -380,6 +396,7 @@ class Edgeq:
                 writes=self._memory is not None and bool(self._memory.update),
                 on_result=on_result,
                 keeps_points=self._keeps_points,
+                progress=self._session.progress,
             )
 
     @property
@@ -419,20 +436,27 @@ class Edgeq:
         Hold the errors of every stage and output against those remembered for this test.
 
         What is worse than the remembered margin fails. What is better is told at the end of the
-        run, and remembered by `--edgeq-update=tighten`.
+        run, and remembered by `--edgeq-update=tighten`. Few, equal or constant samples are told
+        there, too.
+
+        Errors are not stored where an output of zeros would pass all limits of an output, or where
+        the error is as large as the signal: such a baseline could not fail. One that was stored
+        before is told of at the end of the run, and does not fail it.
 
         Args:
             comparison: From `compare`, on the same samples in the same order as remembered.
             name: Of the baseline; needed where a test remembers several models.
 
         Raises:
-            AssertionError: Nothing is remembered yet, a metric regressed, a stage, an output or a
-                metric came or went, or the data are not the remembered ones. Also where
-                an output is not finite or zero on both sides, of which nothing can be remembered.
+            AssertionError: Nothing is remembered yet, or must not be, a metric regressed, a stage,
+                an output or a metric came or went, or the data are not the remembered ones. Also
+                where an output is not finite or zero on both sides, of which nothing can be
+                remembered.
             TypeError: Not a comparison.
             ValueError: The baseline cannot be read.
             RuntimeError: Not called from the body of a test.
         """
+        from pytest_edgeq.evaluation import Evaluation
         from pytest_edgeq.localize.rows import SPREAD
         from pytest_edgeq.numerics.findings import input_causes
         from pytest_edgeq.remember import errors_to_remember
@@ -454,7 +478,11 @@ class Edgeq:
             return "" if SPREAD in blamed and is_explained(change) else blamed
 
         self._memory.check(
-            "errors", name or "errors", errors_to_remember(comparison), explain=explain
+            "errors",
+            name or "errors",
+            errors_to_remember(comparison),
+            explain=explain,
+            judge=Evaluation(comparison),
         )
 
     def suggest_budget(self, comparison: Comparison) -> Budget:
@@ -465,7 +493,8 @@ class Edgeq:
         derives it), rounded outward to 3 digits. Bounded are those of `sqnr_db`,
         `cosine_similarity`, `max_lsb_error` (`max_abs_error` where an output has no LSB) and
         `top1_agreement` (where every sample is one row of classes) that are defined at every
-        output.
+        output, and that an output of zeros, or a guess of the class, fails. What was left out, and
+        why, is printed as a comment, and so is that samples are few, equal or constant.
 
         Args:
             comparison: From `compare`.
@@ -473,13 +502,13 @@ class Edgeq:
         Raises:
             AssertionError: An output is not finite, or zero on both sides.
             TypeError: Not a comparison.
-            ValueError: No metric supports a bound.
+            ValueError: The error is as large as the signal, or no bound could fail.
         """
         from pytest_edgeq.remember import budget_to_suggest
 
         _require_comparison("suggest_budget", comparison)
-        budget = budget_to_suggest(comparison)
-        print(budget)  # to be pasted
+        budget, notes = budget_to_suggest(comparison)
+        print(budget, *(f"# {note}" for note in notes), sep="\n")  # to be pasted
         return budget
 
 

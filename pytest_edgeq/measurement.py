@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq import litert
+from pytest_edgeq.border_specs import border_spec
 from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import WorstSamples
@@ -23,9 +24,7 @@ from pytest_edgeq.numerics.side import Side
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference, in_file_order
 from pytest_edgeq.samples import Sample
-from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Tensor
 from pytest_edgeq.tflite.input_quantization import quantized_inputs
 from pytest_edgeq.tflite.layout import mismatch_hint
 
@@ -148,7 +147,7 @@ class Measurement:
     def __init__(self, quantized: QuantizedModel, *, keeps_points: bool = False) -> None:
         self._quantized = quantized
         edge = quantized.edge
-        specs = [_spec(each.name, each.tensor) for each in edge.signature.outputs]
+        specs = [border_spec(each.name, each.tensor) for each in edge.signature.outputs]
         self._sides = _sides(quantized)
         # Both sides of a conversion are float: there is no LSB.
         unscaled = [BorderSpec(spec.name) for spec in specs]
@@ -161,7 +160,7 @@ class Measurement:
         averaged = quantized.flow in ("recipe", "prebuilt")
         self._health = [OutputHealth(spec, averaged=averaged) for spec in specs]
         self._inputs = [
-            (border.name, InputHealth(_spec(border.name, tensor), averaged=averaged))
+            (border.name, InputHealth(border_spec(border.name, tensor), averaged=averaged))
             for border, tensor in quantized_inputs(edge.graph, edge.signature)
         ]
         self.worst = WorstSamples()
@@ -243,13 +242,6 @@ def _sides(quantized: QuantizedModel) -> _Sides:
     if quantized.float_edge is not None:
         return _WITH_FLOAT_TFLITE
     return _WITHOUT_QUANTIZER if quantized.flow == "float" else _FILE_ALONE
-
-
-def _spec(name: str, tensor: Tensor) -> BorderSpec:
-    parameters = qparams(tensor)
-    if parameters is None:
-        return BorderSpec(name)
-    return BorderSpec(name, *parameters, *code_range(tensor.dtype))
 
 
 def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:

@@ -228,6 +228,21 @@ def _html(text: str, place: Place) -> Path | None:
     return path
 
 
+def _writable_directory(text: str, place: Place) -> Path | None:
+    """Resolve the path of a folder to write into, which need not be there yet."""
+    path = _directory(text, place)
+    if path is None:
+        return None
+    nearest = next(each for each in (path, *path.parents) if each.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "cannot be written" if nearest.is_dir() else "is a file"
+        raise pytest.UsageError(
+            f"{place.where}: expected a folder that can be written, got {path}\n"
+            f"cause: {nearest} {what}"
+        )
+    return path
+
+
 OPTIONS: Final = (
     Option(
         "quantizers",
@@ -309,7 +324,23 @@ OPTIONS: Final = (
         "processes may share it.",
         _directory,
     ),
+    Option(
+        "artifacts",
+        "",
+        "DIR",
+        "For each failed test keep the .tflite, the worst samples, expected and got, and a script "
+        "that shows the failure without pytest, in a folder of its own below this one.",
+        _writable_directory,
+    ),
     Option("json", "", "FILE", "Write the record of the run as JSON to this file.", _file),
+    Option(
+        "markdown",
+        "",
+        "FILE",
+        "Write models and failures as Markdown to this file, for a pull request. Where "
+        "GITHUB_STEP_SUMMARY is set they are appended to that file, too.",
+        _file,
+    ),
     Option(
         "html",
         "",
@@ -338,7 +369,9 @@ class Settings:
         localize_timeout: Seconds.
         cache: `on`, `off` or `refresh`.
         cache_dir: Directory of finished conversions; None for one below pytest's cache directory.
+        artifacts: Folder of the bundles of failed tests; None for none.
         json: File of the run's record; None for none.
+        markdown: File of the Markdown page; None for none.
         html: File of the HTML page; None for none.
         on_command_line: Stems whose value was given there, which no marker overrides.
     """
@@ -354,7 +387,9 @@ class Settings:
     localize_timeout: int
     cache: Literal["on", "off", "refresh"]
     cache_dir: Path | None
+    artifacts: Path | None
     json: Path | None
+    markdown: Path | None
     html: Path | None
     on_command_line: frozenset[str]
 

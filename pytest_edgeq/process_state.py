@@ -1,15 +1,18 @@
-"""State of the process during a conversion: random number generators, the garbage collector."""
+"""State of the process: random number generators, the garbage collector, stderr at exit."""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import gc
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
-__all__ = ["frozen_heap", "paused_collector", "seeded"]
+__all__ = ["destructors_without_stderr", "frozen_heap", "paused_collector", "seeded"]
 
 
 @contextmanager
@@ -72,3 +75,29 @@ def paused_collector() -> Iterator[None]:
         gc.enable()
         if _is_frozen:
             gc.freeze()
+
+
+@contextmanager
+def destructors_without_stderr() -> Iterator[None]:
+    """
+    Discard what static native objects that are made meanwhile write to stderr when they end.
+
+    They end after Python, in the reverse order in which they and other exit functions were
+    registered. So what was made before or is made later still writes to stderr.
+    """
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    # Where stderr goes now need not be where it goes in the end: pytest captures it.
+    atexit.register(os.dup2, 2, kept, inheritable=False)
+    _open_stderr_at_exit(kept)
+    try:
+        yield
+    finally:
+        _open_stderr_at_exit(nowhere)
+
+
+def _open_stderr_at_exit(descriptor: int) -> None:
+    """Register an exit function that makes stderr a copy of a descriptor."""
+    process = ctypes.CDLL(None)
+    # The later one runs first; of the free descriptors `dup` takes the lowest, the one just closed.
+    for function, argument in ((process.dup, descriptor), (process.close, 2)):
+        process.__cxa_atexit(function, ctypes.c_void_p(argument), None)

@@ -5,14 +5,28 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pytest_edgeq.evaluation import (
+    accepted,
+    broken,
+    cannot_fail,
+    limits_of,
+    notes_on,
+    too_wide,
+)
 from pytest_edgeq.numerics.bootstrap import RESAMPLES, SEED, remembered
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.confidence import LEVEL
 from pytest_edgeq.numerics.results import UPPER_BOUNDED, OutputErrors, StageErrors
+from pytest_edgeq.numerics.wiped import is_below_a_step, wiped
 from pytest_edgeq.snapshots.paired_limits import FLOAT_NOISE_DB, SUMS, at_least, floor_db
 
 __all__ = ["budget_to_suggest", "errors_to_remember"]
+
+_NO_SIGNAL = (
+    "the reference is zero in all elements, so that no bound could fail; give samples in which it "
+    "is not"
+)
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -41,14 +55,13 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
             "float_noise_db": FLOAT_NOISE_DB,
         },
         **comparison.build(),
-        "errors": [
-            _with_samples(row, comparison.stages) for row in _rows(comparison, comparison.stages)
-        ],
+        "errors": [_with_samples(row, comparison.stages) for row in _rows(comparison)],
     }
 
 
-def _rows(comparison: Comparison, stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
-    """Every metric with the margin that a rebuild explains: one for a memory and for a budget."""
+def _rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Every metric of every stage with the margin that a rebuild explains."""
+    stages = comparison.stages
     return [
         at_least(
             row,
@@ -69,38 +82,51 @@ def _with_samples(row: dict[str, Any], stages: dict[str, StageErrors]) -> dict[s
     return {**row, "samples": [float(f"{getattr(each, name):.5g}") for each in samples]}
 
 
-def budget_to_suggest(comparison: Comparison) -> Budget:
+def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
     """
-    Give the budget for the stage `total` that a comparison supports.
+    Give the budget for the stage `total` that a comparison supports, and what to tell beside it.
 
     Raises:
         AssertionError: An output is not finite, or zero on both sides.
-        ValueError: No metric supports a bound.
+        ValueError: The error is as large as the signal, or no bound could fail.
     """
     _require_sound(comparison)
-    outputs = list(comparison.total.outputs.values())
-    worst: dict[str, list[float]] = {}
-    for row in _rows(comparison, {"total": comparison.total}):
-        worst.setdefault(row["metric"], []).append(float(row["worst"]))
-    wanted = ["sqnr_db", "cosine_similarity"]
-    scaled = all(output.max_lsb_error is not None for output in outputs)
-    wanted.append("max_lsb_error" if scaled else "max_abs_error")
-    if all(_is_classified(output) for output in outputs):
-        wanted.append("top1_agreement")
+    flow, outputs = comparison.flow, list(comparison.total.outputs.values())
+    for output in outputs:
+        if why := broken(output, flow):
+            raise ValueError(f"no budget for {_place(comparison, output)}: {why}")
+    limits = [limits_of(output, flow) for output in outputs]
     bounds: dict[str, float] = {}
-    for metric in wanted:
-        values = worst.get(metric, [])
-        if len(values) == len(outputs):
-            bound = loosened(metric, (max if metric in UPPER_BOUNDED else min)(values))
-            if bound is not None:
-                bounds[metric] = bound
-    if not bounds:
-        raise ValueError(
-            f"{comparison.name}: the errors are as large as the signal or spread over all that is "
-            "possible, so that no budget could fail; look at print(comparison), or give more "
-            "samples"
-        )
-    return Budget(**bounds)
+    notes = notes_on(comparison.evaluated)
+    for metric in _wanted(outputs):
+        values = [each[metric] for each in limits if metric in each]
+        if len(values) < len(outputs):
+            continue
+        actual = (max if metric in UPPER_BOUNDED else min)(values)
+        bound = loosened(metric, actual)
+        limit = {metric: actual if bound is None else bound}
+        passing = [output for output in outputs if accepted(output, limit)]
+        if bound is not None and len(passing) < len(outputs):
+            bounds[metric] = bound
+        elif passing:
+            notes.append(f"{metric} is left out: {cannot_fail(passing[0], flow, metric)}")
+    judged = [each for each in outputs if not is_below_a_step(each)]
+    if not bounds or any(len(accepted(each, bounds)) == len(bounds) for each in judged):
+        output, given = min(zip(outputs, limits, strict=True), key=lambda pair: pair[1]["sqnr_db"])
+        why = too_wide(output, flow, given) if wiped(output) else _NO_SIGNAL
+        raise ValueError(f"no budget for {_place(comparison, output)}: {why}")
+    return Budget(**bounds), notes
+
+
+def _wanted(outputs: list[OutputErrors]) -> list[str]:
+    """Metrics to bound: each tells of another defect."""
+    scaled = all(output.max_lsb_error is not None for output in outputs)
+    wanted = ["sqnr_db", "cosine_similarity", "max_lsb_error" if scaled else "max_abs_error"]
+    return [*wanted, "top1_agreement"] if all(map(_is_classified, outputs)) else wanted
+
+
+def _place(comparison: Comparison, output: OutputErrors) -> str:
+    return f"{comparison.name}: total, output {output.name!r}"
 
 
 def _is_classified(output: OutputErrors) -> bool:

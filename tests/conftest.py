@@ -29,7 +29,7 @@ if importlib.util.find_spec("hypothesis") is not None:
 gc.set_threshold(100_000, 20, 20)
 
 # They start processes, up to a minute a test: the last of them would run on one core alone.
-LONGEST = ("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_readme.py")
+LONGEST = ("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_docs_pages.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -27,6 +27,22 @@ def _imports(path: Path) -> set[str]:
     return names
 
 
+def _imports_cli(path: Path) -> bool:
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    names = {
+        name
+        for node in tree
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    return any(f"{name}.".startswith("pytest_edgeq.cli.") for name in names)
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_room_imports_only_what_it_may(path: Path) -> None:
     """A release of the converter's libraries is answered in `litert/` alone."""
@@ -39,3 +55,6 @@ def test_a_room_imports_only_what_it_may(path: Path) -> None:
         assert "torch" not in names
     if where.parts[:2] != ("report", "html"):
         assert not names & CHARTS
+    if where.parts[0] not in ("cli", "__main__.py"):
+        assert "click" not in names
+        assert not _imports_cli(path)

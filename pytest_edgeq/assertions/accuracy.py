@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ Array = np.ndarray[Any, Any]
 def assert_accuracy_drop(
     model: QuantizedModel,
     labelled_inputs: Iterable[tuple[Any, Any]],
-    metric: Any,
+    metric: Callable[[Any, Any], Any],
     max_drop: float = 0.01,
 ) -> None:
     """

@@ -8,6 +8,9 @@ from typing import Any
 from pytest_edgeq.assertions.channels import granularities
 from pytest_edgeq.assertions.expect import (
     CUSTOM,
+    Dtype,
+    DtypeByName,
+    Model,
     edge_of,
     known_op,
     op_of,
@@ -57,7 +60,7 @@ _BORDER_CAUSES = {("int64", "int32"): _INT32, ("uint8", "int8"): _UINT8}
 """Causes by what was expected and what the file has."""
 
 
-def assert_input_dtypes(model: Any, expected: Any) -> None:
+def assert_input_dtypes(model: Model, expected: DtypeByName) -> None:
     """
     Assert the dtypes of the file's inputs, as stored.
 
@@ -73,7 +76,7 @@ def assert_input_dtypes(model: Any, expected: Any) -> None:
     _assert_border_dtypes(edge_of(model), expected, "input")
 
 
-def assert_output_dtypes(model: Any, expected: Any) -> None:
+def assert_output_dtypes(model: Model, expected: DtypeByName) -> None:
     """
     Assert the dtypes of the file's outputs, as stored.
 
@@ -89,7 +92,7 @@ def assert_output_dtypes(model: Any, expected: Any) -> None:
     _assert_border_dtypes(edge_of(model), expected, "output")
 
 
-def _assert_border_dtypes(edge: EdgeFile, expected: Any, what: str) -> None:
+def _assert_border_dtypes(edge: EdgeFile, expected: DtypeByName, what: str) -> None:
     borders = _borders(edge, what)
     names = [name for name, _ in borders]
     wanted = [None if e is None else parse_dtype(e) for e in spread(expected, names, what)]
@@ -132,13 +135,13 @@ def _accepting(borders: list[tuple[str, str]]) -> str:
 
 
 def assert_op_dtypes(
-    model: Any,
+    model: Model,
     op: str,
     *,
-    input: Any = None,
-    weight: Any = None,
-    bias: Any = None,
-    output: Any = None,
+    input: Dtype | Sequence[Dtype] | None = None,
+    weight: Dtype | None = None,
+    bias: Dtype | None = None,
+    output: Dtype | Sequence[Dtype] | None = None,
     scheme: str | None = None,
     granularity: str | None = None,
     module: str | None = None,
@@ -227,7 +230,7 @@ def _counted(edge: EdgeFile) -> str:
     return ", ".join(f"{count} {op}" for op, count in counts[:8]) + more
 
 
-def _why_differs(model: Any, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
+def _why_differs(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
     floats = [entry for entry in wrong if entry.scheme == "float"]
     if floats:
         return why_float(model, edge, floats)
@@ -277,7 +280,7 @@ def _held(edge: EdgeFile, entry: OpDtypes, role: str, expected: Any) -> tuple[bo
     return value == expected, str(value or f"no {role}")
 
 
-def assert_op_counts(model: Any, expected: Mapping[str, int]) -> None:
+def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
     """
     Assert how many ops of some kinds the file has, over all its subgraphs.
 
@@ -323,7 +326,7 @@ def _is_kind(entry: OpDtypes, op: str) -> bool:
     return entry.op == op or (op == CUSTOM and entry.op.startswith(f"{CUSTOM}:"))
 
 
-def assert_no_float_ops(model: Any, allow: Sequence[str] = ()) -> None:
+def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
     """
     Assert that no op takes or gives floats.
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,9 +16,16 @@ from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op, operator_names, tensor_types
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.unmatched import UnmatchedError
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = [
+    "Dtype",
+    "DtypeByName",
+    "Model",
     "edge_of",
     "known_op",
     "op_of",
@@ -34,6 +41,15 @@ __all__ = [
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 
+Model: TypeAlias = "QuantizedModel | TflitePath | bytes"
+"""What an assertion accepts as the model: the path and the bytes are those of a `.tflite` file."""
+
+Dtype: TypeAlias = "str | np.dtype[Any] | type[np.generic] | torch.dtype"
+"""A dtype in any spelling, for instance `"int8"`, `np.int8` or `torch.int8`."""
+
+DtypeByName: TypeAlias = "Dtype | Sequence[Dtype | None] | Mapping[str, Dtype | None]"
+"""One dtype for all inputs or outputs, a sequence in order, or a dict by name; None: any dtype."""
+
 ROWS = 5
 """How many cases a failure text shows."""
 
@@ -41,7 +57,7 @@ CUSTOM = "CUSTOM"
 """Stands for every custom op where ops are counted; one of them is `CUSTOM:<code>`."""
 
 
-def edge_of(model: Any) -> EdgeFile:
+def edge_of(model: Model) -> EdgeFile:
     """
     Open what an assertion was given: a QuantizedModel, a path or bytes.
 

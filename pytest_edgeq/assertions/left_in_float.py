@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from pytest_edgeq.assertions.expect import Model
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
@@ -63,7 +63,7 @@ RECIPE_OPS = frozenset(
 """What recipe_static_wi8_ai8 quantizes (ai-edge-quantizer 0.10.0)."""
 
 
-def why_float(model: Any, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
+def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
     """
     Tell why ops are in float, and how they come out of it.
 
@@ -77,9 +77,9 @@ def why_float(model: Any, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
         return _NOTHING_QUANTIZED
     if any(entry.scheme in ("dynamic", "weight_only", "float16") for entry in wrong):
         return _FLOAT_BY_DESIGN
-    known = isinstance(model, QuantizedModel) and model.origin is None
-    flow = model.flow if known else ""
-    meant = model.left_in_float if known else frozenset()
+    known = model if isinstance(model, QuantizedModel) and model.origin is None else None
+    flow = "" if known is None else known.flow
+    meant = frozenset[str]() if known is None else known.left_in_float
     on_purpose = [entry for entry in wrong if entry.module in meant]
     # A TRANSPOSE of the converter's, of no module, follows its operand.
     others = [
@@ -94,9 +94,9 @@ def why_float(model: Any, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
     kinds = list(dict.fromkeys(entry.op for entry in others))
     if flow == "recipe":
         return _told(_BY_RECIPE, kinds)
-    if flow != "pt2e":
+    if known is None or flow != "pt2e":
         return _told(_ELSEWHERE, kinds)
-    if not model.exported_strictly and set(kinds) <= _MISSED:
+    if not known.exported_strictly and set(kinds) <= _MISSED:
         return _NON_STRICT
     taken = [kind for kind in kinds if kind in RECIPE_OPS]
     recipe = f"quantize by recipe_static_wi8_ai8, which takes {_some(taken)}; or " if taken else ""

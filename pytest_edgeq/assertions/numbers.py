@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pytest_edgeq.assertions.expect import edge_of, parse_number, spread, table
+from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, spread, table
 from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import input_causes
+from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import FloatSize, QuantizedModel
 from pytest_edgeq.samples import SampleSpec, read_samples
@@ -101,6 +102,19 @@ class _Judgement:
     budget: Budget
     needed: Budget | None
     violations: list[Violation]
+    sqnr_db: float
+
+    def advice(self) -> str:
+        """Return the budget that the measurement needs, unless the output is broken."""
+        where = self.stage if self.output is None else f"{self.stage}, output {self.output!r}"
+        if self.needed is None:
+            return f"{where}: no budget accepts this measurement; the output is broken"
+        if self.sqnr_db < ONE_BIT_DB:
+            return (
+                f"{where}: less than one bit of the output is left ({self.sqnr_db:.3g} dB SQNR): "
+                "it is broken, so that no budget is given"
+            )
+        return f"update ({where}): this measurement needs {self.needed!r}"
 
 
 def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
@@ -111,7 +125,7 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
             f"budget would judge nothing; it has {', '.join(comparison.stages)}"
         )
     if isinstance(wanted, Budget):
-        return [_Judgement(stage, None, wanted, *_hold(wanted, errors, stage))]
+        return [_Judgement(stage, None, wanted, *_hold(wanted, errors, stage), errors.sqnr_db)]
     if not isinstance(wanted, Mapping):
         raise TypeError(f"{stage}: expected a Budget or a dict of Budgets, got {wanted!r}")
     if not any(value is not None for value in wanted.values()):
@@ -123,8 +137,9 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
             continue
         if not isinstance(value, Budget):
             raise TypeError(f"{stage}, output {name!r}: expected a Budget, got {value!r}")
-        held = _hold(value, errors.outputs[name], stage)
-        judged.append(_Judgement(stage, name, value, *held))
+        output = errors.outputs[name]
+        held = _hold(value, output, stage)
+        judged.append(_Judgement(stage, name, value, *held, output.sqnr_db))
     return judged
 
 
@@ -162,19 +177,7 @@ def _budget_text(
     of_torch = any(each.nonfinite_reference for each in comparison.total.outputs.values())
     layer = [] if causes or of_torch else _layer_to_blame(comparison)
     lines += layer[:1]
-    for judgement in judged:
-        if not judgement.violations:
-            continue
-        where = (
-            judgement.stage
-            if judgement.output is None
-            else (f"{judgement.stage}, output {judgement.output!r}")
-        )
-        lines.append(
-            f"update ({where}): this measurement needs {judgement.needed!r}"
-            if judgement.needed is not None
-            else f"{where}: no budget accepts this measurement; the output is broken"
-        )
+    lines += [judgement.advice() for judgement in judged if judgement.violations]
     lines += ["", str(comparison)]
     worst = [f"{sample.index} ({sample.sqnr_db:.3g} dB)" for sample in comparison.worst_samples]
     if worst:
@@ -215,7 +218,7 @@ def _stage_to_blame(comparison: Comparison) -> str:
 
 
 def assert_runtimes_agree(
-    model: Any,
+    model: Model,
     inputs: Iterable[Any],
     max_lsb_error: float,
     runtimes: Sequence[str] = ("xnnpack", "builtin", "reference"),
@@ -351,7 +354,7 @@ def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float) -> str:
     )
 
 
-def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | None = None) -> None:
+def assert_size(model: Model, max_bytes: int | None = None, max_ratio: float | None = None) -> None:
     """
     Assert that the file is small enough.
 
@@ -414,7 +417,7 @@ def assert_size(model: Any, max_bytes: int | None = None, max_ratio: float | Non
     )
 
 
-def _float_size(model: Any) -> FloatSize:
+def _float_size(model: Model) -> FloatSize:
     known = model.float_size if isinstance(model, QuantizedModel) else None
     if known is None:
         raise ValueError(

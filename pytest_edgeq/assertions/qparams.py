@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.assertions.channels import granularities
 from pytest_edgeq.assertions.expect import (
+    Model,
     edge_of,
     op_of,
     parse_count,
@@ -56,7 +57,7 @@ _WHY = {
 
 
 def assert_qparams(
-    model: Any,
+    model: Model,
     op: str | None = None,
     module: str | None = None,
     role: str = "weight",

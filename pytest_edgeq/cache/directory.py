@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-__all__ = ["DEFAULT_LIMIT", "Store", "size_of"]
+__all__ = ["DEFAULT_LIMIT", "Store", "clear", "is_cache", "size_of"]
 
 DEFAULT_LIMIT: Final = 2 << 30
 """Bytes above which the entries that were used longest ago are deleted."""
@@ -223,6 +223,35 @@ class Store:
 def size_of(directory: Path) -> tuple[int, int]:
     """Return the number of entries below a directory, and their bytes."""
     sizes = [status.st_size for path, status in _files(directory) if path.suffix == _SUFFIX]
+    return len(sizes), sum(sizes)
+
+
+def is_cache(directory: Path) -> bool:
+    """Return whether a directory was made by a `Store`."""
+    try:
+        return (directory / ".gitignore").read_text(encoding="utf-8") == _GITIGNORE
+    except _REFUSALS:
+        return False
+
+
+def clear(directory: Path) -> tuple[int, int]:
+    """
+    Delete all entries below a directory, and leave its lock files, which others may hold.
+
+    Returns:
+        The number of entries deleted, and their bytes.
+
+    Raises:
+        OSError: An entry cannot be deleted; the others are.
+    """
+    refusals: list[OSError] = []
+    sizes = [
+        status.st_size
+        for path, status in _files(directory)
+        if path.suffix == _SUFFIX and _delete(path, refusals)
+    ]
+    if refusals:
+        raise refusals[0]
     return len(sizes), sum(sizes)
 
 

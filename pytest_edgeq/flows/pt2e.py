@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.cache.conversions import ConversionCache
 from pytest_edgeq.cache.parts import Simulation
 from pytest_edgeq.flows.conversion_refusals import refusal
-from pytest_edgeq.flows.request import Entry, Request
+from pytest_edgeq.flows.request import Entry, Request, Session
+from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference
 from pytest_edgeq.samples import Sample
@@ -46,16 +46,16 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
             that no kernel takes, or nothing quantized.
         RuntimeError: torch.export or the converter refuses the model.
     """
-    cache, strict, train = request.session.cache, request.strict_export, request.train
+    session, strict, train = request.session, request.strict_export, request.train
     if train is not None:
-        cache.refuse(request.name, "train= may do something else each time")
+        session.cache.refuse(request.name, "train= may do something else each time")
         simulations = {
-            entry.key: _train(entry, quantizer, strict=strict, train=train)
+            entry.key: _train(entry, quantizer, session.progress, strict=strict, train=train)
             for entry in request.entries
         }
     else:
         simulations = {
-            entry.key: _simulate(_Preparation(entry, quantizer, strict, cache), cache)
+            entry.key: _simulate(_Preparation(entry, quantizer, strict, session))
             for entry in request.entries
         }
     alone = any(each.weights_alone for each in simulations.values())
@@ -64,7 +64,7 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     tflite = _refuse_clearly(
         request.name,
         "the converter",
-        lambda: cache.convert(request.name, traced, simulations=simulations, static=static),
+        lambda: session.convert(request.name, traced, simulations=simulations, static=static),
         list(traced.values()),
     )
     graphs = [each.graph for each in simulations.values()]
@@ -114,20 +114,20 @@ class _Preparation:
         entry: The model and its data.
         quantizer: A torchao PT2E `Quantizer`, or the name of a preset.
         strict: Whether to export strictly.
-        cache: Keeps the exported graph.
+        session: Its cache keeps the exported graph.
 
     Attributes:
         key: Of the exported graph; None exports anew.
         preset: The name of the preset, if it is one.
     """
 
-    def __init__(self, entry: Entry, quantizer: Any, strict: bool, cache: ConversionCache) -> None:
+    def __init__(self, entry: Entry, quantizer: Any, strict: bool, session: Session) -> None:
         self.entry = entry
+        self.session = session
         self.strict = strict
         self.strict_refusal: str | None = None
         self.preset = quantizer if isinstance(quantizer, str) else None
         self._quantizer = quantizer
-        self._cache = cache
         self.key: str | None = None
 
     @functools.cached_property
@@ -135,7 +135,8 @@ class _Preparation:
         """The graph with observers."""
         entry = self.entry
         export = functools.partial(_export, entry, strict=self.strict)
-        exported = self._cache.exported(entry.name, entry.model, self.key, export)
+        with self.session.progress.step("export", entry.name):
+            exported = self.session.cache.exported(entry.name, entry.model, self.key, export)
         self.strict_refusal = exported.strict_refusal
         return _refuse_clearly(
             entry.name,
@@ -155,18 +156,21 @@ def _instance(quantizer: Any) -> Any:
     return litert.pt2e_preset(quantizer) if isinstance(quantizer, str) else quantizer
 
 
-def _simulate(preparation: _Preparation, cache: ConversionCache) -> Simulation:
+def _simulate(preparation: _Preparation) -> Simulation:
     """Calibrate a model on its samples, and return the quantized graph."""
-    entry = preparation.entry
+    entry, session = preparation.entry, preparation.session
+    cache = session.cache
     key = None
     if preparation.preset is not None and preparation.strict:
-        preparation.key = cache.exported_key(entry.traced())
+        with session.progress.step("export", entry.name):
+            preparation.key = cache.exported_key(entry.traced())
         key = cache.preset_key(preparation.key, preparation.preset)
     if key is None:
         key = cache.prepared_key(entry.name, preparation.graph_and_facts)
     make = functools.partial(_calibrate, preparation)
-    samples = entry.calibration_samples()
-    simulation = cache.simulate(key, entry.name, samples, make, preparation.key)
+    with session.progress.step("calibrate", entry.name, entry.calibration) as step:
+        samples = step.each(entry.calibration_samples())
+        simulation = cache.simulate(key, entry.name, samples, make, preparation.key)
     if simulation.strict_refusal is not None:
         warn_user(_refused_strictly(entry.name, simulation.strict_refusal))
     for warned in simulation.warned:
@@ -220,12 +224,18 @@ def _simulation(
 
 
 def _train(
-    entry: Entry, quantizer: Any, *, strict: bool, train: Callable[[torch.fx.GraphModule], Any]
+    entry: Entry,
+    quantizer: Any,
+    progress: Progress,
+    *,
+    strict: bool,
+    train: Callable[[torch.fx.GraphModule], Any],
 ) -> Simulation:
     """As `_simulate`; the user's function trains the graph instead of samples calibrating it."""
-    exported, refusal = _export_with_free_batch(entry, strict=strict), None
-    if exported is None:
-        exported, refusal = _export(entry, strict=strict)
+    with progress.step("export", entry.name):
+        exported, refusal = _export_with_free_batch(entry, strict=strict), None
+        if exported is None:
+            exported, refusal = _export(entry, strict=strict)
     if refusal is not None:
         warn_user(_refused_strictly(entry.name, refusal))
     with litert.quiet():
@@ -239,7 +249,9 @@ def _train(
             "training would see nothing of the quantization. Use 'pt2e_qat_int8' or a config with "
             "is_qat=True, or leave train= out"
         )
-    _check_trained(entry.name, prepared, train(prepared))
+    with progress.step("train", entry.name):
+        answer = train(prepared)
+    _check_trained(entry.name, prepared, answer)
     static = litert.needs_calibration(prepared)
     simulated = _refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_qat(prepared))
     return _simulation(simulated, static)

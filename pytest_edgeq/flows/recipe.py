@@ -50,25 +50,30 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
     threads, cache = request.session.threads, request.session.cache
     entries = {entry.key: entry for entry in request.entries}
 
+    progress = request.session.progress
+
     def calibrate(samples: Mapping[str, Iterator[Sample]]) -> Any:
         streams = {key: _by_name(entries[key], float_edge, samples[key]) for key in entries}
         return litert.calibrate_recipe(float_tflite, recipe, streams, threads=threads)
 
-    ranges = cache.calibrate_recipe(
-        request.name,
-        float_tflite,
-        recipe,
-        {key: entry.calibration_samples() for key, entry in entries.items()},
-        calibrate,
-        threads=threads,
-    )
-    tflite = cache.quantize_recipe(
-        request.name,
-        float_tflite,
-        recipe,
-        ranges,
-        lambda: litert.quantize_recipe(float_tflite, recipe, ranges),
-    )
+    sources = [entry.calibration for entry in request.entries]
+    with progress.step("calibrate", request.name, *sources) as step:
+        ranges = cache.calibrate_recipe(
+            request.name,
+            float_tflite,
+            recipe,
+            {key: step.each(entry.calibration_samples()) for key, entry in entries.items()},
+            calibrate,
+            threads=threads,
+        )
+    with progress.step("quantize", request.name):
+        tflite = cache.quantize_recipe(
+            request.name,
+            float_tflite,
+            recipe,
+            ranges,
+            lambda: litert.quantize_recipe(float_tflite, recipe, ranges),
+        )
     edge = request.edge(tflite)
     _check_taken(rules, ops, winners, _outcomes(float_edge.graph, edge))
     left_in_float = frozenset(
@@ -87,7 +92,7 @@ def convert(request: Request, signatures: Mapping[str, litert.Traced], **options
         RuntimeError: torch.export or the converter refuses the model.
     """
     try:
-        return request.session.cache.convert(request.name, signatures, **options)
+        return request.session.convert(request.name, signatures, **options)
     except Exception as error:
         # Export and lowering in one call: whatever it was, the user gets it whole.
         who = refuser(error)

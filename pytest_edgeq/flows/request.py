@@ -14,6 +14,7 @@ from pytest_edgeq.cache.conversions import ConversionCache
 from pytest_edgeq.flows.conversion_refusals import refusal, refuser
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.process_state import frozen_heap, seeded
+from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import Counterpart, FloatFile, QuantizedModel
 from pytest_edgeq.reference import (
     in_train_mode,
@@ -47,6 +48,7 @@ class Session:
         runtimes: What files can be run on.
         localize_seconds: How long a check that fails may look for the layer to blame.
         cache: Runs the steps of conversions, or reads their results.
+        progress: Told of the steps that may take long.
     """
 
     runtime: Callable[[], str]
@@ -56,6 +58,12 @@ class Session:
     runtimes: Runtimes
     localize_seconds: float = 0
     cache: ConversionCache = field(default_factory=ConversionCache)
+    progress: Progress = field(default_factory=Progress)
+
+    def convert(self, name: str, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
+        """Convert as `ConversionCache.convert` does, and report it."""
+        with self.progress.step("convert", name):
+            return self.cache.convert(name, signatures, **options)
 
 
 @dataclass(slots=True)
@@ -241,7 +249,7 @@ def float_file(
     def convert(given: litert.Traced) -> bytes:
         try:
             with seeded(session.seed), frozen_heap():
-                return session.cache.convert(name, {key: given})
+                return session.convert(name, {key: given})
         except Exception as error:
             # Export and lowering in one call: whatever it was, the user gets it whole.
             raise RuntimeError(refusal(name, refuser(error), error, [given])) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pytest_edgeq.localize.rows import LayerError, LayerErrors
 
 if TYPE_CHECKING:
+    from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
@@ -21,7 +22,12 @@ __tracebackhide__ = True
 
 
 def localize(
-    quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str, threads: int
+    quantized: QuantizedModel,
+    inputs: Iterable[Any],
+    *,
+    runtime: str,
+    threads: int,
+    progress: Progress,
 ) -> LayerErrors:
     """
     Measure every op of a file on the values that it really took.
@@ -31,6 +37,7 @@ def localize(
         inputs: Samples, read once, in order; as many are held at a time as are measured together.
         runtime: Kernels that keep every tensor.
         threads: Cores that may be used; the figures are the same for any number.
+        progress: Told of the samples.
 
     Raises:
         ValueError, TypeError, RuntimeError: As `Edgeq.localize` says.
@@ -38,8 +45,10 @@ def localize(
     from pytest_edgeq.localize.localizer import Localizer
     from pytest_edgeq.samples import read_samples
 
-    with Localizer(quantized, runtime) as localizer:
-        localizer.update_all(read_samples(inputs, quantized.spec, "evaluation"), threads)
+    step = progress.step("localize", quantized.name, inputs)
+    with step as running, Localizer(quantized, runtime) as localizer:
+        samples = running.each(read_samples(inputs, quantized.spec, "evaluation"))
+        localizer.update_all(samples, threads)
         return localizer.result()
 
 

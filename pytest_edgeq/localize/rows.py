@@ -48,8 +48,8 @@ class LayerError:
         op: Its name, `CONV_2D`.
         module: The torch module's path; None where it cannot be told.
         dtypes: By role: `input`, `weight`, `bias`, `output`; several of a role stand behind commas.
-        local_lsb_error: Greatest |code of the reference, re-run on the op's own inputs − code of
-            the file|; None for an output without a scale or an op without a match. The
+        local_lsb_error: Greatest `|code of the reference, re-run on the op's own inputs − code of
+            the file|`; None for an output without a scale or an op without a match. The
             reference has the file's own constants, which are compared apart.
         local_sqnr_db: Of the op's output to the float reference on the op's own inputs, in dB.
         local_rmse_lsb: √(mean squared difference of the same two), in LSB; 1/√12 = 0.289 is one

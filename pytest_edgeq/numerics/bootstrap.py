@@ -25,7 +25,7 @@ One sample has no spread: only counts, the LSB and float rounding are left.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
@@ -64,21 +64,28 @@ class Limit:
     best: float
 
 
-def limits(errors: OutputErrors) -> dict[str, Limit]:
+def limits(
+    errors: OutputErrors, times: int = 1, metrics: Collection[str] | None = None
+) -> dict[str, Limit]:
     """
     Give every metric that this output has, with its margin.
+
+    Args:
+        errors: of the output.
+        times: how many times as many samples to assume, of the same distribution.
+        metrics: which to give; None for all.
 
     Raises:
         ValueError: The output is not finite, or nothing was tested.
     """
     if errors.nonfinite or errors.degenerate or not errors.samples:
         raise ValueError(f"output {errors.name!r} has no errors that a margin could be derived for")
-    draws = _Draws(errors)
+    draws = _Draws(errors, times)
     found = {}
     for metric, derive in _DERIVATIONS.items():
         value = getattr(errors, metric)
         # Without any finite sample SQNR there is no worst sample.
-        if value is None or math.isnan(value):
+        if value is None or math.isnan(value) or not (metrics is None or metric in metrics):
             continue
         worst, best = derive(draws, float(value))
         if metric in UPPER_BOUNDED:
@@ -108,11 +115,12 @@ def remembered(stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
 class _Draws:
     """The sums of one output's samples, and what resampling them gives."""
 
-    def __init__(self, errors: OutputErrors) -> None:
-        columns = np.array(errors.samples, dtype=np.float64).T
+    def __init__(self, errors: OutputErrors, times: int) -> None:
+        columns = np.tile(np.array(errors.samples, dtype=np.float64).T, times)
         (_, self.n, self.signal, self.noise, self.power, self.product) = columns[:6]
-        (self.absolute, self.largest, self.agreeing, self.rows) = columns[6:]
+        (self.absolute, self.largest, self.agreeing, self.rows) = columns[6:10]
         self.size = columns.shape[1]
+        self.different = len(errors.samples)
         self.scale = errors.scale or 0.0
         self.rms = math.sqrt(self.signal.sum() / self.n.sum())
         self.floor = _FLOAT_SHARE * self.rms
@@ -125,9 +133,9 @@ class _Draws:
         if self.size < 2:
             return 0.0
         rng = np.random.default_rng(SEED)
-        step = max(1, _DRAWN_AT_ONCE // self.size)
-        table = np.stack(columns, axis=1)
-        share = np.full(self.size, 1 / self.size)
+        step = max(1, _DRAWN_AT_ONCE // self.different)
+        table = np.stack(columns, axis=1)[: self.different]
+        share = np.full(self.different, 1 / self.different)
         drawn = [
             rng.multinomial(self.size, share, size=min(step, RESAMPLES - start)) @ table
             for start in range(0, RESAMPLES, step)
@@ -136,6 +144,11 @@ class _Draws:
         # Resampling n values knows n − 1 of them.
         unbiased = math.sqrt(self.size / (self.size - 1))
         return float(np.std(np.log(values), ddof=1)) * unbiased * _Z * math.sqrt(2)
+
+    def each(self) -> Iterator[tuple[float, float, float]]:
+        """Signal, noise and number of elements of each different sample."""
+        columns = (self.signal, self.noise, self.n)
+        return zip(*(column[: self.different] for column in columns), strict=True)
 
     def noise_range(self) -> tuple[float, float]:
         """Σ(f−q)² at worst and at best."""
@@ -205,11 +218,12 @@ def _worst_sample(draws: _Draws, value: float) -> tuple[float, float]:
     told = (draws.noise > 0) & (draws.signal > 0)
     spread = _gumbel(10 * np.log10(draws.signal[told] / draws.noise[told]))
     # Any sample may be the one with the next few flips.
-    worst = min(
+    flipped = [
         _decibels(signal, max(_counts(noise, draws.scale**2)[0], noise + draws.floor**2 * n))
-        for signal, noise, n in zip(draws.signal, draws.noise, draws.n, strict=True)
+        for signal, noise, n in draws.each()
         if signal
-    )
+    ]
+    worst = min(flipped, default=value)
     return min(value - spread, worst), max(value + spread, _without_flips(draws))
 
 

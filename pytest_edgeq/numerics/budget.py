@@ -63,7 +63,7 @@ class Budget:
 
     Args:
         max_abs_error: greatest max|f−q|.
-        mean_abs_error: greatest mean of |f−q|.
+        mean_abs_error: greatest mean of `|f−q|`.
         rmse: greatest √mean((f−q)²).
         max_lsb_error: greatest max|f−q| / S, in steps of the output's own scale.
         sqnr_db: least SQNR over all samples, in dB.

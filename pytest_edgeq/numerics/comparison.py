@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .evaluated import NOT_COUNTED, EvaluatedSamples
 from .findings import Finding
 from .metrics import json_number
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
@@ -95,12 +96,14 @@ class Comparison:
         conversion: float_tflite against float.
         health: what is wrong whatever the budget says.
         worst_samples: the samples of the least SQNR, the worst first.
+        evaluated: how many samples there were, and how many of them differ.
         fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order.
         build: gives what of the file the errors may not show, which is remembered beside them.
         points: elements of each output by its name and side, chosen evenly, where they were asked
             for; for charts.
         explain: says which layer is to blame, for the text of a check that fails; None where
             nothing can.
+        quantized: the `QuantizedModel` that was compared; None where that is not known.
     """
 
     name: str
@@ -112,12 +115,14 @@ class Comparison:
     conversion: StageErrors | None = None
     health: tuple[Finding, ...] = ()
     worst_samples: tuple[WorstSample, ...] = ()
+    evaluated: EvaluatedSamples = NOT_COUNTED
     fingerprint: str = ""
     build: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False, compare=False)
     points: Mapping[str, Mapping[str, npt.NDArray[np.float64]]] = field(
         default_factory=dict, repr=False, compare=False
     )
     explain: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+    quantized: Any = field(default=None, repr=False, compare=False)
 
     @property
     def stages(self) -> dict[str, StageErrors]:

@@ -2,7 +2,7 @@
 Accumulators that turn outputs, sample by sample, into errors, and merge without a trace.
 
 Any split of the samples over processes gives the very same figures as one pass.
-Memory grows by ten numbers a sample and output, whatever their size.
+Memory grows by thirteen numbers a sample and output, whatever their size.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class _OutputAccumulator:
             largest = float(magnitudes[at])
             self._offer_element((_NUMBER, -largest, sample), at, reference.array, actual.array)
             sums = (signal, noise, power, product, absolute, largest, agreeing, rows)
-            self.samples.append(SampleErrors(sample, difference.size, *sums))
+            of_reference = (reference.magnitude, max(map(abs, reference.ends)), reference.first)
+            self.samples.append(SampleErrors(sample, difference.size, *sums, *of_reference))
         decibels = sqnr_db(signal, noise)
         if signal == noise == 0:
             return decibels, _DEGENERATE

@@ -44,6 +44,9 @@ CALIBRATION_REPEATED = "calibration_repeated"
 INPUT_KINDS = (CALIBRATION_REPEATED, CLIPPED_INPUT, COARSE_INPUT)
 """Of a calibration by other inputs: it spoils all that comes behind, and explains it."""
 
+UNSAFE_OP = "unsafe_op"
+"""The kernels abort at an op, or compute it from memory outside of its tensors."""
+
 STATEFUL_REFERENCE = "stateful_reference"
 """The reference's forward changes its own buffers: outputs depend on the order of the samples."""
 

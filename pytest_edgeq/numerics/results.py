@@ -57,6 +57,9 @@ class SampleErrors(NamedTuple):
         largest: max|f−q|.
         agreeing: rows where the top-1 class agrees.
         rows: all rows.
+        magnitude: Σ|f|.
+        peak: max|f|.
+        first: rows where the reference's top-1 class is the first one, which zeros have, too.
     """
 
     sample: int
@@ -69,6 +72,9 @@ class SampleErrors(NamedTuple):
     largest: float
     agreeing: int
     rows: int
+    magnitude: float
+    peak: float
+    first: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +190,7 @@ class StageErrors:
 
     @property
     def mean_abs_error(self) -> float:
-        """Greatest mean of |f−q|."""
+        """Greatest mean of `|f−q|`."""
         return self._worst(lambda output: output.mean_abs_error, worst_high)
 
     @property

@@ -29,7 +29,16 @@ class Side:
         finite: where the elements are finite; None where all are.
     """
 
-    __slots__ = ("_ends", "_first_maxima", "_maxima", "array", "finite", "flat", "power")
+    __slots__ = (
+        "_ends",
+        "_first_maxima",
+        "_magnitude",
+        "_maxima",
+        "array",
+        "finite",
+        "flat",
+        "power",
+    )
 
     def __init__(self, array: Array) -> None:
         self.array = np.asarray(array)
@@ -44,6 +53,7 @@ class Side:
             self.finite = None if finite.all() else finite
         self._ends: tuple[float, float] | None = None
         self._first_maxima: Array | None = None
+        self._magnitude: float | None = None
         self._maxima: Array | None = None
 
     @classmethod
@@ -69,6 +79,13 @@ class Side:
         return self._ends
 
     @property
+    def magnitude(self) -> float:
+        """The sum of the absolute values."""
+        if self._magnitude is None:
+            self._magnitude = float(np.abs(self.flat).sum())
+        return self._magnitude
+
+    @property
     def rows(self) -> Array:
         """The array with all axes but the last in one."""
         return self.array.reshape(-1, self.array.shape[-1])
@@ -86,3 +103,10 @@ class Side:
         if self._maxima is None:
             self._maxima = np.asarray(self.rows.max(axis=1))
         return self._maxima
+
+    @property
+    def first(self) -> int:
+        """Number of rows whose first element is a maximum; 0 where rows are no classes."""
+        if self.array.ndim == 0 or self.array.shape[-1] < 2:
+            return 0
+        return int(np.count_nonzero(self.rows[:, 0] == self.maxima))

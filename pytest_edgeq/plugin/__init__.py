@@ -23,28 +23,35 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_edgeq import options
+from pytest_edgeq.plugin.artifacts import Artifacts
 from pytest_edgeq.plugin.collection import (
     pytest_collection_modifyitems,
     pytest_make_collect_report,
     pytest_sessionfinish,
 )
 from pytest_edgeq.plugin.controller import Controller
+from pytest_edgeq.plugin.folding import fold
+from pytest_edgeq.plugin.library_output import LibraryOutput
 from pytest_edgeq.plugin.markers import MARKER, Marks, resolve_marks
 from pytest_edgeq.plugin.state import (
     absent_key,
+    artifacts_key,
     cache_dir_key,
     cache_messages_key,
     collected_key,
     journal_key,
     memory_of,
     owner_of,
+    progress_key,
     running_key,
     runtimes_key,
     settings_key,
 )
-from pytest_edgeq.plugin.tracebacks import hide_library_frames, shows_all
+from pytest_edgeq.plugin.terminal_progress import progress_of
+from pytest_edgeq.plugin.tracebacks import hide_library_frames, is_own_error, shows_all
 from pytest_edgeq.presets import quantizer_ids
 from pytest_edgeq.report.journal import Journal
+from pytest_edgeq.report.properties import PREFIX, properties_of
 from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
@@ -112,10 +119,17 @@ def pytest_configure(config: pytest.Config) -> None:
     settings = config.stash[settings_key] = options.resolve(config, runtimes)
     config.stash[running_key] = None
     config.stash[cache_dir_key] = _cache_dir(config, settings)
+    config.stash[progress_key] = progress_of(config)
     config.stash[cache_messages_key] = []
-    config.stash[journal_key] = Journal(details=settings.wants_details)
+    kept = settings.artifacts
+    config.stash[journal_key] = Journal(
+        details=settings.wants_details, keeps_calls=kept is not None
+    )
+    config.stash[artifacts_key] = None if kept is None else Artifacts(config, kept)
     config.stash[collected_key] = []
     config.stash[absent_key] = {}
+    output = LibraryOutput(is_verbose=config.get_verbosity() > 0)
+    config.pluginmanager.register(output, "edgeq-library-output")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Controller(config), "edgeq-controller")
 
@@ -229,6 +243,7 @@ def edgeq(
             warn=lambda text: messages.append(("warning", text)),
             note=lambda text: messages.append(("info", text)),
         ),
+        progress=config.stash[progress_key],
         journal=config.stash[journal_key],
     )
     yield session
@@ -291,6 +306,9 @@ def _runtime(config: pytest.Config) -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     """Book what is measured meanwhile on this test."""
+    artifacts = item.config.stash[artifacts_key]
+    if artifacts is not None:
+        artifacts.begin(item)
     _marks(item)
     with _running(item, "setup"):
         return (yield)
@@ -330,9 +348,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put what the test did and claimed on its reports; shorten the traceback of our errors."""
     config = item.config
-    hidden = (
-        call.excinfo is not None and not shows_all(config) and hide_library_frames(call.excinfo)
-    )
+    hidden = False
+    if call.excinfo is not None and is_own_error(call.excinfo):
+        fold(call.excinfo.value)
+        hidden = not shows_all(config) and hide_library_frames(call.excinfo)
     report = yield
     if hidden:
         report.sections.append(("edgeq", "the library's own error is shown by --tb=long"))
@@ -344,8 +363,16 @@ def pytest_runtest_makereport(
         report.__dict__["edgeq"] = memory_of(config).record(owner_of(item))
         report.__dict__["edgeq_uses"] = [journal.add_model(model) for model in _models_of(item)]
     taken = journal.take()
+    if call.when == "setup":  # of a test that a plugin runs again
+        properties = item.user_properties
+        properties[:] = [each for each in properties if not each[0].startswith(PREFIX)]
     if taken["models"] or taken["events"]:
         report.__dict__["edgeq_journal"] = taken
+        found = list(properties_of(taken).items())
+        item.user_properties += found  # for the reports of later phases
+        report.user_properties += found
+    if (artifacts := config.stash[artifacts_key]) is not None:
+        artifacts.take(item, report)
     return report
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,16 @@ import pytest
 
 from pytest_edgeq.plugin.collection import OUTPUT, collected_in
 from pytest_edgeq.plugin.state import CacheMessage, collected_key, memory_of, settings_key
+from pytest_edgeq.plugin.views import write_views
 
 if TYPE_CHECKING:
-    from pytest_edgeq.report.run import Failure, Run, RunRecorder
+    from pytest_edgeq.report.run import Failure, PhaseReport, Run, RunRecorder
     from pytest_edgeq.snapshots.collected import CollectedModule
     from pytest_edgeq.snapshots.obsolete import RunLog
     from pytest_edgeq.snapshots.summary import Outcome, Severity
+
+_ANNOTATOR = "pytest_github_actions_annotate_failures"
+"""The plugin that annotates every failure."""
 
 _MARKUP: Mapping[Severity | None, dict[str, bool]] = {
     "error": {"red": True},
@@ -35,32 +40,19 @@ class Controller:
         self._recorder: RunRecorder | None = None
         self._outcome: Outcome | None = None
         self._run: Run | None = None
+        self._messages: list[str] = []
         self._cache_messages: dict[CacheMessage, None] = {}
         self._collected: list[list[CollectedModule]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take one report, of this process or of a worker."""
-        from pytest_edgeq.report.run import PhaseReport
-
         if self._log is None:
             from pytest_edgeq.snapshots.obsolete import RunLog
 
             self._log = RunLog()
         worker, record = getattr(report, "worker_id", ""), getattr(report, "edgeq", None)
         self._log.add(report.nodeid, worker, report.when or "", report.outcome, record)
-        self._the_recorder.add(
-            PhaseReport(
-                report.nodeid,
-                worker,
-                report.when or "",
-                report.outcome,
-                report.duration,
-                getattr(report, "edgeq_journal", None),
-                tuple(getattr(report, "edgeq_uses", ())),
-                record,
-                failure_of(report, self._config.rootpath),
-            )
-        )
+        self._the_recorder.add(phase_report(report, worker, self._config.rootpath))
         told = getattr(report, "edgeq_cache", ())
         self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in told))
 
@@ -83,18 +75,15 @@ class Controller:
         """Look for obsolete baselines, delete them if asked to, and write the record."""
         if self._log is not None:
             self._outcome = self._judge_baselines(session, self._log)
-            if self._outcome.fails and session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
         settings = self._config.stash[settings_key]
-        if self._log is None and not settings.wants_details:
-            return
-        self._run = self._finished_run()
-        if settings.json is not None:
-            self._run.write(settings.json)
-        if settings.html is not None:
-            from pytest_edgeq.report.html.page import write_html
-
-            write_html(self._run, settings.html)
+        # A later step of CI finds its file, though no test could be collected.
+        asked = (settings.json, settings.html, settings.markdown)
+        if self._log is not None or any(path is not None for path in asked):
+            self._run = self._finished_run()
+            self._messages = write_views(self._run, settings)
+        fails = bool(self._messages) or (self._outcome is not None and self._outcome.fails)
+        if fails and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _judge_baselines(self, session: pytest.Session, log: RunLog) -> Outcome:
         from pytest_edgeq.snapshots.obsolete import prune, survey
@@ -141,8 +130,38 @@ class Controller:
             terminalreporter.section("edgeq")
         for text, failed in table:
             terminalreporter.line(text, red=failed)
+        lines += [Line(f"Error: {message}", "error") for message in self._messages]
         for line in lines:
             terminalreporter.line(line.text, **_MARKUP[line.severity])
+        if self._annotates():
+            from pytest_edgeq.report.annotations import annotation_lines
+
+            workspace = os.environ.get("GITHUB_WORKSPACE")
+            folder = None if workspace is None else Path(workspace)
+            for text in annotation_lines(self._run, self._config.rootpath, folder):
+                terminalreporter.line(text)
+
+    def _annotates(self) -> bool:
+        """Whether GitHub reads the output, and no other plugin annotates it."""
+        on_github = os.environ.get("GITHUB_ACTIONS") == "true"
+        return on_github and not self._config.pluginmanager.hasplugin(_ANNOTATOR)
+
+
+def phase_report(report: pytest.TestReport, worker: str, rootdir: Path) -> PhaseReport:
+    """Return what a report says of models and baselines."""
+    from pytest_edgeq.report.run import PhaseReport
+
+    return PhaseReport(
+        report.nodeid,
+        worker,
+        report.when or "",
+        report.outcome,
+        report.duration,
+        getattr(report, "edgeq_journal", None),
+        tuple(getattr(report, "edgeq_uses", ())),
+        getattr(report, "edgeq", None),
+        failure_of(report, rootdir),
+    )
 
 
 def failure_of(report: pytest.TestReport, rootdir: Path) -> Failure | None:
@@ -151,13 +170,19 @@ def failure_of(report: pytest.TestReport, rootdir: Path) -> Failure | None:
         return None
     crash = getattr(report.longrepr, "reprcrash", None)
     phase = report.when if report.when in ("setup", "call", "teardown") else "crash"
-    if crash is None:
-        return {"phase": phase, "message": str(report.longrepr), "path": None, "line": None}
-    path = Path(crash.path)
-    shown = path.relative_to(rootdir) if path.is_relative_to(rootdir) else path
-    return {
+    failure: Failure = {
         "phase": phase,
-        "message": crash.message,
-        "path": shown.as_posix(),
-        "line": crash.lineno,
+        "message": str(report.longrepr),
+        "path": None,
+        "line": None,
+        "bundle": getattr(report, "edgeq_bundle", None),
     }
+    if crash is not None:
+        path = shown_path(Path(crash.path), rootdir)
+        failure |= {"message": crash.message, "path": path, "line": crash.lineno}
+    return failure
+
+
+def shown_path(path: Path, rootdir: Path) -> str:
+    """Return a path with slashes, relative to rootdir where it can be."""
+    return (path.relative_to(rootdir) if path.is_relative_to(rootdir) else path).as_posix()

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import pytest
 
 from pytest_edgeq import options
+from pytest_edgeq.progress import Progress
 from pytest_edgeq.report.journal import Journal
 from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_edgeq.plugin.artifacts import Artifacts
     from pytest_edgeq.snapshots.record import Owner
     from pytest_edgeq.snapshots.session import SnapshotSession
 
@@ -22,10 +24,12 @@ settings_key = pytest.StashKey[options.Settings]()
 memory_key: pytest.StashKey[SnapshotSession] = pytest.StashKey()
 runtimes_key = pytest.StashKey[Runtimes]()
 cache_dir_key: pytest.StashKey[Path | None] = pytest.StashKey()
+progress_key = pytest.StashKey[Progress]()
 cache_messages_key: pytest.StashKey[list[CacheMessage]] = pytest.StashKey()
 collected_key: pytest.StashKey[list[pytest.Item]] = pytest.StashKey()
 absent_key: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
 journal_key = pytest.StashKey[Journal]()
+artifacts_key: pytest.StashKey[Artifacts | None] = pytest.StashKey()
 running_key: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
 
 

@@ -19,20 +19,23 @@ def shows_all(config: pytest.Config) -> bool:
     )
 
 
+def is_own_error(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
+    """Whether this package raised the error, and not the user's own code in a callback."""
+    return _is_own(Path(_entries(excinfo.tb)[-1].tb_frame.f_code.co_filename))
+
+
 def hide_library_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
     """
     Remove from an error of this package its frames and the errors that it was raised from.
 
     An export that fails has a chain of 190 lines of torch in front of the message that says what to
-    do. An error that the user's own code raises, in a callback for instance, is left as it is.
+    do.
 
     Returns:
         Whether another library's error was hidden.
     """
     entries = _entries(excinfo.tb)
     is_own = [_is_own(Path(entry.tb_frame.f_code.co_filename)) for entry in entries]
-    if not is_own[-1]:
-        return False
     first = is_own.index(True)
     if first:
         # `ExceptionInfo.traceback` cannot be shortened: pytest 9.2 makes it anew from this chain.

@@ -91,10 +91,17 @@ class Journal:
 
     Args:
         details: Whether comparisons keep points of outputs and pictures of samples, for charts.
+        keeps_calls: Whether to keep the calls themselves until `forget_calls`, with the models and
+            the worst samples of their comparisons.
+
+    Attributes:
+        calls: Those kept, in order.
     """
 
-    def __init__(self, *, details: bool = False) -> None:
+    def __init__(self, *, details: bool = False, keeps_calls: bool = False) -> None:
         self.details = details
+        self.calls: list[Booking] = []
+        self._keeps_calls = keeps_calls
         self._models: dict[str, dict[str, Any]] = {}
         self._events: list[dict[str, Any]] = []
 
@@ -117,6 +124,12 @@ class Journal:
         if booked.kind == "check":
             event["findings"] = booked.findings
         self._events.append(event)
+        if self._keeps_calls:
+            self.calls.append(booked)
+
+    def forget_calls(self) -> None:
+        """Let go of the calls that were kept."""
+        self.calls = []
 
     def add_model(self, model: QuantizedModel) -> str:
         """Add a model that a test uses, and return its key."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +18,7 @@ from pytest_edgeq.versions import producer
 if TYPE_CHECKING:
     from pytest_edgeq.report.journal import PhaseJournal
     from pytest_edgeq.snapshots.record import ClaimRecord, TestRecord
+    from pytest_edgeq.tflite.edge import EdgeFile
 
 __all__ = ["FORMAT", "VERSION", "Failure", "PhaseReport", "Run", "RunRecorder", "read_run"]
 
@@ -33,12 +36,15 @@ class Failure(TypedDict):
         message: The text of the error.
         path: The file in which it was raised, relative to rootdir where it can be; None if unknown.
         line: Line in that file, from 1.
+        bundle: Folder of what was kept to show it, relative to rootdir where it can be; None where
+            nothing was.
     """
 
     phase: str
     message: str
     path: str | None
     line: int | None
+    bundle: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +86,16 @@ class _Test:
     uses: dict[str, None] = dataclasses.field(default_factory=dict)
     claims: list[ClaimRecord] = dataclasses.field(default_factory=list)
     failure: Failure | None = None
+    set_up: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def again(self) -> _Test:
+        """
+        Return the record of the next run of the same test.
+
+        Fixtures of a wider scope than the test are not set up again, so what they did is kept. What
+        is set up again is recorded again.
+        """
+        return _Test(self.nodeid, events=list(self.set_up), set_up=list(self.set_up))
 
     @property
     def is_of_interest(self) -> bool:
@@ -90,7 +106,12 @@ class _Test:
     def add(self, report: PhaseReport) -> None:
         self.seconds += report.seconds
         if report.journal is not None:
-            self.events += report.journal["events"]
+            if report.phase == "setup":
+                self.set_up = _not_repeated(self.set_up, report.journal["events"])
+                self.set_up += report.journal["events"]
+                self.events = list(self.set_up)
+            else:
+                self.events += report.journal["events"]
             models = (event["model"] for event in report.journal["events"])
             self.uses |= dict.fromkeys(key for key in models if key is not None)
         self.uses |= dict.fromkeys(report.uses)
@@ -113,6 +134,22 @@ class _Test:
             "claims": list(self.claims),
             "failure": self.failure,
         }
+
+
+def _not_repeated(
+    earlier: Iterable[dict[str, Any]], later: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the earlier events without one for each later event of the same kind and model."""
+    repeated = Counter((event["event"], event["model"]) for event in later)
+    kept = []
+    # Fixtures of a wider scope are set up first: of equal events the last ones are repeated.
+    for event in reversed(list(earlier)):
+        kind = (event["event"], event["model"])
+        if repeated[kind]:
+            repeated[kind] -= 1
+        else:
+            kept.append(event)
+    return kept[::-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +186,22 @@ class Run:
                 if event["model"] == key and (not kinds or event["event"] in kinds):
                     yield event
 
+    def layers_of(self, edge: EdgeFile) -> dict[int, Mapping[str, Any]]:
+        """Return what was measured last of the ops of a file, by subgraph."""
+        digest = hashlib.sha256(edge.graph.buffer).hexdigest()
+        signatures = edge.graph.signatures
+        found: dict[int, Mapping[str, Any]] = {}
+        for key, model in self.models.items():
+            if model["sha256"] != digest:
+                continue
+            for event in self.events_of(key):
+                for signature in signatures:
+                    # A model of several signatures is measured by each, as `name[signature]`.
+                    is_it = len(signatures) == 1 or model["name"].endswith(f"[{signature.key}]")
+                    if is_it and "layers" in event:
+                        found[signature.subgraph] = event["layers"]
+        return found
+
     def write(self, path: Path) -> None:
         """Write the record as JSON, whole or not at all; missing folders are made."""
         text = json.dumps(self.data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -171,7 +224,8 @@ class RunRecorder:
             started = [each for each in self._tests if each[0] == report.nodeid]
             key = started[-1] if started else key
         if report.phase == "setup" or key not in self._tests:
-            self._tests[key] = _Test(report.nodeid)
+            earlier = self._tests.get(key)
+            self._tests[key] = _Test(report.nodeid) if earlier is None else earlier.again()
         if report.journal is not None:
             self._models = {**report.journal["models"], **self._models}
         self._tests[key].add(report)

@@ -45,6 +45,27 @@ class Alignment:
         return pairs + len(self.disappeared) + len(self.appeared)
 
 
+def pairs(alignment: Alignment, n_old: int, n_new: int) -> list[Pair]:
+    """
+    Return old and new position of every op that stands in both lists, in the new order.
+
+    Args:
+        alignment: Of the two lists.
+        n_old: Length of the old one.
+        n_new: Length of the new one.
+    """
+    known = [*alignment.changed, *alignment.moved]
+    left_old = {before for before, _ in known}.union(alignment.disappeared)
+    left_new = {after for _, after in known}.union(alignment.appeared)
+    # Ops that are the same on both sides keep their order.
+    same = zip(
+        (index for index in range(n_old) if index not in left_old),
+        (index for index in range(n_new) if index not in left_new),
+        strict=True,
+    )
+    return sorted([*known, *same], key=lambda pair: pair[1])
+
+
 def fields(row: Row) -> dict[str, Any]:
     """Tell what counts of an op: everything but its module, which a rename changes."""
     return {key: value for key, value in row.items() if key != "module"}

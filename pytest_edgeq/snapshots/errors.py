@@ -21,6 +21,7 @@ from pytest_edgeq.snapshots.paired_limits import (
 
 __all__ = [
     "NOT_COMPARED",
+    "NOT_STORED",
     "REGRESSED",
     "describe_change",
     "describe_new",
@@ -32,6 +33,7 @@ __all__ = [
 
 REGRESSED: Final = "errors regressed"
 NOT_COMPARED: Final = "errors not compared"
+NOT_STORED: Final = "errors not stored"
 
 _CAUSE: Final = "cause: "
 _SHOWN_ROWS: Final = 4

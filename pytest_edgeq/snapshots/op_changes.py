@@ -41,7 +41,12 @@ class _Group(NamedTuple):
     pairs: list[Pair]
 
 
-def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def describe_change(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    *,
+    sides: tuple[str, str] = ("stored", "now"),
+) -> str:
     """
     Tell what differs between two op-dtype maps.
 
@@ -51,6 +56,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     Args:
         old: The map that was stored.
         new: The map that was measured.
+        sides: Names of both maps for the text.
 
     Returns:
         A text whose first line is the most telling change; empty if nothing differs.
@@ -71,8 +77,8 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     groups = _groups(alignment, old["ops"], new["ops"])
     lines = [
         _first_line(alignment, groups, [*borders, *others], old["ops"], new["ops"]),
-        *_table(alignment, groups, old["ops"], new["ops"]),
-        *_came_and_went(alignment, old["ops"], new["ops"]),
+        *_table(alignment, groups, old["ops"], new["ops"], sides),
+        *_came_and_went(alignment, old["ops"], new["ops"], sides[0]),
     ]
     if borders:
         lines += ["inputs and outputs:", *(f"  {change}" for change in borders)]
@@ -220,13 +226,17 @@ def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
 
 
 def _table(
-    alignment: Alignment, groups: Sequence[_Group], old: Sequence[Row], new: Sequence[Row]
+    alignment: Alignment,
+    groups: Sequence[_Group],
+    old: Sequence[Row],
+    new: Sequence[Row],
+    sides: tuple[str, str],
 ) -> list[str]:
     """List the ops that changed, in the order in which line one tells them."""
     if not alignment.changed:
         return []
     pairs = [pair for group in groups for pair in group.pairs]
-    cells = [("op", "name", "module", "stored → now")]
+    cells = [("op", "name", "module", " → ".join(sides))]
     for before, after in pairs[:_SHOWN_ROWS]:
         cells.append(
             (
@@ -260,11 +270,13 @@ def _field_changes(old: Row, new: Row) -> list[str]:
     ]
 
 
-def _came_and_went(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> list[str]:
+def _came_and_went(
+    alignment: Alignment, old: Sequence[Row], new: Sequence[Row], old_side: str
+) -> list[str]:
     lines = []
     for verb, rows, indices in (
         ("appeared", new, alignment.appeared),
-        ("disappeared (numbers of the stored map)", old, alignment.disappeared),
+        (f"disappeared (numbers of the {old_side} map)", old, alignment.disappeared),
     ):
         if indices:
             places: dict[str, list[str]] = defaultdict(list)

@@ -8,13 +8,15 @@ the test's report.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 Phase = Literal["setup", "call", "teardown"]
-Category = Literal["unchanged", "new", "changed", "tighten", "unreadable"]
+Category = Literal["unchanged", "new", "changed", "tighten", "unreadable", "refused"]
 """
-What a claim found: the same data; no file; other data; better data; a file that cannot be read.
+What a claim found: the same data; no file; other data; better data; a file that cannot be read;
+data that must not be stored.
 """
 
 
@@ -47,6 +49,7 @@ class ClaimRecord(TypedDict):
     note: str
     since: list[str]
     stored: str
+    remarks: list[str]
 
 
 class OwnerRecord(TypedDict):
@@ -63,6 +66,20 @@ class TestRecord(TypedDict):
     claims: list[ClaimRecord]
 
 
+class Judge(Protocol):
+    """Judges data before they are stored."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is told of the measurement at the end of every run."""
+
+    def refusal(self, data: Mapping[str, Any]) -> str:
+        """Tell why data must not be stored; empty where they may."""
+
+    def remark(self, data: Mapping[str, Any]) -> str:
+        """Tell what of the data that are stored cannot fail; empty where all can."""
+
+
 @dataclasses.dataclass
 class Claim:
     """
@@ -72,23 +89,27 @@ class Claim:
         kind: What sort of data it is.
         data: The measured data.
         category: What was found.
+        judge: Judges what is stored; None where anything may be.
         written: Whether the file was written.
         before: The file's bytes before it was written; None if there was no file.
         note: Something to tell the user that is no failure; may be empty.
         change: What differs from the stored data; empty if nothing does.
         stored: What was written, in one line; empty if nothing was.
         since: Upgrades since the file was written, such as `torch 2.13.0 → 2.14.0`.
+        remarks: What is told of the measurement, whether or not it was stored.
     """
 
     kind: str
     data: dict[str, Any]
     category: Category
+    judge: Judge | None = None
     written: bool = False
     before: bytes | None = None
     note: str = ""
     since: list[str] = dataclasses.field(default_factory=list)
     stored: str = ""
     change: str = ""
+    remarks: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass

@@ -10,15 +10,23 @@ import contextlib
 import functools
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.snapshots import store
-from pytest_edgeq.snapshots.errors import NOT_COMPARED
+from pytest_edgeq.snapshots.errors import NOT_COMPARED, NOT_STORED
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
 from pytest_edgeq.snapshots.paths import Layout
-from pytest_edgeq.snapshots.record import Category, Claim, Owner, Phase, RunningTest, TestRecord
+from pytest_edgeq.snapshots.record import (
+    Category,
+    Claim,
+    Judge,
+    Owner,
+    Phase,
+    RunningTest,
+    TestRecord,
+)
 from pytest_edgeq.versions import producer, version_changes
 
 Describe = Callable[[dict[str, Any], dict[str, Any]], str]
@@ -38,6 +46,7 @@ _CHANGED_TEXT = """\
 {since}file: {path}
 {fix}{accept}{command}"""
 _ACCEPT = "update: if the change is meant: "
+_REFUSED = "update: would be refused: "
 _TWICE = (
     'this test claims two different values as {title} "{name}", so neither was stored; '
     "give each claim a name of its own (name=…)\n"
@@ -47,7 +56,7 @@ _TWICE = (
 
 def is_change(text: str) -> bool:
     """Whether a failed check has told of a change, not that there was nothing to compare with."""
-    return not (is_missing(text) or text.startswith(NOT_COMPARED))
+    return not (is_missing(text) or text.startswith((NOT_COMPARED, NOT_STORED)))
 
 
 def is_missing(text: str) -> bool:
@@ -64,8 +73,9 @@ def _with_explanation(change: str, explained: str) -> str:
 
 
 def without_command(text: str) -> str:
-    """Give the text of a change without the command that accepts it."""
-    return "\n".join(line for line in text.splitlines() if not line.startswith(_ACCEPT))
+    """Give the text of a change without the line on the command that accepts it."""
+    commands = (_ACCEPT, _REFUSED)
+    return "\n".join(line for line in text.splitlines() if not line.startswith(commands))
 
 
 class SnapshotSession:
@@ -118,6 +128,7 @@ class SnapshotSession:
                     "note": claim.note,
                     "since": claim.since,
                     "stored": claim.stored,
+                    "remarks": claim.remarks,
                 }
                 for path, claim in claims.items()
             ],
@@ -130,6 +141,7 @@ class SnapshotSession:
         data: dict[str, Any],
         describe_change: Describe | None = None,
         explain: Callable[[str], str] | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """
         Hold a measurement against the file that remembers it.
@@ -142,9 +154,12 @@ class SnapshotSession:
                 None for the kind's own.
             explain: Adds to the text of a change, which it is given; asked only where that fails.
                 Its first line stands under that of the change, the others at the end.
+            judge: Refuses data that must not be stored. A file that holds such data since before
+                does not fail a run: that is told at its end.
 
         Raises:
-            AssertionError: Nothing is remembered yet, or something else.
+            AssertionError: Nothing is remembered yet, or something else, or the data must not be
+                stored.
             ValueError: The file cannot be read, or this test claims two values under one name.
             RuntimeError: No test body is running, so that the file would have no owner.
         """
@@ -161,7 +176,8 @@ class SnapshotSession:
             self._refuse_second(path, earlier, kind, name, data, describe)
             if earlier.written:
                 return
-        claim = test.claims[path] = Claim(kind, data, "unreadable")
+        claim = test.claims[path] = Claim(kind, data, "unreadable", judge=judge)
+        claim.remarks += () if judge is None else judge.notes
         try:
             stored = self._read(path, kind, known, name, test.owner, claim)
         except FileNotFoundError:
@@ -178,13 +194,17 @@ class SnapshotSession:
             if claim.category == "unchanged" and claim.since and "changed" in self.update:
                 claim.category = "changed"
                 self._write(path, claim, test.owner, name, stored.data)
+        if claim.category in ("unchanged", "tighten") and stored is not None and not claim.written:
+            self._note_refusal(path, claim, stored.data)
         if claim.category in ("unchanged", "tighten") or claim.written:
             return
         if claim.category in self.update:
             self._write(path, claim, test.owner, name)
             return
         shown, command = self.layout.shown(path), self._command(test.owner, claim.category)
+        refusal = "" if judge is None else judge.refusal(data)
         if stored is None:
+            self._refuse(path, claim, refusal)
             summary = known.describe_new(data)
             text = _NEW_TEXT.format(
                 title=known.title, name=name, summary=summary, path=shown, command=command
@@ -196,10 +216,28 @@ class SnapshotSession:
                 since=f"since it was stored: {', '.join(claim.since)}\n" if claim.since else "",
                 path=shown,
                 fix="" if change.startswith(NOT_COMPARED) else f"fix: {known.fix}\n",
-                accept=_ACCEPT,
-                command=command,
+                accept=_ACCEPT if not refusal else _REFUSED,
+                command=refusal.partition("\n")[0] or command,
             )
         raise AssertionError(text)
+
+    def _refuse(self, path: Path, claim: Claim, refusal: str) -> None:
+        """Raise if there is a reason not to store what is claimed."""
+        __tracebackhide__ = True
+        if refusal:
+            claim.category = "refused"
+            raise AssertionError(f"{refusal}\nfile: {self.layout.shown(path)}")
+
+    def _note_refusal(self, path: Path, claim: Claim, data: Mapping[str, Any]) -> None:
+        """Tell of a file that was stored before, and that would be refused today."""
+        if claim.judge is None or not (refusal := claim.judge.refusal(data)):
+            return
+        first, *lines = refusal.splitlines()
+        fix = next(line for line in lines if line.startswith("fix: "))
+        claim.remarks.append(
+            f"{self.layout.shown(path)} would be refused today: {first}; {fix}, and update it with "
+            "--edgeq-update=changed"
+        )
 
     def _tighten(
         self, path: Path, claim: Claim, known: Kind, stored: store.Document, name: str
@@ -296,19 +334,25 @@ class SnapshotSession:
         name: str,
         data: dict[str, Any] | None = None,
     ) -> None:
+        __tracebackhide__ = True
+        stored = claim.data if data is None else data
+        if claim.judge is not None:
+            self._refuse(path, claim, claim.judge.refusal(stored))
         document = store.Document(
             kind=claim.kind,
             module=self.layout.module_in_file(owner.module),
             test=owner.test,
             name=name,
             producer=self._versions,
-            data=claim.data if data is None else data,
+            data=stored,
         )
         content = store.render(document).encode("utf-8")
         before = path.read_bytes() if path.exists() else None
         store.write(path, content)
         claim.written, claim.before, claim.note, claim.since = True, before, "", []
         claim.stored = KINDS[claim.kind].summarize(document.data)
+        if claim.judge is not None and (remark := claim.judge.remark(document.data)):
+            claim.stored += f"; {remark}"
 
     def _command(self, owner: Owner, category: Category) -> str:
         """Make the command that accepts a claim, ready to paste where pytest was started."""

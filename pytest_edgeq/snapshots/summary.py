@@ -116,7 +116,9 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
             "--edgeq-update=changed writes these down"
         )
         lines.append(Line(text, "info"))
-    notes = _paths(claim["note"] for claim in log.claims() if claim["note"])
+    notes = _paths(
+        note for claim in log.claims() for note in (claim["note"], *claim["remarks"]) if note
+    )
     lines += [Line(f"Info: {note}", "info") for note in notes]
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.presets import NEEDS_TENSORFLOW
-from pytest_edgeq.process_state import paused_collector
+from pytest_edgeq.process_state import destructors_without_stderr, paused_collector
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph, Signature, SignatureTensor
 
@@ -316,16 +317,25 @@ def _environment() -> Any:
 
     Without folders of plugins it would look for compilers of other chips' vendors below its own
     package, and try to load them for each file: 16 folders, six lines on stderr each time.
+
+    It is never destroyed, and the one that the library makes for its buffers only in silence: each
+    writes `DestroyAccelerator` to stderr when Python exits, behind the last line of pytest. No API
+    sets the level of this log, or returns that other environment (ai-edge-litert 2.3.0).
     """
     from ai_edge_litert.environment import Environment, EnvironmentOptions
+    from ai_edge_litert.tensor_buffer import TensorBuffer
 
     package = importlib.util.find_spec("ai_edge_litert")
     folder = Path(*(package.submodule_search_locations or [])) if package else Path()
     nowhere = str(folder / "no-plugins")
-    return Environment.create(
+    environment = Environment.create(
         options=EnvironmentOptions(
             runtime_path=str(folder),
             compiler_plugin_path=nowhere,
             dispatch_library_path=nowhere,
         )
     )
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.capsule))
+    with destructors_without_stderr():
+        TensorBuffer.create_from_host_memory(np.zeros(1, np.int8)).get_tensor_details()
+    return environment

@@ -57,6 +57,11 @@ class Layouts:
         """How the file lays a border out, None where the reference does it likewise."""
         return self._words.get((border.name, len(border.tensor.shape_signature)))
 
+    def axes(self, border: SignatureTensor) -> tuple[int, int] | None:
+        """Where the reference keeps a border's channels and where the file does; None if alike."""
+        word = self.of(border)
+        return None if word is None else _move(word)
+
     def shape(self, border: SignatureTensor) -> tuple[int, ...]:
         """A border's shape as the reference has it, −1 where any length will do."""
         word, shape = self.of(border), border.tensor.shape_signature

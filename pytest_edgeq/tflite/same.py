@@ -13,6 +13,7 @@ from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 
 __all__ = [
     "border_differences",
+    "changed_options",
     "is_of_parameters",
     "op_differences",
     "option_differences",
@@ -137,7 +138,7 @@ def source_of(graph: OpGraph, subgraph: int, tensor: int) -> str:
     part = graph.subgraphs[subgraph]
     maker = part.producer.get(tensor)
     if maker is not None:
-        return f"what {maker.name} #{maker.index} gives"
+        return f"the output of {maker.name} #{maker.index}"
     kind = "input" if tensor in part.inputs else "constant"
     return f"the {kind} {part.tensors[tensor].name!r}"
 
@@ -155,16 +156,29 @@ def option_differences(
         two: Of the second.
         ignored: Names of options that may differ, as in the schema's objects.
     """
+    for key, expected, got in changed_options(origin, other, one, two):
+        if key not in ignored:
+            yield f"{_OPTIONS.get(key, key)}: expected {expected}, got {got}"
+
+
+_OPTIONS = {"fusedActivationFunction": "fused activation"}
+
+
+def changed_options(
+    origin: OpGraph, other: OpGraph, one: Op, two: Op
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the options that differ: their names in the schema's objects, and both values."""
     ours, theirs = (_fields(_raw(graph), op) for graph, op in ((origin, one), (other, two)))
     for key in sorted(ours.keys() | theirs.keys()):
-        if key not in ignored and ours.get(key) != theirs.get(key):
-            expected, got = ours.get(key), theirs.get(key)
-            if key == "fusedActivationFunction":
-                key, expected, got = "fused activation", one.fused_activation, two.fused_activation
-            elif key == "padding":
-                paddings: dict[Any, str] = dict(enum_names("Padding"))
-                expected, got = paddings.get(expected), paddings.get(got)
-            yield f"{key}: expected {expected}, got {got}"
+        expected, got = ours.get(key), theirs.get(key)
+        if expected == got:
+            continue
+        if key == "fusedActivationFunction":
+            expected, got = one.fused_activation, two.fused_activation
+        elif key == "padding":
+            paddings: dict[Any, str] = dict(enum_names("Padding"))
+            expected, got = paddings.get(expected), paddings.get(got)
+        yield key, expected, got
 
 
 def _fields(model: Any, op: Op) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.unrunnable import UnrunnableError
 
-__all__ = ["refuse_unsafe"]
+__all__ = ["refuse_unsafe", "unsafe_ops"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -31,17 +33,23 @@ def refuse_unsafe(graph: OpGraph, runtime: str, modules: ModulePaths | None) -> 
     Raises:
         UnrunnableError: Says which op and why.
     """
+    for op, cause in unsafe_ops(graph):
+        [entry] = [
+            e
+            for e in OpDtypeMap(graph, modules).ops(op.name)
+            if (e.subgraph, e.index) == (op.subgraph, op.index)
+        ]
+        raise UnrunnableError(
+            runtime, f"cannot load the .tflite file: {entry.where}\ncause: {cause}"
+        )
+
+
+def unsafe_ops(graph: OpGraph) -> Iterator[tuple[Op, str]]:
+    """Yield each op that the kernels abort at, or answer with chance, and why they do."""
     for op in graph.ops:
         cause = _aborts(graph, op) or _reads_past(graph, op) or _not_unpacked(graph, op)
         if cause:
-            [entry] = [
-                e
-                for e in OpDtypeMap(graph, modules).ops(op.name)
-                if (e.subgraph, e.index) == (op.subgraph, op.index)
-            ]
-            raise UnrunnableError(
-                runtime, f"cannot load the .tflite file: {entry.where}\ncause: {cause}"
-            )
+            yield op, cause
 
 
 def _aborts(graph: OpGraph, op: Op) -> str:

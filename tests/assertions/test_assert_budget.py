@@ -210,3 +210,11 @@ def test_what_is_no_comparison_is_refused(measured: Any) -> None:
     """A stage or a number is none."""
     with pytest.raises(TypeError, match=r"expected the result of edgeq\.compare"):
         assert_within_budget(measured, Budget(rmse=1))
+
+
+def test_no_budget_is_offered_for_a_broken_output(comparison: Any) -> None:
+    """One could be made of 2 dB, and nothing that fails would be told of it."""
+    measured = comparison(scores=(1.0, 2.0, 0.0))
+    with pytest.raises(AssertionError, match="less than one bit of the output is left") as caught:
+        assert_within_budget(measured, total={"scores": Budget(sqnr_db=30), "boxes": None})
+    assert "update" not in str(caught.value)

@@ -13,7 +13,8 @@ from pytest_edgeq import Edgeq, QuantizedModel, assert_size
 
 def test_bytes_of_every_kind_of_model(static: QuantizedModel) -> None:
     """The bound itself is allowed; one byte less is not."""
-    for model in (static, static.path, static.tflite, bytearray(static.tflite)):
+    models: tuple[Any, ...] = (static, static.path, static.tflite, bytearray(static.tflite))
+    for model in models:
         assert_size(model, max_bytes=static.size_bytes)
         with pytest.raises(AssertionError, match="size: expected at most"):
             assert_size(model, max_bytes=static.size_bytes - 1)

@@ -89,10 +89,10 @@ def test_swapped_outputs_are_told(model: Heads, built: QuantizedModel) -> None:
     assert errors.culprit is found[0]
     texts = {text for row in found for text in row.findings}
     assert texts == {
-        "the file's output 'scores' is its result: expected what LOGISTIC #2 gives; wire that "
+        "the file's output 'scores' is its result: expected the output of LOGISTIC #2; wire that "
         "output to the op that computes it",
-        "the file's output 'offsets' is its result: expected what FULLY_CONNECTED #3 gives; wire "
-        "that output to the op that computes it",
+        "the file's output 'offsets' is its result: expected the output of FULLY_CONNECTED #3; "
+        "wire that output to the op that computes it",
     }
 
 
@@ -109,7 +109,7 @@ def test_an_output_before_its_activation_is_told(model: Heads, built: QuantizedM
     assert errors.culprit.module == "scores"
     text = errors.culprit.findings[0]
     assert text.startswith(
-        "the file's output 'scores' is its result: expected what LOGISTIC #2 gives"
+        "the file's output 'scores' is its result: expected the output of LOGISTIC #2"
     )
 
 

@@ -137,3 +137,11 @@ def test_samples_that_are_zero_on_a_side_have_no_quotient_of_zeros() -> None:
     silent = [(np.zeros((1, 10)), np.zeros((1, 10)))] * 3
     gone = [(value, np.zeros_like(value)) for value in reference(1)]
     assert limits(measure([*silent, *gone]))["cosine_similarity"].worst <= 0
+
+
+def test_a_reference_of_zeros_has_limits() -> None:
+    """Its SQNR is −inf at every sample, and any noise is within that."""
+    zeros = np.zeros((1, 3))
+    found = limits(measure([(zeros, zeros + 0.1)] * 4))
+    assert found["worst_sample_sqnr_db"].worst == -math.inf
+    assert found["rmse"].worst > 0.1

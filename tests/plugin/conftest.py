@@ -32,6 +32,7 @@ _WITHOUT = (
 )
 
 _CONVERTING = (
+    "test_plugin_artifacts",
     "test_plugin_check",
     "test_plugin_end_to_end",
     "test_plugin_errors",

@@ -29,7 +29,8 @@ def comparison(edgeq):
     samples = [tuple(4 * torch.rand(1, 64, generator=generator) for _ in "xy") for _ in range(33)]
     start = int(os.environ.get("START", "0"))
     model = edgeq.load("model.tflite", reference=Sum().eval())
-    return edgeq.compare(model, samples[start : start + 32])
+    count = int(os.environ.get("COUNT", "32"))
+    return edgeq.compare(model, samples[start : start + count])
 
 
 def test_errors(edgeq, comparison):
@@ -151,3 +152,42 @@ def test_a_suggested_budget_is_printed_and_kept(
     result = run_here("-s", "-k", "budget")
     result.assert_outcomes(passed=1, deselected=1)
     result.stdout.fnmatch_lines(["*Budget(max_lsb_error=*, sqnr_db=*, cosine_similarity=0.99*)*"])
+
+
+def test_one_sample_is_told_at_the_end_and_is_no_warning(
+    project: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every run, also where warnings are errors; of enough samples nothing is told."""
+    monkeypatch.setenv("FACTOR", "1.0")
+    told = "Info: 1 evaluation sample: nothing is known of others; give 5 or more that differ"
+    for update in ((), ("--edgeq-update=changed",)):
+        monkeypatch.setenv("COUNT", "1")
+        run_here("-k", "errors", "--edgeq-update").assert_outcomes(passed=1, deselected=1)
+        result = run_here("-k", "errors", "-W", "error", *update)
+        result.assert_outcomes(passed=1, deselected=1)
+        result.stdout.fnmatch_lines([told])
+    monkeypatch.setenv("COUNT", "32")
+    result = run_here("-k", "errors", "--edgeq-update")
+    result.assert_outcomes(passed=1, deselected=1)
+    result.stdout.no_fnmatch_line("Info: *")
+
+
+def test_a_broken_file_is_not_stored(
+    project: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before the update and with it, and the summary offers no update."""
+    monkeypatch.setenv("FACTOR", "-1.0")
+    for update in ((), ("--edgeq-update=new",)):
+        result = run_here("-k", "errors", *update)
+        result.assert_outcomes(failed=1, deselected=1)
+        result.stdout.fnmatch_lines(
+            [
+                "E *AssertionError: errors not stored: total, output 't2': the error is as large "
+                "as the signal: expected an SQNR above 1.5 dB, *, got -6.*",
+                "E *cause: the file does not compute what the reference does; *",
+                "E *fix: find the layer to blame with edgeq.localize(quantized, samples)",
+            ]
+        )
+        result.stdout.no_fnmatch_line("Error: *")
+        result.stdout.no_fnmatch_line("*update: *")
+    assert not (project.path / "__edgeq__").exists()

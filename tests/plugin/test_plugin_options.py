@@ -28,6 +28,7 @@ class Edgeq:
         cache,
         cache_log,
         journal,
+        progress,
     ):
         self.runtime, self.threads, self.seed = runtime, threads, seed
         self.directory, self.memory = directory, memory
@@ -64,6 +65,8 @@ def refused(pytester: pytest.Pytester, *args: str) -> str:
         ("localize_timeout", "0", "expected an integer from 1, got '0'"),
         ("cache", "of", "'of' is none of the valid values: on, off, refresh"),
         ("cache_dir", "tox.ini", "tox.ini is a file; a folder is wanted"),
+        ("artifacts", "tox.ini", "tox.ini is a file; a folder is wanted"),
+        ("artifacts", "tox.ini/sub", "expected a folder that can be written, got "),
         ("json", ".", " is a folder; a file is wanted"),
         ("html", ".", " is a folder; a file is wanted"),
         ("obsolete", "fail", "'fail' is none of the valid values: info, error"),

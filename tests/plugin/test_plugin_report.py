@@ -6,13 +6,14 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
 
 from pytest_edgeq.report import run as run_module
+from pytest_edgeq.report.run import PhaseReport, RunRecorder, read_run
 from pytest_edgeq.report.run import Run as Record
-from pytest_edgeq.report.run import read_run
 from tests.plugin.conftest import Run
 
 SCHEMA = json.loads(Path(run_module.__file__).with_name("run.schema.json").read_text("utf-8"))
@@ -180,6 +181,28 @@ def test_two_workers_give_the_same_record(pytester: pytest.Pytester, run_here: R
     assert found[0] == found[1]
 
 
+def test_a_test_that_is_run_again_keeps_what_its_wider_fixtures_did() -> None:
+    """A fixture of the module is set up once; what is set up again is not recorded twice."""
+
+    def booked(*kinds: str) -> Any:
+        made = [{"event": kind, "model": "net-0", "steps": []} for kind in kinds]
+        return {"models": {"net-0": {}}, "events": made}
+
+    recorder = RunRecorder()
+    for set_up, outcome in ((("quantize", "quantize", "load"), "rerun"), (("quantize",), "passed")):
+        recorder.add(PhaseReport("a.py::test", "", "setup", "passed", 1, booked(*set_up)))
+        recorder.add(PhaseReport("a.py::test", "", "call", outcome, 1, booked("compare")))
+        recorder.add(PhaseReport("a.py::test", "", "teardown", "passed", 1))
+    (test,) = recorder.run(obsolete=(), pruned=()).tests
+    assert [event["event"] for event in test["events"]] == [
+        "quantize",
+        "load",
+        "quantize",
+        "compare",
+    ]
+    assert test["outcome"] == "passed"
+
+
 def plain(models: Any) -> Any:
     """Return models without what nothing depends on."""
     return json.loads(json.dumps(models))
@@ -212,3 +235,64 @@ def test_another_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=re.escape(said)):
         read_run(path)
+
+
+def test_a_file_that_cannot_be_written_fails_the_run(pytester: pytest.Pytester, run: Run) -> None:
+    """The tests passed, but a later step would read what is not there."""
+    (pytester.path / "taken").write_text("")
+    pytester.makepyfile(test_x="def test_it():\n    pass\n")
+    result = run("--edgeq-json=taken/run.json", "--edgeq-markdown=page.md")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.re_match_lines([r"Error: --edgeq-json: .*run\.json could not be written: "])
+    assert (pytester.path / "page.md").exists()
+
+
+def test_markdown_for_a_pull_request(
+    pytester: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table and the failures; on GitHub appended to the step's summary, too."""
+    pytester.makepyfile(test_x=PROJECT)
+    monkeypatch.setenv("DTYPE", "float32")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    (pytester.path / "summary.md").write_text("before\n")
+    run_here("--edgeq-markdown=out/page.md", "-p", "no:xdist")
+    page = (pytester.path / "out" / "page.md").read_text("utf-8")
+    assert page.startswith("## pytest-edgeq: 1 of 1 model failed, in 1 of 3 tests\n")
+    assert "\n| ConvBnRelu | pt2e\\_static\\_int8 | " in page
+    assert "### ❌ test\\_x.py::test\\_dtypes" in page
+    assert (pytester.path / "summary.md").read_text("utf-8") == "before\n" + page
+
+
+def test_figures_are_properties_of_junit_xml(pytester: pytest.Pytester, run_here: Run) -> None:
+    """Under names that stay the same from build to build."""
+    pytester.makepyfile(test_x=PROJECT)
+    run_here("--junit-xml=junit.xml", "-p", "no:xdist")
+    cases = ElementTree.parse(pytester.path / "junit.xml").iter("testcase")
+    found = {
+        case.get("name"): {each.get("name"): each.get("value") for each in case.iter("property")}
+        for case in cases
+    }
+    model = "edgeq.ConvBnRelu[pt2e_static_int8]"
+    assert float(found["test_compare"][f"{model}.total.sqnr_db"] or "nan") > 30
+    assert found["test_compare"][f"{model}.float_ops"] == "0"
+    assert found["test_dtypes"] == {}
+
+
+def test_failures_are_annotated_on_github(
+    pytester: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One command a failed test, with the file below the checkout and the line."""
+    folder = pytester.mkdir("project")
+    (folder / "test_x.py").write_text(PROJECT)
+    monkeypatch.setenv("DTYPE", "float32")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(pytester.path))
+    arguments = ("-p", "no:xdist", f"--rootdir={folder}", str(folder))
+    run_here(*arguments).stdout.no_fnmatch_line("::error*")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    result = run_here(*arguments)
+    (line,) = [each for each in result.stdout.lines if each.startswith("::error")]
+    assert re.match(
+        r"::error file=project/test_x\.py,line=\d+,title=test_x\.py%3A%3Atest_dtypes::"
+        r"AssertionError: .*expected float32, got int8.*%0A",
+        line,
+    )

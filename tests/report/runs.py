@@ -122,6 +122,7 @@ def claim(change: str = CHANGE) -> Record:
         "note": "",
         "since": ["torch 2.12.0 → 2.13.0"],
         "stored": "",
+        "remarks": [],
     }
 
 

@@ -292,6 +292,7 @@ def test_records_are_plain(tmp_path: Path, owner: Owner, residual: Make) -> None
                 "note": "",
                 "since": [],
                 "stored": "9 ops, 0 of them in float",
+                "remarks": [],
             }
         ],
     }

@@ -1,0 +1,17 @@
+"""What must be known of a file's inputs and outputs to measure their errors."""
+
+from __future__ import annotations
+
+from pytest_edgeq.numerics.error_sums import BorderSpec
+from pytest_edgeq.tflite.boundary import code_range, qparams
+from pytest_edgeq.tflite.graph import Tensor
+
+__all__ = ["border_spec"]
+
+
+def border_spec(name: str, tensor: Tensor) -> BorderSpec:
+    """Return name, scale, zero point and range of codes; the name alone without one scale."""
+    parameters = qparams(tensor)
+    if parameters is None:
+        return BorderSpec(name)
+    return BorderSpec(name, *parameters, *code_range(tensor.dtype))

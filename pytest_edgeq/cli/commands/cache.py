@@ -1,0 +1,100 @@
+"""`edgeq cache`: the conversion cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pytest_edgeq.cli.document import json_option, print_json
+from pytest_edgeq.cli.files import PATH
+from pytest_edgeq.cli.trouble import TroubleError, exit_codes, in_sentences
+
+__all__ = ["command"]
+
+_BELOW = Path(".pytest_cache", "d", "edgeq")
+"""Where the plugin keeps it by default, below pytest's rootdir."""
+
+
+@click.command(
+    epilog=exit_codes(
+        "shown or cleared", "the deletion was not confirmed", "wrong usage, or no cache to clear"
+    )
+)
+@click.argument("action", type=click.Choice(["clear"]), required=False)
+@click.option(
+    "--dir",
+    "directory",
+    type=PATH,
+    help="The cache's directory, where --edgeq-cache-dir or pytest's cache_dir is set.",
+)
+@click.option("--yes", is_flag=True, help="Clear without asking.")
+@json_option
+def command(action: str | None, directory: Path | None, yes: bool, as_json: bool) -> None:
+    """
+    Show where the conversion cache is and how large, or clear it.
+
+    It is .pytest_cache/d/edgeq in this folder, or in the nearest one above that has it. Tests make
+    it again when they convert the models the next time; clearing it costs time only.
+    """
+    if yes and action is None:
+        raise click.UsageError("--yes confirms `edgeq cache clear`; nothing is cleared without it")
+    where = _default() if directory is None else directory
+    if action == "clear":
+        _clear(where, yes, as_json)
+    else:
+        _show(where, as_json)
+
+
+def _default() -> Path:
+    """Return the directory in the working directory, or in the nearest folder above that has it."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / _BELOW).is_dir():
+            return _BELOW if folder == here else folder / _BELOW
+    return _BELOW
+
+
+def _show(where: Path, as_json: bool) -> None:
+    from pytest_edgeq.cache.directory import DEFAULT_LIMIT, size_of
+
+    number, size = size_of(where)
+    if as_json:
+        print_json(
+            {
+                "bytes": size,
+                "directory": str(where.absolute()),
+                "entries": number,
+                "exists": where.is_dir(),
+                "limit_bytes": DEFAULT_LIMIT,
+            }
+        )
+    elif where.is_dir():
+        click.echo(f"{where}: {_told(number, size)}, at most {_megabytes(DEFAULT_LIMIT)}")
+    else:
+        click.echo(f"{where}: no cache yet")
+
+
+def _clear(where: Path, yes: bool, as_json: bool) -> None:
+    from pytest_edgeq.cache.directory import clear, is_cache, size_of
+
+    if not is_cache(where):
+        raise TroubleError(f"{where} is no conversion cache of pytest-edgeq: nothing was deleted")
+    number, size = size_of(where)
+    if number and not yes:
+        click.confirm(f"Delete {_told(number, size)} in {where}?", abort=True, err=True)
+    with in_sentences():
+        number, size = clear(where)
+    if as_json:
+        print_json({"deleted_bytes": size, "deleted_entries": number, "directory": str(where)})
+    else:
+        click.echo(f"{where}: deleted {_told(number, size)}")
+
+
+def _told(number: int, size: int) -> str:
+    entries = "1 entry" if number == 1 else f"{number:,} entries"
+    return f"{entries}, {_megabytes(size)}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,135 @@
+"""`edgeq compare`: errors of one file against another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pytest_edgeq.cli.budget_option import budget_option
+from pytest_edgeq.cli.document import json_option, print_json
+from pytest_edgeq.cli.files import PATH, open_file
+from pytest_edgeq.cli.text import count, hanging, metric_tables, wrapped
+from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
+from pytest_edgeq.presets import DEFAULT_RUNTIME, RUNTIMES
+
+if TYPE_CHECKING:
+    from pytest_edgeq.numerics.budget import Budget, Violation
+    from pytest_edgeq.numerics.comparison import Comparison
+
+__all__ = ["command"]
+
+
+@click.command(
+    epilog=exit_codes(
+        "figures without a budget, or a budget that is kept",
+        "the budget is not kept",
+        "wrong usage, samples that do not fit, or a file that cannot be read or run",
+    )
+)
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+@click.option(
+    "--inputs",
+    type=PATH,
+    multiple=True,
+    required=True,
+    help="An .npz file of samples; may be repeated.",
+)
+@click.option(
+    "--runtime",
+    type=click.Choice(RUNTIMES),
+    default=DEFAULT_RUNTIME,
+    show_default=True,
+    help="Kernels that run both files.",
+)
+@click.option("--signature", help="The entry point to run, of files with several.")
+@budget_option
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    a: Path,
+    b: Path,
+    inputs: tuple[Path, ...],
+    runtime: str,
+    signature: str | None,
+    budget: Budget | None,
+    as_json: bool,
+) -> None:
+    """
+    Measure the errors of file B against file A on the same samples.
+
+    Samples are floats, whatever the files take: they are quantized for a quantized input, and its
+    outputs are dequantized. The .npz file holds an array for each input of A, by its name as `edgeq
+    show` tells it, or as args_0, args_1, … (arr_0, arr_1, … as np.savez names them) by position.
+    Other arrays are ignored.
+
+    An array has the shape of the input, for one sample, or an axis more in front that counts the
+    samples. For an input whose first dimension is 1, an array of as many dimensions and another
+    length counts samples along its first axis. All arrays of one .npz file hold as many samples;
+    the samples of several files follow each other. Floats are read as float32.
+
+    Outputs are paired by name, or by position where the files have no name in common. There is no
+    default tolerance: without --budget the figures are shown and the exit code is 0.
+    """
+    with in_sentences():
+        comparison = _compared(a, b, inputs, runtime, signature)
+        violations = budget.violations(comparison.total, "total") if budget else []
+        needed = budget.needed(comparison.total) if budget else None
+    if as_json:
+        print_json(
+            {
+                **comparison.to_dict(),
+                "budget": budget and budget.bounds(),
+                "violations": [str(each) for each in violations],
+            }
+        )
+    else:
+        lines = _lines(comparison)
+        if budget is not None:
+            lines += _budget_lines(budget, violations, needed)
+        click.echo("\n".join(lines))
+    ctx.exit(FOUND if violations else 0)
+
+
+def _compared(
+    a: Path, b: Path, inputs: tuple[Path, ...], runtime: str, signature: str | None
+) -> Comparison:
+    from pytest_edgeq.cli.file_compare import compare_files
+    from pytest_edgeq.cli.npz import read_samples
+
+    reference, edge = open_file(a), open_file(b)
+    if signature is not None:
+        reference, edge = reference.at(signature), edge.at(signature)
+    samples = read_samples(inputs, reference.signature.inputs)
+    return compare_files(reference, edge, samples, runtime=runtime, name=f"{b} against {a}")
+
+
+def _lines(comparison: Comparison) -> list[str]:
+    total = comparison.total
+    head = f"{comparison.name}: {comparison.runtime}, {count(total.n_samples, 'sample')}"
+    lines = [*wrapped(head), "", *metric_tables(total)]
+    if total.nonfinite:
+        lines.append(f"{count(total.nonfinite, 'element')} NaN or infinite")
+    worst = [f"{each.inputs} ({each.sqnr_db:.4g} dB)" for each in comparison.worst_samples]
+    lines += ["", *wrapped(f"worst samples: {', '.join(worst)}")]
+    health = [line for each in comparison.health for line in hanging(str(each))]
+    found = count(len(comparison.health), "finding") if health else "nothing found"
+    return [*lines, f"health: {found}", *health]
+
+
+def _budget_lines(budget: Budget, violations: list[Violation], needed: Budget | None) -> list[str]:
+    if not violations:
+        return [f"budget: kept ({', '.join(_bounds(budget))})"]
+    lines = [f"budget: {count(len(violations), 'violation')}"]
+    lines += [line for each in violations for line in hanging(str(each))]
+    if needed is not None:
+        options = " ".join(f"--budget {bound}" for bound in _bounds(needed))
+        lines += hanging(f"update: this measurement needs {options}")
+    return lines
+
+
+def _bounds(budget: Budget) -> list[str]:
+    return [f"{metric}={bound!r}" for metric, bound in budget.bounds().items()]

@@ -1,0 +1,120 @@
+"""`edgeq diff`: what changed from one file to another."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_edgeq.cli.document import json_option, print_json
+from pytest_edgeq.cli.files import PATH, open_file
+from pytest_edgeq.cli.text import count, wrapped
+from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
+
+if TYPE_CHECKING:
+    from pytest_edgeq.cli.file_diff import Change, FileDiff
+    from pytest_edgeq.tflite.edge import EdgeFile
+
+__all__ = ["command"]
+
+_SHOWN = 40
+"""Changes of parameters and constants that the text lists."""
+
+
+@click.command(
+    epilog=exit_codes("no difference", "the files differ", "wrong usage, or a file cannot be read")
+)
+@click.argument("old", type=PATH)
+@click.argument("new", type=PATH)
+@json_option
+@click.pass_context
+def command(ctx: click.Context, old: Path, new: Path, as_json: bool) -> None:
+    """
+    Show what changed from one .tflite file to another.
+
+    Ops are aligned as baselines are: an op that was inserted is one difference, not one of every op
+    behind it. Compared are inputs and outputs, op dtypes, options, wiring, scales and zero points,
+    and the values of constants, all exactly. Names of tensors, metadata, and the order of bytes in
+    the file are not.
+    """
+    with in_sentences():
+        files = open_file(old), open_file(new)
+        identical = files[0].graph.buffer[:] == files[1].graph.buffer[:]
+        differs, document, text = _compared(old, new, *files)
+    if as_json:
+        print_json({**document, "equal": not differs, "identical_bytes": identical})
+    elif identical:
+        click.echo(f"{old} and {new} are identical: {count(len(files[0].graph.buffer), 'byte')}")
+    else:
+        click.echo(text)
+    ctx.exit(FOUND if differs else 0)
+
+
+def _compared(
+    old: Path, new: Path, before: EdgeFile, after: EdgeFile
+) -> tuple[bool, dict[str, Any], str]:
+    """Return whether the files differ, the document and the text that tell in what."""
+    from pytest_edgeq.cli.file_diff import FileDiff
+    from pytest_edgeq.snapshots.op_changes import describe_change
+
+    diff = FileDiff(before, after)
+    told = describe_change(*diff.rows, sides=("old", "new"))
+    sizes = len(before.graph.buffer), len(after.graph.buffer)
+    lines = [f"{old} → {new}"]
+    lines += [part for line in told.splitlines() for part in wrapped(line)]
+    lines += _change_lines(diff)
+    if not (told or diff.changes):
+        lines.append("no difference but in names, metadata or the order of bytes")
+    if sizes[0] != sizes[1]:
+        lines.append(f"size: {sizes[0]:,} → {sizes[1]:,} bytes ({sizes[1] - sizes[0]:+,})")
+    return bool(told or diff.changes), _document(old, new, diff, sizes, told), "\n".join(lines)
+
+
+def _change_lines(diff: FileDiff) -> list[str]:
+    if not diff.changes:
+        return []
+    what = f"{count(len(diff.changes), 'change')}, {count(diff.n_aligned, 'op')} compared"
+    lines = [f"options, wiring, parameters and constants ({what}):"]
+    for where, group in groupby(diff.changes[:_SHOWN], key=lambda change: change.where):
+        lines.append(f"  {where}")
+        lines += [part for change in group for part in wrapped(f"    {_told(change)}")]
+    if (hidden := len(diff.changes) - _SHOWN) > 0:
+        lines.append(f"  … and {hidden} more, which --json lists")
+    return lines
+
+
+def _told(change: Change) -> str:
+    return f"{change.what}: {change.old} → {change.new}"
+
+
+def _document(
+    old: Path, new: Path, diff: FileDiff, sizes: tuple[int, int], told: str
+) -> dict[str, Any]:
+    before, after = diff.rows
+    alignment = diff.alignment
+
+    def pair(one: int, two: int) -> dict[str, Any]:
+        return {
+            "new": after["ops"][two],
+            "new_index": two,
+            "old": before["ops"][one],
+            "old_index": one,
+        }
+
+    return {
+        "changes": [change.to_dict() for change in diff.changes],
+        "inputs": {"new": after["inputs"], "old": before["inputs"]},
+        "new": str(new),
+        "old": str(old),
+        "ops": {
+            "appeared": [{**after["ops"][at], "index": at} for at in alignment.appeared],
+            "changed": [pair(*both) for both in alignment.changed],
+            "disappeared": [{**before["ops"][at], "index": at} for at in alignment.disappeared],
+            "moved": [pair(*both) for both in alignment.moved],
+        },
+        "outputs": {"new": after["outputs"], "old": before["outputs"]},
+        "size_bytes": {"new": sizes[1], "old": sizes[0]},
+        "summary": told.partition("\n")[0],
+    }

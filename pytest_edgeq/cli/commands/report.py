@@ -1,0 +1,52 @@
+"""`edgeq report`: the views of a run, made from its record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pytest_edgeq.cli.files import PATH
+from pytest_edgeq.cli.text import count
+from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
+
+__all__ = ["command"]
+
+
+@click.command(
+    epilog=exit_codes(
+        "no test failed", "a test failed in that run", "wrong usage, or no record of a run"
+    )
+)
+@click.argument("record", type=PATH)
+@click.option(
+    "--markdown",
+    type=PATH,
+    help="Write models and failures here, for a pull request.",
+    metavar="FILE",
+)
+@click.pass_context
+def command(ctx: click.Context, record: Path, markdown: Path | None) -> None:
+    """
+    Show a run by the record that --edgeq-json has written.
+
+    Prints the table of its models and the first line of each failure.
+    """
+    from pytest_edgeq.report.files import write_whole
+    from pytest_edgeq.report.run import read_run
+    from pytest_edgeq.report.terminal import table_lines
+
+    with in_sentences():
+        run = read_run(record)
+        for text, failed in table_lines(run):
+            click.secho(text, fg="red" if failed else None)
+        failures = [test for test in run.tests if test["failure"] is not None]
+        click.echo(f"{count(len(run.tests), 'test')}, {len(failures)} failed")
+        for test in failures:
+            first = test["failure"]["message"].partition("\n")[0]
+            click.secho(f"{test['test']}: {first}", fg="red")
+        if markdown is not None:
+            from pytest_edgeq.report.markdown import markdown_page
+
+            write_whole(markdown, markdown_page(run))
+    ctx.exit(FOUND if failures else 0)

@@ -1,0 +1,203 @@
+"""`edgeq show`: what a file holds, and its health."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_edgeq.cli.document import json_option, print_json
+from pytest_edgeq.cli.files import PATH, border_document, border_table, open_file
+from pytest_edgeq.cli.text import count, hanging, indented, table
+from pytest_edgeq.cli.trouble import FOUND, TroubleError, exit_codes, in_sentences
+
+if TYPE_CHECKING:
+    from pytest_edgeq.numerics.findings import Finding
+    from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.tflite.op_dtypes import OpDtypes
+
+__all__ = ["command"]
+
+
+@click.command(
+    epilog=exit_codes(
+        "the file is healthy", "there is a finding", "wrong usage, or the file cannot be read"
+    )
+)
+@click.argument("model", type=PATH)
+@json_option
+@click.option(
+    "--model-explorer",
+    type=PATH,
+    metavar="DIR",
+    help="Write node data for Model Explorer into this folder: dtypes and schemes of the ops.",
+)
+@click.option(
+    "--record",
+    type=PATH,
+    metavar="RUN.json",
+    help="With --model-explorer: add SQNR, LSB error and verdict of the ops, as a run measured "
+    "them (pytest --edgeq-json).",
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    model: Path,
+    as_json: bool,
+    model_explorer: Path | None,
+    record: Path | None,
+) -> None:
+    """
+    Show inputs, outputs, op dtypes, sizes and health of a .tflite file.
+
+    Health is read from the parameters alone, nothing is run: scales that are zero, subnormal or not
+    finite, activations that were never calibrated (scale 1.0, zero point 0), biases at the limits
+    of int32, and ops that the kernels abort at or compute from foreign memory.
+    """
+    if record is not None and model_explorer is None:
+        raise click.UsageError("--record is of --model-explorer: name the folder by it, too")
+    with in_sentences():
+        edge = open_file(model)
+        written = [] if model_explorer is None else _node_data(edge, model_explorer, record)
+        findings = _findings(edge)
+        document = _document(model, edge, findings) if as_json else {}
+        lines = [] if as_json else _lines(model, edge, findings)
+    if as_json:
+        print_json(document)
+    else:
+        click.echo("\n".join(lines))
+    for path in written:
+        click.echo(f"{path}: written", err=True)
+    ctx.exit(FOUND if findings else 0)
+
+
+def _node_data(edge: EdgeFile, folder: Path, record: Path | None) -> list[Path]:
+    from pytest_edgeq.report.model_explorer import write_node_data
+
+    if record is None:
+        return write_node_data(edge, folder)
+    from pytest_edgeq.report.run import read_run
+
+    layers = read_run(record).layers_of(edge)
+    if not layers:
+        raise TroubleError(
+            f"{record}: the run has measured no ops of this file: expected a test that calls "
+            "edgeq.localize or edgeq.check on it"
+        )
+    return write_node_data(edge, folder, layers)
+
+
+def _findings(edge: EdgeFile) -> tuple[Finding, ...]:
+    from pytest_edgeq.file_health import static_findings, unsafe_findings
+
+    return (*static_findings(edge), *unsafe_findings(edge))
+
+
+def _document(path: Path, edge: EdgeFile, findings: Sequence[Finding]) -> dict[str, Any]:
+    return {
+        "constants": [
+            {"bytes": size, "count": number, "dtype": dtype}
+            for dtype, number, size in _constants(edge)
+        ],
+        "file": str(path),
+        "health": [finding.to_dict() for finding in findings],
+        "ops": [{"index": entry.index, **entry.to_dict()} for entry in edge.op_dtypes],
+        "schemes": _schemes(edge),
+        "signatures": [
+            {
+                "inputs": [border_document(border) for border in signature.inputs],
+                "key": signature.key,
+                "outputs": [border_document(border) for border in signature.outputs],
+            }
+            for signature in edge.signatures
+        ],
+        "size_bytes": len(edge.graph.buffer),
+    }
+
+
+def _lines(path: Path, edge: EdgeFile, findings: Sequence[Finding]) -> list[str]:
+    lines = [f"{path.name}: {count(len(edge.graph.buffer), 'byte')}"]
+    for signature in edge.signatures:
+        if len(edge.signatures) > 1:
+            lines += ["", f"signature {signature.key}"]
+        for side in ("inputs", "outputs"):
+            lines += ["", f"{side}:", *indented(border_table(getattr(signature, side)))]
+    schemes = _schemes(edge)
+    told = ", ".join(f"{number} {scheme}" for scheme, number in schemes.items())
+    total = len(edge.op_dtypes)
+    lines += ["", f"ops: {schemes.get('float', 0)} of {total} in float ({told})"]
+    lines += indented(_op_table(list(edge.op_dtypes)))
+    lines += ["", "constants:", *indented(_constant_table(edge)), ""]
+    health = [line for each in findings for line in hanging(str(each))]
+    lines += [f"health: {count(len(findings), 'finding')}" if health else "health: nothing found"]
+    return [*lines, *health]
+
+
+def _schemes(edge: EdgeFile) -> dict[str, int]:
+    """Count the ops of each scheme, the most frequent first."""
+    counts = Counter(entry.scheme for entry in edge.op_dtypes)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _op_table(entries: Sequence[OpDtypes]) -> list[str]:
+    return table(
+        ("#", "op", "inputs", "weight", "bias", "outputs", "granularity", "scheme"),
+        [
+            (
+                f"{entry.subgraph}:{entry.index}" if entry.subgraph else str(entry.index),
+                entry.op,
+                _dtypes(entry.inputs),
+                entry.weight or "",
+                entry.bias or "",
+                _dtypes(entry.outputs),
+                entry.granularity or "",
+                entry.scheme,
+            )
+            for entry in entries
+        ],
+        numbers=("#",),
+    )
+
+
+def _dtypes(dtypes: Sequence[str]) -> str:
+    if len(dtypes) > 2 and len(set(dtypes)) == 1:
+        return f"{len(dtypes)} × {dtypes[0]}"
+    return ", ".join(dtypes)
+
+
+def _constant_table(edge: EdgeFile) -> list[str]:
+    size = len(edge.graph.buffer)
+    constants = _constants(edge)
+    rest = size - sum(stored for _, _, stored in constants)
+    rows = [(dtype, str(number), stored) for dtype, number, stored in constants]
+    return table(
+        ("dtype", "count", "bytes", "share"),
+        [
+            (dtype, number, f"{stored:,}", f"{stored / size:.1%}")
+            for dtype, number, stored in [*rows, ("(all else)", "", rest)]
+        ],
+        numbers=("count", "bytes", "share"),
+    )
+
+
+def _constants(edge: EdgeFile) -> list[tuple[str, int, int]]:
+    """Return dtype, number and bytes of the constants in the file, the most bytes first."""
+    # Several tensors may share one buffer.
+    sizes = {
+        tensor.buffer: (tensor.dtype, edge.graph.constant(tensor).size)
+        for subgraph in edge.graph.subgraphs
+        for tensor in subgraph.tensors
+        if tensor.is_constant and not tensor.is_external
+    }
+    numbers: Counter[str] = Counter()
+    stored: Counter[str] = Counter()
+    for dtype, size in sizes.values():
+        numbers[dtype] += 1
+        stored[dtype] += size
+    return sorted(
+        ((dtype, numbers[dtype], stored[dtype]) for dtype in numbers),
+        key=lambda each: (-each[2], each[0]),
+    )

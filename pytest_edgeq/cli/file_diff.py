@@ -1,0 +1,215 @@
+"""What differs between two `.tflite` files beyond their op-dtype maps: parameters and constants."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.snapshots.align import Alignment, Pair, align, pairs
+from pytest_edgeq.tflite.constants import dequantized
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import Op, OpGraph, Signature, SignatureTensor, Tensor
+from pytest_edgeq.tflite.roles import role_of
+from pytest_edgeq.tflite.same import changed_options, source_of
+
+__all__ = ["Change", "FileDiff"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """
+    One thing that differs at an op, an input or an output of both files.
+
+    Attributes:
+        where: The op by its number in the new file, the input or the output.
+        what: The option, operand, parameter or constant.
+        old: Its value in the old file, for people.
+        new: Its value in the new file.
+    """
+
+    where: str
+    what: str
+    old: str
+    new: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return plain data with sorted keys."""
+        return {"new": self.new, "old": self.old, "what": self.what, "where": self.where}
+
+
+class FileDiff:
+    """
+    Two files, op by op as baselines are aligned.
+
+    Args:
+        old: The file before.
+        new: The file after.
+
+    Raises:
+        ValueError: A constant lies in a file of its own, which is not read.
+    """
+
+    def __init__(self, old: EdgeFile, new: EdgeFile) -> None:
+        self.rows = old.op_dtypes.to_dict(), new.op_dtypes.to_dict()
+        self._old, self._new = old.graph, new.graph
+        ops = self.rows[0]["ops"], self.rows[1]["ops"]
+        self.alignment: Alignment = align(*ops)
+        self.n_aligned = 0
+        self._partner: dict[tuple[int, int], tuple[int, int]] = {}
+        self._seen: set[Hashable] = set()
+        self.changes = list(self._changes(pairs(self.alignment, *map(len, ops))))
+
+    def _changes(self, aligned: Sequence[Pair]) -> Iterator[Change]:
+        self.n_aligned = len(aligned)
+        ops = [(self._old.ops[before], self._new.ops[after]) for before, after in aligned]
+        signatures = _signatures(self._old, self._new)
+        for ours, theirs in signatures:
+            for left, right in _borders(ours.inputs, theirs.inputs):
+                self._pair(ours.subgraph, left.tensor.index, theirs.subgraph, right.tensor.index)
+                yield from _parameters(f"input {right.name!r}", "", left.tensor, right.tensor)
+        for one, two in ops:
+            for before, after in zip(one.outputs, two.outputs, strict=False):
+                self._pair(one.subgraph, before, two.subgraph, after)
+        for one, two in ops:
+            yield from self._op_changes(one, two)
+        for ours, theirs in signatures:
+            for left, right in _borders(ours.outputs, theirs.outputs):
+                yield from self._source_change(
+                    f"output {right.name!r}",
+                    "source",
+                    (ours.subgraph, left.tensor.index),
+                    (theirs.subgraph, right.tensor.index),
+                )
+
+    def _pair(self, old_subgraph: int, before: int, new_subgraph: int, after: int) -> None:
+        if before >= 0 and after >= 0:
+            self._partner[old_subgraph, before] = new_subgraph, after
+
+    def _op_changes(self, one: Op, two: Op) -> Iterator[Change]:
+        where = f"{two.name} #{two.index}"
+        if one.index != two.index:
+            where += f" (old #{one.index})"
+        if one.name == two.name:
+            for key, before, after in changed_options(self._old, self._new, one, two):
+                yield Change(where, f"option {key}", str(before), str(after))
+        if len(one.inputs) != len(two.inputs):
+            yield Change(where, "number of operands", str(len(one.inputs)), str(len(two.inputs)))
+        for position, (left, right) in enumerate(zip(one.inputs, two.inputs, strict=False)):
+            if (left < 0) != (right < 0):
+                told = ("none" if index < 0 else "given" for index in (left, right))
+                yield Change(where, f"operand {position}", *told)
+            elif left >= 0:
+                yield from self._operand_changes(where, position, (one, left), (two, right))
+        for position, (left, right) in enumerate(zip(one.outputs, two.outputs, strict=False)):
+            if left >= 0 and right >= 0:
+                what = "output" if len(two.outputs) == 1 else f"output {position}"
+                tensors = self._old.tensor(one, left), self._new.tensor(two, right)
+                yield from _parameters(where, what, *tensors)
+
+    def _operand_changes(
+        self, where: str, position: int, one: tuple[Op, int], two: tuple[Op, int]
+    ) -> Iterator[Change]:
+        (old_op, left), (new_op, right) = one, two
+        ours, theirs = self._old.tensor(old_op, left), self._new.tensor(new_op, right)
+        what = role_of(self._new, new_op, right) or f"operand {position}"
+        sources = (old_op.subgraph, left), (new_op.subgraph, right)
+        if not (ours.is_constant and theirs.is_constant):
+            yield from self._source_change(where, what, *sources)
+            return
+        # A constant that several ops read is told once.
+        if sources in self._seen:
+            return
+        self._seen.add(sources)
+        if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+            told = (f"{each.dtype} {list(each.shape)}" for each in (ours, theirs))
+            yield Change(where, what, *told)
+            return
+        yield from _parameters(where, what, ours, theirs)
+        yield from self._value_changes(where, what, (old_op, ours), (new_op, theirs))
+
+    def _source_change(
+        self, where: str, what: str, old: tuple[int, int], new: tuple[int, int]
+    ) -> Iterator[Change]:
+        """Tell a tensor that another op, input or constant produces; ops that came are told."""
+        if self._partner.get(old, new) == new:
+            return
+        told = source_of(self._old, *old), source_of(self._new, *new)
+        if told[0] == told[1]:
+            # Ops of one name and number that are not the same op.
+            told = f"{told[0]} in the old file", f"{told[1]} in the new file"
+        yield Change(where, what, *told)
+
+    def _value_changes(
+        self, where: str, what: str, one: tuple[Op, Tensor], two: tuple[Op, Tensor]
+    ) -> Iterator[Change]:
+        (old_op, ours), (new_op, theirs) = one, two
+        codes = self._old.constant(ours), self._new.constant(theirs)
+        if np.array_equal(*codes):
+            return  # another scale alone is told as that
+        try:
+            before = dequantized(self._old, old_op.subgraph, ours)
+            after = dequantized(self._new, new_op.subgraph, theirs)
+        except ValueError:
+            # A sparse tensor, or one of strings, has no values that could be told.
+            told = (f"{each.size} bytes" for each in codes)
+            yield Change(where, f"{what} content", *told)
+            return
+        differ = ~((before == after) | (np.isnan(before) & np.isnan(after)))
+        if not differ.any():
+            return
+        with np.errstate(invalid="ignore"):
+            apart = np.where(differ, np.abs(after - before), -1.0)
+        at = np.unravel_index(int(np.nan_to_num(apart, nan=np.inf).argmax()), apart.shape)
+        index = [int(i) for i in at]
+        number = f"{np.count_nonzero(differ)} of {differ.size}"
+        told = (f"{float(values[at]):.6g}" for values in (before, after))
+        yield Change(where, f"{what}, {number} values, the furthest at {index}", *told)
+
+
+def _parameters(where: str, what: str, ours: Tensor, theirs: Tensor) -> Iterator[Change]:
+    """Compare scales and zero points of two tensors of one dtype; the map tells another dtype."""
+    if ours.dtype != theirs.dtype:
+        return
+    prefix = f"{what} " if what else ""
+    for name, before, after in (
+        ("scale", ours.scales, theirs.scales),
+        ("zero point", ours.zero_points, theirs.zero_points),
+    ):
+        if len(before) != len(after):
+            yield Change(where, f"{prefix}{name}s", str(len(before)), str(len(after)))
+            continue
+        differ = np.flatnonzero(before != after)
+        if differ.size:
+            first = int(differ[0])
+            # A scale with as many digits as tell it from any other float32.
+            told = (str(values[first]) for values in (before, after))
+            many = f", {differ.size} of {len(before)} channels, the first {first}"
+            yield Change(where, f"{prefix}{name}{many if len(before) > 1 else ''}", *told)
+    if len(ours.scales) > 1 and ours.quantized_dimension != theirs.quantized_dimension:
+        axes = str(ours.quantized_dimension), str(theirs.quantized_dimension)
+        yield Change(where, f"{prefix}axis of the scales", *axes)
+
+
+def _signatures(old: OpGraph, new: OpGraph) -> list[tuple[Signature, Signature]]:
+    """Pair signatures by key; those of files with one each, whatever their keys."""
+    if len(old.signatures) == len(new.signatures) == 1:
+        return [(old.signatures[0], new.signatures[0])]
+    by_key = {each.key: each for each in new.signatures}
+    return [(each, by_key[each.key]) for each in old.signatures if each.key in by_key]
+
+
+def _borders(
+    old: Sequence[SignatureTensor], new: Sequence[SignatureTensor]
+) -> list[tuple[SignatureTensor, SignatureTensor]]:
+    """Pair inputs or outputs by name; by position where all were renamed."""
+    by_name = {border.name: border for border in new}
+    named = [(border, by_name[border.name]) for border in old if border.name in by_name]
+    if named or len(old) != len(new):
+        return named
+    return list(zip(old, new, strict=True))

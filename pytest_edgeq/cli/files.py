@@ -1,0 +1,65 @@
+"""Open the `.tflite` files that a command names, and describe their inputs and outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_edgeq.cli.text import table
+
+if TYPE_CHECKING:
+    from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.tflite.graph import SignatureTensor
+
+__all__ = ["PATH", "border_document", "border_table", "open_file"]
+
+# The package itself says what is wrong with a path, and which files are near.
+PATH = click.Path(path_type=Path)
+
+
+def open_file(path: Path) -> EdgeFile:
+    """
+    Open a file.
+
+    Raises:
+        OSError, ValueError: As `open_tflite` says.
+    """
+    from pytest_edgeq.tflite.edge import EdgeFile
+
+    return EdgeFile(path)
+
+
+def border_document(border: SignatureTensor) -> dict[str, Any]:
+    """Return name, dtype, shape and quantization parameters of an input or an output, JSON-able."""
+    from pytest_edgeq.numerics.metrics import json_number
+
+    tensor = border.tensor
+    return {
+        "dtype": tensor.dtype,
+        "granularity": tensor.granularity,
+        "name": border.name,
+        "scales": [json_number(float(scale)) for scale in tensor.scales],
+        "shape": list(tensor.shape_signature),
+        "zero_points": [int(point) for point in tensor.zero_points],
+    }
+
+
+def border_table(borders: tuple[SignatureTensor, ...]) -> list[str]:
+    """Return a table of inputs or outputs."""
+    return table(
+        ("name", "dtype", "shape", "scale", "zero point"),
+        [_border_row(border) for border in borders],
+        numbers=("scale", "zero point"),
+    )
+
+
+def _border_row(border: SignatureTensor) -> tuple[str, ...]:
+    tensor = border.tensor
+    scale, point = "", ""
+    if tensor.is_quantized:
+        scale = f"{tensor.scales[0]:.6g}" if len(tensor.scales) == 1 else str(tensor.granularity)
+        point = f"{tensor.zero_points[0]}" if len(tensor.scales) == 1 else ""
+    shape = list(tensor.shape_signature)
+    return border.name, tensor.dtype, str(shape), scale, point

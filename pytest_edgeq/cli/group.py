@@ -1,0 +1,67 @@
+"""The group of commands, which imports a command when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import click
+
+from pytest_edgeq.cli import commands
+from pytest_edgeq.suggest import nearest
+
+__all__ = ["edgeq"]
+
+_EPILOG = """
+\b
+Exit codes of every command:
+  0  done, and nothing was found
+  1  a finding, a difference, or a budget that is not met
+  2  wrong usage, or a file that cannot be read or run
+
+\b
+Shell completion:
+  bash  eval "$(_EDGEQ_COMPLETE=bash_source edgeq)"
+  zsh   eval "$(_EDGEQ_COMPLETE=zsh_source edgeq)"
+  fish  _EDGEQ_COMPLETE=fish_source edgeq | source
+"""
+
+
+class CommandGroup(click.Group):
+    """The modules of the package `commands`, each with its command in `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, sorted."""
+        return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None where there is none of this name."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"{commands.__name__}.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """
+        Find the command that the arguments name.
+
+        Raises:
+            click.UsageError: There is none; names the nearest.
+        """
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"no command {args[0]!r}{nearest(args[0], known)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=CommandGroup,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="pytest-edgeq", prog_name="edgeq")
+def edgeq() -> None:
+    """Inspect and compare quantized .tflite files, and start a test of them."""

@@ -1,0 +1,107 @@
+"""Tables and paragraphs for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_edgeq.numerics.results import OutputErrors, StageErrors
+
+__all__ = ["WIDTH", "count", "hanging", "indented", "metric_tables", "table", "wrapped"]
+
+WIDTH = 100
+"""Columns that texts keep to where their words allow it."""
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()
+) -> list[str]:
+    """
+    Return the lines of a table; columns that are empty in all rows are left out.
+
+    Args:
+        head: A title for each column.
+        rows: As many cells each.
+        numbers: Titles of the columns that are aligned to the right.
+    """
+    cells = [tuple(row) for row in rows]
+    columns = [
+        (title, [row[at] for row in cells])
+        for at, title in enumerate(head)
+        if any(row[at] for row in cells)
+    ]
+    padded = []
+    for title, texts in columns:
+        width = max(map(len, (title, *texts)))
+        pad = str.rjust if title in numbers else str.ljust
+        padded.append([pad(text, width) for text in (title, *texts)])
+    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """Return the lines, two columns further to the right."""
+    return [f"  {line}" for line in lines]
+
+
+def wrapped(line: str) -> list[str]:
+    """Return a line in lines of `WIDTH` columns, the later ones indented by four more."""
+    if len(line) <= WIDTH:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line,
+        WIDTH,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def hanging(text: str) -> list[str]:
+    """Return a paragraph indented by two columns, its second and later lines by four."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 op`, `1,200 ops`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def metric_tables(stage: StageErrors) -> list[str]:
+    """Return a row for each metric and a column for each output, in tables of `WIDTH` columns."""
+    from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
+
+    metrics = (*UPPER_BOUNDED, *LOWER_BOUNDED)
+    first = max(map(len, metrics))
+    groups: list[list[OutputErrors]] = [[]]
+    used = first
+    for output in stage.outputs.values():
+        width = 2 + max(len(output.name), *(len(_cell(output, metric)) for metric in metrics))
+        if groups[-1] and used + width > WIDTH:
+            groups.append([])
+            used = first
+        groups[-1].append(output)
+        used += width
+    lines = []
+    for group in groups:
+        names = [output.name for output in group]
+        rows = [(metric, *(_cell(output, metric) for output in group)) for metric in metrics]
+        lines += table(("output", *names), rows, numbers=names)
+    return lines
+
+
+def _cell(output: OutputErrors, metric: str) -> str:
+    value = getattr(output, metric)
+    if value is None:
+        return "-"
+    # 0.99987 and 0.99912 are far apart, and both read 0.9999 or 1 in few digits.
+    return f"{value:.6f}" if metric == "cosine_similarity" else f"{value:.4g}"

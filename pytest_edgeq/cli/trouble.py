@@ -1,0 +1,50 @@
+"""Errors of the command line: a sentence on stderr and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import click
+
+from pytest_edgeq.missing import naming_missing_libraries
+
+__all__ = ["FOUND", "TroubleError", "exit_codes", "in_sentences"]
+
+FOUND = 1
+"""Exit code of a command that ran, and found what it looks for."""
+
+
+def exit_codes(done: str, found: str | None, trouble: str) -> str:
+    """
+    Return the epilog of a command's help that tells its exit codes.
+
+    Args:
+        done: Meaning of 0.
+        found: Meaning of 1; None where the command never ends with it.
+        trouble: Meaning of 2.
+    """
+    meanings = (done, found, trouble)
+    lines = [f"  {code}  {text}" for code, text in enumerate(meanings) if text is not None]
+    return "\n".join(["\b", "Exit codes:", *lines])
+
+
+class TroubleError(click.ClickException):
+    """A command cannot do its work; the text says why."""
+
+    exit_code = 2
+
+
+@contextlib.contextmanager
+def in_sentences() -> Iterator[None]:
+    """
+    Show the errors that the package raises for files, samples and settings by their text alone.
+
+    Raises:
+        TroubleError: In place of any of them.
+    """
+    try:
+        with naming_missing_libraries():
+            yield
+    except (OSError, ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
+        raise TroubleError(str(error)) from error

@@ -1,0 +1,241 @@
+"""What evaluation samples support: whether they are enough for limits that can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pytest_edgeq.numerics.bootstrap import limits
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.evaluated import EvaluatedSamples
+from pytest_edgeq.numerics.metrics import json_number
+from pytest_edgeq.numerics.results import OutputErrors
+from pytest_edgeq.numerics.wiped import accepts, is_below_a_step, wiped
+from pytest_edgeq.snapshots.errors import NOT_STORED
+from pytest_edgeq.snapshots.paired_limits import FEWEST_SAMPLES, at_least, floor_db
+
+__all__ = [
+    "Evaluation",
+    "accepted",
+    "broken",
+    "cannot_fail",
+    "limits_of",
+    "notes_on",
+    "samples_needed",
+    "too_wide",
+]
+
+_MOST_SAMPLES: Final = 1 << 13
+"""Up to which a number of samples that would do is looked for."""
+
+_TOLD: Final = ("sqnr_db", "cosine_similarity", "top1_agreement")
+"""Metrics whose limit is told of: a maximum, or a single sample, may move by all that there is."""
+
+_SHOWN: Final = 2
+"""How many limits of a baseline are told of."""
+
+Limits = Mapping[str, float]
+
+
+def notes_on(samples: EvaluatedSamples) -> list[str]:
+    """
+    Tell of evaluation samples that are few, equal or constant.
+
+    Few are those that `check_errors` cannot hold one by one against the next build's.
+    """
+    given, different, constant = samples
+    notes = []
+    enough = f"give {FEWEST_SAMPLES} or more that differ"
+    if different == 1 < given:
+        notes.append(
+            f"the {given} evaluation samples are one and the same: nothing is known of others; "
+            f"{enough}"
+        )
+    elif different == 1:
+        notes.append(f"1 evaluation sample: nothing is known of others; {enough}")
+    elif 0 < different < FEWEST_SAMPLES:
+        of = f" of {given} given" if given > different else ""
+        notes.append(
+            f"{different} different evaluation samples{of}: too few to hold errors sample by "
+            f"sample, so the limits are wide; {enough}"
+        )
+    if given and constant == given:
+        which = "the evaluation sample is" if given == 1 else "all evaluation samples are"
+        notes.append(
+            f"{which} constant, as a black image: every input has one value in all elements; give "
+            "samples with content"
+        )
+    return notes
+
+
+class Evaluation:
+    """
+    Judges limits on the outputs of a comparison by whether an output of zeros would pass them.
+
+    Limits are judged in the stage total, which holds the file's output against the reference's.
+
+    Args:
+        comparison: What was measured.
+    """
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._flow = comparison.flow
+        self._outputs = comparison.total.outputs
+        self.notes: Sequence[str] = notes_on(comparison.evaluated)
+
+    def refusal(self, data: Mapping[str, Any]) -> str:
+        """
+        Tell why errors must not be stored: all limits of an output together accept zeros.
+
+        Args:
+            data: What would be stored, or what is.
+
+        Returns:
+            A text; empty where the limits can fail.
+        """
+        for name, output, given in self._judged(data):
+            if why := broken(output, self._flow):
+                return f"{NOT_STORED}: total, output {name!r}: {why}"
+            if given and len(accepted(output, given)) == len(given):
+                return (
+                    f"{NOT_STORED}: total, output {name!r}: {too_wide(output, self._flow, given)}"
+                )
+        return ""
+
+    def remark(self, data: Mapping[str, Any]) -> str:
+        """Name the limits that zeros alone would pass, and the number of samples that would do."""
+        told = [
+            f"output {name!r}: {metric}: {cannot_fail(output, self._flow, metric)}"
+            for name, output, given in self._judged(data)
+            for metric in accepted(output, given)
+            if metric in _TOLD
+        ]
+        left = len(told) - _SHOWN
+        return "; ".join([*told[:_SHOWN], *([f"and {left} more"] if left > 0 else [])])
+
+    def _judged(self, data: Mapping[str, Any]) -> Iterator[tuple[str, OutputErrors, Limits]]:
+        """The outputs where zeros are no right answer, with their limits in the stage total."""
+        for name, output in self._outputs.items():
+            given = {
+                row["metric"]: float(row["worst"])
+                for row in data["errors"]
+                if (row["stage"], row["output"]) == ("total", name)
+            }
+            if not is_below_a_step(output):
+                yield name, output, given
+
+
+def too_wide(output: OutputErrors, flow: str, given: Limits) -> str:
+    """
+    Tell that an output of zeros would keep all limits of an output in the stage total.
+
+    Args:
+        output: What was measured.
+        flow: That made the file.
+        given: Its limits by metric.
+    """
+    n = len(output.samples)
+    needed = samples_needed(output, flow, "sqnr_db")
+    fix = (
+        f"no number up to {_MOST_SAMPLES} would do: find the layer to blame with "
+        "edgeq.localize(quantized, samples)"
+        if needed is None
+        else f"give at least {max(needed, FEWEST_SAMPLES)} evaluation samples"
+    )
+    return (
+        "an output of zeros would pass all limits: expected an SQNR limit above 0 dB, got "
+        f"{given['sqnr_db']:.3g} dB (measured {output.sqnr_db:.3g} dB on {_samples(n)})\n"
+        f"cause: the error differs so much between {n} samples that a rebuild may move it by "
+        "more than the SQNR itself\n"
+        f"fix: {fix}"
+    )
+
+
+def broken(output: OutputErrors, flow: str) -> str:
+    """
+    Tell that the error of an output in the stage total is as large as its signal.
+
+    No number of samples gives an SQNR limit above 0 dB then, because a rebuild may lose as much.
+
+    Returns:
+        A text; empty where the output is not so broken.
+    """
+    floor = floor_db(flow, "total", output.sqnr_db)
+    # Without a signal zeros are right; and of values below a step nothing else is to be expected.
+    if not wiped(output) or is_below_a_step(output) or output.sqnr_db > floor:
+        return ""
+    return (
+        f"the error is as large as the signal: expected an SQNR above {floor:.3g} dB, which a "
+        f"rebuild alone may lose, got {output.sqnr_db:.3g} dB on {_samples(len(output.samples))}\n"
+        "cause: the file does not compute what the reference does; more samples do not help\n"
+        "fix: find the layer to blame with edgeq.localize(quantized, samples)"
+    )
+
+
+def limits_of(
+    output: OutputErrors, flow: str, times: int = 1, metrics: Collection[str] | None = None
+) -> dict[str, float]:
+    """
+    Return the limit of metrics of an output in the stage total.
+
+    Args:
+        output: What was measured.
+        flow: That made the file.
+        times: How many times as many samples to assume, of the same distribution.
+        metrics: Which; None for all.
+    """
+    floor = floor_db(flow, "total", output.sqnr_db)
+    found = {}
+    for metric, limit in limits(output, times, metrics).items():
+        numbers = {key: json_number(getattr(limit, key)) for key in ("value", "worst", "best")}
+        found[metric] = float(at_least({"metric": metric, **numbers}, floor)["worst"])
+    return found
+
+
+def samples_needed(output: OutputErrors, flow: str, metric: str) -> int | None:
+    """
+    Estimate how many samples give a metric a limit that an output of zeros fails.
+
+    The same samples, each as many times, stand for more of their kind: sums over samples then
+    spread by 1/√n, as those of other samples would.
+
+    Returns:
+        A multiple of the number of samples measured; None where no number would do.
+    """
+    n = len(output.samples)
+
+    def would_do(times: int) -> bool:
+        return not accepted(output, limits_of(output, flow, times, [metric]))
+
+    most = 1
+    while not would_do(most):
+        most *= 2
+        if n * most > _MOST_SAMPLES:
+            return None
+    least = most // 2  # which would not do
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if would_do(middle) else (middle, most)
+    return n * most
+
+
+def cannot_fail(output: OutputErrors, flow: str, metric: str) -> str:
+    """Tell that the limit of a metric accepts zeros, and the number of samples that would do."""
+    subject = "zeros or a guess" if metric == "top1_agreement" else "zeros"
+    needed = samples_needed(output, flow, metric)
+    would_do = "" if needed is None else f" ({max(needed, FEWEST_SAMPLES)} samples would do)"
+    return f"{subject} would pass{would_do}"
+
+
+def accepted(output: OutputErrors, given: Limits) -> list[str]:
+    """Return the metrics whose limits an output of zeros would keep."""
+    zeros = wiped(output)
+    return [
+        metric
+        for metric, limit in given.items()
+        if metric in zeros and accepts(metric, limit, zeros[metric])
+    ]
+
+
+def _samples(n: int) -> str:
+    return f"{n} sample{'' if n == 1 else 's'}"

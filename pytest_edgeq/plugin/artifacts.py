@@ -1,0 +1,127 @@
+"""Keep what shows the failure of a test, in the process that runs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_edgeq.plugin.controller import phase_report, shown_path
+from pytest_edgeq.plugin.state import journal_key, owner_of
+
+if TYPE_CHECKING:
+    from pytest_edgeq.report.bundle import Evidence
+    from pytest_edgeq.report.run import Failure, PhaseReport
+
+__all__ = ["Artifacts"]
+
+
+class Artifacts:
+    """
+    Writes the bundle of each test that fails.
+
+    Args:
+        config: Of the run.
+        directory: Folder of the bundles.
+    """
+
+    def __init__(self, config: pytest.Config, directory: Path) -> None:
+        self._rootdir = config.rootpath
+        self._journal = config.stash[journal_key]
+        self._directory = directory
+        self._phases: list[PhaseReport] = []
+
+    def begin(self, item: pytest.Item) -> None:
+        """Forget the test before, and what an earlier run kept of this one."""
+        from pytest_edgeq.report.bundle import remove_bundle
+
+        self._phases = []
+        self._journal.forget_calls()
+        remove_bundle(self._folder(item))
+
+    def take(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """
+        Take a report; write the bundle if it is of a failure, and name it there.
+
+        The report must hold what the test did, as `edgeq_journal`, `edgeq_uses` and `edgeq`.
+        """
+        self._phases.append(phase_report(report, "", self._rootdir))
+        if report.failed:
+            self._keep(item, report)
+        if report.when == "teardown":
+            self._phases = []
+            self._journal.forget_calls()
+
+    def _folder(self, item: pytest.Item) -> Path:
+        from pytest_edgeq.report.bundle import bundle_name
+
+        owner = owner_of(item)
+        module = shown_path(owner.module, self._rootdir)
+        return self._directory / bundle_name(f"{module}::{owner.test}", self._rootdir)
+
+    def _keep(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        evidence = self._evidence(item)
+        if evidence.is_empty:
+            return
+        from pytest_edgeq.report.bundle import write_bundle
+        from pytest_edgeq.report.run import RunRecorder
+
+        recorder = RunRecorder()
+        for phase in self._phases:
+            recorder.add(phase)
+        run = recorder.run(obsolete=(), pruned=())
+        failures = [each.failure for each in self._phases if each.failure is not None]
+        folder = self._folder(item)
+        shown = shown_path(folder, self._rootdir)
+        try:
+            text = "\n\n".join(_told(report.nodeid, failure) for failure in failures)
+            write_bundle(folder, evidence, run, text, self._rootdir)
+        except (OSError, ValueError) as error:
+            _tell(report, f"bundle: cannot be written: {error}")
+            return
+        report.__dict__["edgeq_bundle"] = shown
+        _tell(report, f"bundle: {shown}/ (python reproduce.py shows the failure)")
+
+    def _evidence(self, item: pytest.Item) -> Evidence:
+        from pytest_edgeq.report.bundle import Evidence
+
+        calls = self._journal.calls
+        values = list(getattr(item, "funcargs", {}).values())
+        comparisons = [call.comparison for call in calls if call.comparison is not None]
+        comparisons += _of_class(values, "numerics.comparison", "Comparison")
+        models = [call.model for call in calls if call.model is not None]
+        models += _of_class(values, "quantized", "QuantizedModel")
+        return Evidence(
+            models=models,
+            comparisons=[each for each in comparisons if each.quantized is not None],
+            layers=[
+                (call.model, call.layers)
+                for call in calls
+                if call.model is not None and call.layers is not None
+            ],
+        )
+
+
+def _of_class(values: Sequence[object], module: str, name: str) -> list[Any]:
+    """Return the values of one of our classes, whose module is not imported for it."""
+    loaded = sys.modules.get(f"pytest_edgeq.{module}")
+    kind: type = type(None) if loaded is None else getattr(loaded, name)
+    return [each for each in values if each is not None and isinstance(each, kind)]
+
+
+def _told(nodeid: str, failure: Failure) -> str:
+    path, line = failure["path"], failure["line"]
+    place = "" if path is None else f" at {path}:{line}"
+    return f"{nodeid} failed in its {failure['phase']}{place}\n{failure['message']}"
+
+
+def _tell(report: pytest.TestReport, text: str) -> None:
+    """Add a line to the text of a failure."""
+    add = getattr(report.longrepr, "addsection", None)
+    if add is None:
+        report.longrepr = f"{report.longrepr}\n{text}"
+    else:
+        add("edgeq", text)

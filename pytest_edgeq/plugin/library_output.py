@@ -1,0 +1,85 @@
+"""
+Separate what the libraries log to stderr from what a test wrote there.
+
+They write from native code, to the descriptor, so pytest has captured it together with the test's
+own output. Nothing is redirected meanwhile: the lines are recognized in the finished report, so
+that no output of the test can be lost, and `-s` shows all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+
+import pytest
+
+__all__ = ["LibraryOutput", "split_output"]
+
+# ai-edge-litert 2.3.0, litert-torch 0.10.0, torch 2.13, tensorflow 2.21. Errors are no part of it:
+# they stay beside the test's own output.
+_LOGGED = re.compile(
+    # absl, in the converter, TensorFlow and LiteRT; torch's Python writes in the same form
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+    r"|[VDIW]\d{4} [\d:.]+ +\d+ (?:\S+\.(?:cc|cpp|h)|torch/\S+\.py):\d+\] "
+    # LiteRT and its kernels
+    r"|(?:VERBOSE|DEBUG|INFO|WARNING): \[\w+\.(?:cc|cpp|h):\d+\] "
+    r"|(?:VERBOSE|INFO|WARNING): .*(?:TensorFlow Lite|LiteRT|XNNPACK)"
+    # torch's native code
+    r"|\[[VIW]\d{4} [\d:.]+ \S+\.(?:cc|cpp|h):\d+\] "
+    # TensorFlow's log of older releases, and its second line about the CPU
+    r"|\d{4}-\d\d-\d\d [\d:.]+: [IW] \S+\.cc:\d+\] "
+    r"|To enable the following instructions: "
+)
+
+_CAPTURED = "Captured stderr "
+
+
+class LibraryOutput:
+    """
+    Moves the libraries' log from the captured stderr of a report to a section of its own.
+
+    Args:
+        is_verbose: Show the log itself, and not only the number of its lines.
+    """
+
+    def __init__(self, *, is_verbose: bool) -> None:
+        self._is_verbose = is_verbose
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Show the log of a library's own failure in any case."""
+        # As the documentation of `Edgeq` says of what torch, the converter or the kernels refuse.
+        is_refused = call.excinfo is not None and issubclass(call.excinfo.type, RuntimeError)
+        report = yield
+        report.sections = self._separated(report.sections, is_shown=is_refused)
+        return report
+
+    def _separated(
+        self, sections: Sequence[tuple[str, str]], *, is_shown: bool
+    ) -> list[tuple[str, str]]:
+        separated = []
+        for title, content in sections:
+            if not title.startswith(_CAPTURED):
+                separated.append((title, content))
+                continue
+            rest, logged = split_output(content)
+            if rest:
+                separated.append((title, rest))
+            if logged:
+                # pytest chooses what it shows by the words `stderr` and `teardown` in the title.
+                told = f"edgeq: stderr of the libraries, {title.removeprefix(_CAPTURED)}"
+                count = f"{len(logged)} line{'s' if len(logged) > 1 else ''}"
+                shown = is_shown or self._is_verbose
+                separated.append((told, "".join(logged) if shown else f"{count}, shown by -v"))
+        return separated
+
+
+def split_output(content: str) -> tuple[str, list[str]]:
+    """Return captured output without the libraries' log, and the lines of that."""
+    rest: list[str] = []
+    logged: list[str] = []
+    for line in content.splitlines(keepends=True):
+        (logged if _LOGGED.match(line) else rest).append(line)
+    return "".join(rest), logged

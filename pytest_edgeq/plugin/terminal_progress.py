@@ -1,0 +1,142 @@
+"""
+The line that shows on a terminal how far a long step is.
+
+It stands below the one that pytest is writing, and the cursor returns to where pytest has left it
+each time, so that all pytest writes is as it would be without.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from pytest_edgeq.options import ci_variable
+from pytest_edgeq.progress import Progress, Step
+
+__all__ = ["progress_of"]
+
+_DELAY = 0.5
+"""Seconds before a step is shown: those that are over by then would flicker."""
+
+_INTERVAL = 0.1
+"""Seconds between two updates."""
+
+
+def progress_of(config: pytest.Config) -> Progress:
+    """
+    Return what shows the steps of this run, while pytest is being configured.
+
+    Nothing is shown in CI, in a worker of pytest-xdist, where pytest writes to no terminal or
+    another plugin writes in its place, and beside live logs.
+    """
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if (
+        type(reporter) is not pytest.TerminalReporter
+        or not (_is_terminal(reporter) and os.isatty(1))
+        or hasattr(config, "workerinput")
+        or ci_variable() is not None
+        or os.environ.get("TERM") == "dumb"
+        or _has_live_logs(config)
+    ):
+        return Progress()
+    # pytest captures nothing yet, so this is the terminal, and stays so.
+    terminal = os.dup(1)
+    config.add_cleanup(lambda: os.close(terminal))
+    return _TerminalProgress(terminal, config)
+
+
+def _is_terminal(reporter: pytest.TerminalReporter) -> bool:
+    # A property in pytest 8, a method in pytest 9.
+    answer: object = reporter.isatty
+    return bool(answer() if callable(answer) else answer)
+
+
+def _has_live_logs(config: pytest.Config) -> bool:
+    if not config.pluginmanager.hasplugin("logging-plugin"):
+        return False
+    return config.getoption("log_cli_level") is not None or bool(config.getini("log_cli"))
+
+
+class _TerminalProgress(Progress):
+    """
+    Writes the innermost step that is running.
+
+    Args:
+        terminal: A descriptor that pytest does not capture.
+        config: Of the run.
+    """
+
+    def __init__(self, terminal: int, config: pytest.Config) -> None:
+        self._terminal = terminal
+        self._writer = config.get_terminal_writer()
+        self._lock = threading.Lock()
+        self._running: list[tuple[Step, float]] = []
+        self._end: Callable[[], None] = lambda: None
+        self._shown = ""
+
+    def begin(self, step: Step) -> None:
+        """Show the step when it takes long."""
+        with self._lock:
+            self._running.append((step, time.monotonic()))
+            if len(self._running) == 1:
+                self._end = self._start()
+
+    def end(self, step: Step) -> None:
+        """Erase the line behind the outermost step."""
+        with self._lock:
+            self._running = [each for each in self._running if each[0] is not step]
+            if self._running:
+                return
+            end = self._end
+        end()
+        if self._shown:
+            self._show("")
+
+    def _start(self) -> Callable[[], None]:
+        """Begin to update the line, and return what ends it."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._update, args=(ended,), daemon=True)
+        thread.start()
+
+        def end() -> None:
+            ended.set()
+            thread.join()
+
+        return end
+
+    def _update(self, ended: threading.Event) -> None:
+        pause = _DELAY
+        while not ended.wait(pause):
+            pause = _INTERVAL
+            with self._lock:
+                running = self._running[-1:]
+            for step, start in running:
+                seconds = time.monotonic() - start
+                if self._shown or seconds >= _DELAY:
+                    self._show(_told(step, seconds))
+
+    def _show(self, text: str) -> None:
+        # Where pytest does not capture both, or not now, a test's own output is on the terminal.
+        if text == self._shown or os.isatty(1) or os.isatty(2):
+            return
+        width = os.get_terminal_size(self._terminal).columns
+        written = self._writer.width_of_current_line
+        if not width or (written and written % width == 0):
+            return  # the cursor stands behind the last column, where no sequence brings it back
+        column = written % width
+        back = f"\x1b[{column}C" if column else ""
+        line = f"\r\n\x1b[2K{text[: width - 1]}\r\x1b[A{back}"
+        os.write(self._terminal, line.encode("ascii"))
+        self._shown = text
+
+
+def _told(step: Step, seconds: float) -> str:
+    of = "" if step.total is None else f" of {step.total}"
+    count = f" {step.done}{of}" if step.done or step.total else ""
+    # Of another character it is not known how many columns it takes.
+    model = "".join(each if " " <= each <= "~" else "?" for each in step.model)
+    return f"edgeq: {step.what}{count}, {seconds:.0f} s, {model}"

@@ -1,0 +1,82 @@
+"""How far a long step is: export, calibration, conversion, comparison."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sized
+from typing import TypeVar
+
+__all__ = ["Progress", "Step"]
+
+_Sample = TypeVar("_Sample")
+
+
+class Step:
+    """
+    A step that is running.
+
+    Args:
+        what: It does, in one word: `convert`.
+        model: Its name.
+        total: Number of samples; None where it is not known.
+
+    Attributes:
+        done: Number of samples read so far.
+    """
+
+    def __init__(self, what: str, model: str, total: int | None) -> None:
+        self.what = what
+        self.model = model
+        self.total = total
+        self.done = 0
+
+    def advance(self) -> None:
+        """Count one sample."""
+        self.done += 1
+
+    def each(self, samples: Iterator[_Sample]) -> Iterator[_Sample]:
+        """Count samples when they are read; none is held."""
+        return map(self._counted, samples)
+
+    def _counted(self, sample: _Sample) -> _Sample:
+        self.advance()
+        return sample
+
+
+class Progress:
+    """Told of the steps that begin and end; reports nothing. The plugin's own writes them."""
+
+    def begin(self, step: Step) -> None:
+        """Note a step that begins, in whichever thread."""
+
+    def end(self, step: Step) -> None:
+        """Note that a step has ended, or failed."""
+
+    @contextlib.contextmanager
+    def step(self, what: str, model: str, *sources: object) -> Iterator[Step]:
+        """
+        Report a step while it is running.
+
+        Args:
+            what: It does, in one word: `convert`.
+            model: Its name.
+            sources: What its samples are read from, any iterables.
+        """
+        step = Step(what, model, _total(sources))
+        self.begin(step)
+        try:
+            yield step
+        finally:
+            self.end(step)
+
+
+def _total(sources: tuple[object, ...]) -> int | None:
+    total = 0
+    for source in sources:
+        if not isinstance(source, Sized):
+            return None
+        try:
+            total += len(source)
+        except TypeError:  # as torch's DataLoader raises for an IterableDataset
+            return None
+    return total if sources else None

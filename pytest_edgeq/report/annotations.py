@@ -1,0 +1,56 @@
+"""Failures as workflow commands of GitHub Actions, which shows them beside the changed lines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pytest_edgeq.report.run import Run
+
+__all__ = ["annotation_lines"]
+
+_LIMIT = 4_000
+"""Characters of a message: GitHub shows a few lines, and the log has the whole."""
+
+
+def annotation_lines(run: Run, rootdir: Path, workspace: Path | None) -> list[str]:
+    """
+    Return one command a failed test.
+
+    The form is that of
+    https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands.
+
+    Args:
+        run: The record.
+        rootdir: What its paths are relative to.
+        workspace: The checkout that GitHub's paths are relative to; None where it is not known.
+    """
+    lines = []
+    for test in run.tests:
+        if (failure := test["failure"]) is None:
+            continue
+        options = {"title": test["test"]}
+        if failure["path"] is not None:
+            options = {
+                "file": _in_workspace(rootdir / failure["path"], workspace),
+                "line": str(failure["line"]),
+                **options,
+            }
+        told = ",".join(f"{name}={_option(value)}" for name, value in options.items())
+        lines.append(f"::error {told}::{_message(failure['message'])}")
+    return lines
+
+
+def _in_workspace(path: Path, workspace: Path | None) -> str:
+    folder = Path.cwd() if workspace is None else workspace
+    return Path(os.path.relpath(path, folder)).as_posix()
+
+
+def _message(text: str) -> str:
+    if len(text) > _LIMIT:
+        text = text[:_LIMIT].rpartition("\n")[0] + "\n…"
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _option(text: str) -> str:
+    return _message(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,283 @@
+"""
+Write the bundle of a failed test: the files, the worst samples, the outputs, and a script.
+
+The script is `reproduce.py` beside this module, copied as it is; `bundle.json` tells it which files
+there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.report.model_explorer import write_node_data
+from pytest_edgeq.report.portable import portable
+
+if TYPE_CHECKING:
+    from pytest_edgeq.localize.rows import LayerErrors
+    from pytest_edgeq.measurement import Outcome
+    from pytest_edgeq.numerics.comparison import Comparison, WorstSample
+    from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.report.run import Run
+
+__all__ = ["Evidence", "bundle_name", "remove_bundle", "write_bundle"]
+
+_SIDES = {"float": "expected", "edge": "got"}
+"""What the files of outputs are called; those of other sides bear the side's name."""
+
+_TEXTS = ("name", "note", "blame")
+"""Fields of a case that may hold paths."""
+
+_LONGEST = 60
+"""Characters of a test's id in the name of its bundle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """
+    What a failed test used.
+
+    Attributes:
+        models: The models, each as often as it was used.
+        comparisons: The comparisons, in order.
+        layers: What localizing measured, each with its model, in order.
+    """
+
+    models: Sequence[QuantizedModel]
+    comparisons: Sequence[Comparison]
+    layers: Sequence[tuple[QuantizedModel, LayerErrors]]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no model to keep."""
+        return not self.models and not self.comparisons
+
+
+def bundle_name(test: str, rootdir: Path) -> str:
+    """
+    Return the name of a test's bundle: of letters, digits and `._-`, and unlike any other test's.
+
+    Args:
+        test: Path of the module relative to rootdir, `::`, and the test in it.
+        rootdir: Of the run.
+    """
+    shown = re.sub(r"[^A-Za-z0-9_.]+", "-", portable(test, rootdir)).strip("-.")
+    return f"{shown[-_LONGEST:].strip('-.')}-{sha256(test.encode()).hexdigest()[:8]}"
+
+
+def remove_bundle(folder: Path) -> None:
+    """Remove the bundle of an earlier run, if there is one."""
+    if (folder / "bundle.json").is_file():
+        with contextlib.suppress(FileNotFoundError):  # another worker removed it meanwhile
+            shutil.rmtree(folder)
+
+
+def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootdir: Path) -> None:
+    """
+    Write a bundle, whole or not at all, in place of one that is there.
+
+    The samples are run again, which gives what the comparison measured: the file and its references
+    are the same ones. Those of a file that keeps state are run in their order, from a fresh start.
+
+    Args:
+        folder: Where to; folders above it are made.
+        evidence: What the test used; not empty.
+        run: The record of the test alone.
+        failure: Why it failed.
+        rootdir: Of the run, to which paths in texts become relative.
+
+    Raises:
+        OSError: The folder cannot be written, or a model's file is gone.
+        ValueError: A model's file was written anew.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _replaced(folder) as place:
+        writer = _Writer(place, evidence)
+        cases = []
+        for model, comparison in _pairs(evidence):
+            case = writer.case(model, comparison)
+            # Names of inputs and outputs are the file's own.
+            cases.append(case | {key: portable(case[key], rootdir) for key in _TEXTS})
+        bundle = {"format": "pytest-edgeq bundle", "version": 1, "cases": cases}
+        _write_json(place / "bundle.json", bundle)
+        _write_json(place / "record.json", portable(run.data, rootdir))
+        (place / "failure.txt").write_text(portable(failure, rootdir) + "\n", encoding="utf-8")
+        shutil.copyfile(Path(__file__).with_name("reproduce.py"), place / "reproduce.py")
+
+
+@contextlib.contextmanager
+def _replaced(folder: Path) -> Iterator[Path]:
+    """Give a new folder, which stands in the other one's place in the end."""
+    new = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    try:
+        yield new
+        while True:
+            remove_bundle(folder)
+            try:
+                new.rename(folder)
+            except OSError:
+                # Another worker may have written that test's bundle meanwhile.
+                if not (folder / "bundle.json").is_file():
+                    raise
+                continue
+            return
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _pairs(evidence: Evidence) -> list[tuple[QuantizedModel, Comparison | None]]:
+    """Return the comparisons with their models, then each signature that was not compared."""
+    pairs: dict[int, tuple[QuantizedModel, Comparison | None]] = {
+        id(each): (each.quantized, each) for each in evidence.comparisons
+    }
+    seen = {_entry(model) for model, _ in pairs.values()}
+    rest: list[tuple[QuantizedModel, Comparison | None]] = []
+    for model in evidence.models:
+        for view in _views(model):
+            if _entry(view) not in seen:
+                seen.add(_entry(view))
+                rest.append((view, None))
+    return [*pairs.values(), *rest]
+
+
+def _views(model: QuantizedModel) -> Iterable[QuantizedModel]:
+    if len(model.edge.signatures) == 1:
+        return [model]
+    return [model.signature(key) for key in model.signatures]
+
+
+def _entry(model: QuantizedModel) -> tuple[str, int]:
+    """Return what tells one entry point of a file from another: its hash and its subgraph."""
+    return model.sha256, model.edge.signature.subgraph
+
+
+class _Writer:
+    """Writes the files of a bundle, and describes them for the script."""
+
+    def __init__(self, place: Path, evidence: Evidence) -> None:
+        self._place = place
+        self._layers = {_entry(model): layers for model, layers in evidence.layers}
+        self._files: dict[str, str] = {}
+        self._cases = 0
+
+    def case(self, model: QuantizedModel, comparison: Comparison | None) -> dict[str, Any]:
+        """Write what belongs to one comparison, or to one model without one."""
+        self._cases += 1
+        signature, layouts = model.edge.signature, model.edge.layouts
+        layers = self._layers.get(_entry(model))
+        sides = {"inputs": signature.inputs, "outputs": signature.outputs}
+        return {
+            "name": model.name,
+            "model": self._file(model),
+            "sha256": model.sha256,
+            "signature": signature.key,
+            "subgraph": signature.subgraph,
+            "runtime": model.runtime if comparison is None else comparison.runtime,
+            "is_stateful": model.edge.is_stateful,
+            **{
+                side: {border.name: border.tensor.index for border in borders}
+                for side, borders in sides.items()
+            },
+            "moved": {
+                side: {
+                    border.name: axes
+                    for border in borders
+                    if (axes := layouts.axes(border)) is not None
+                }
+                for side, borders in sides.items()
+            },
+            "ops": [
+                entry.to_dict() for entry in model.op_dtypes if entry.subgraph == signature.subgraph
+            ],
+            "samples": None,
+            "note": "",
+            "blame": "" if layers is None else layers.cause,
+            **({} if comparison is None else self._samples(model, comparison)),
+        }
+
+    def _file(self, model: QuantizedModel) -> str:
+        """Write a model's files, once, and return the name of its `.tflite`."""
+        if model.sha256 not in self._files:
+            number = len(self._files) + 1
+            name = self._files[model.sha256] = _numbered("model.tflite", number)
+            (self._place / name).write_bytes(model.tflite)
+            between = model.float_tflite
+            if between is not None:
+                (self._place / _numbered("float.tflite", number)).write_bytes(between)
+            layers = {
+                subgraph: measured.to_dict()
+                for (digest, subgraph), measured in self._layers.items()
+                if digest == model.sha256
+            }
+            if layers:
+                folder = self._place / _numbered("model_explorer", number)
+                write_node_data(model.edge, folder, layers)
+        return self._files[model.sha256]
+
+    def _samples(self, model: QuantizedModel, comparison: Comparison) -> dict[str, Any]:
+        """Write the worst samples with the outputs of every side."""
+        # In the order in which a file that keeps state has seen them.
+        worst = sorted(comparison.worst_samples, key=lambda each: each.index)
+        given = [model.edge.by_border(model.input_names, each.inputs.arrays()) for each in worst]
+        kept = {"inputs": self._arrays("samples", worst, given)}
+        try:
+            outcomes = _run_again(model, comparison.runtime, worst)
+        except Exception as error:  # the reference may be any code of the user
+            first = (str(error).splitlines() or [""])[0]
+            return {"note": f"samples could not be run again: {type(error).__name__}: {first}"}
+        names = [border.name for border in model.edge.signature.outputs]
+        for side in outcomes[0].values:
+            outputs = [dict(zip(names, each.values[side], strict=True)) for each in outcomes]
+            called = _SIDES.get(side, side)
+            kept[called] = self._arrays(called, worst, outputs)
+        return {"samples": {**kept, "of": comparison.total.n_samples}}
+
+    def _arrays(
+        self,
+        stem: str,
+        samples: Sequence[WorstSample],
+        arrays: Sequence[Mapping[str, npt.NDArray[Any]]],
+    ) -> str:
+        """Write arrays by `<sample>/<name>`, and return the name of the file."""
+        named = {
+            f"{sample.index}/{name}": array
+            for sample, by_name in zip(samples, arrays, strict=True)
+            for name, array in by_name.items()
+        }
+        name = _numbered(f"{stem}.npz", self._cases)
+        np.savez(self._place / name, allow_pickle=False, **named)
+        return name
+
+
+def _run_again(
+    model: QuantizedModel, runtime: str, samples: Sequence[WorstSample]
+) -> list[Outcome]:
+    from pytest_edgeq.compare import Comparer
+    from pytest_edgeq.parallel import on_one_thread
+
+    with on_one_thread(), Comparer(model, runtime) as comparer:
+        return [comparer.update(each.inputs) for each in samples]
+
+
+def _numbered(name: str, number: int) -> str:
+    """Return the name for the first of several, and one with a number for those after it."""
+    stem, dot, suffix = name.partition(".")
+    return name if number == 1 else f"{stem}_{number}{dot}{suffix}"
+
+
+def _write_json(path: Path, data: Any) -> None:
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")

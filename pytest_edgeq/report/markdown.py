@@ -1,0 +1,130 @@
+"""A run as Markdown, for a pull request: the models, what failed, the baselines that changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pytest_edgeq.report.rows import HEADINGS, LEFT_ALIGNED, cells, model_rows
+from pytest_edgeq.report.run import Run
+
+__all__ = ["LIMIT", "markdown_page"]
+
+LIMIT = 65_000
+"""Characters of a page: GitHub refuses a comment of more than 65,536."""
+
+_LABELS = ("layer to blame", "cause:", "fix:", "update:")
+_LABELLED = 4
+"""Lines of a failure that are shown without unfolding it: these labels, so many lines."""
+
+_SPARE = 500
+"""Characters kept for the lines that say what was left out."""
+
+
+def markdown_page(run: Run) -> str:
+    """
+    Return the page, of at most `LIMIT` characters.
+
+    What does not fit is left out from the end, and counted: baselines that were stored, then
+    failures. The table stays, with as many models as fit.
+    """
+    rows = model_rows(run)
+    head = f"## pytest-edgeq: {_verdict(run)}\n"
+    parts = [head]
+    left = LIMIT - _SPARE - len(head)
+    if rows:
+        table, count = _table(run, left // 2)
+        left -= len(table)
+        parts.append(table)
+        if count < len(rows):
+            parts.append(f"\n… and {len(rows) - count} more models\n")
+    failed = [test for test in run.tests if test["failure"] is not None]
+    sections = [
+        ("more failed tests: see the log", [_failure(test) for test in failed]),
+        ("more baselines", list(_baselines(run))),
+    ]
+    for name, texts in sections:
+        for index, text in enumerate(texts):
+            if len(text) > left:
+                parts.append(f"\n… and {len(texts) - index} {name}\n")
+                left = 0
+                break
+            parts.append(text)
+            left -= len(text)
+    return "".join(parts)
+
+
+def _verdict(run: Run) -> str:
+    rows = model_rows(run)
+    failed_tests = sum(test["failure"] is not None for test in run.tests)
+    failed = sum(row.verdict == "failed" for row in rows)
+    tests, models = _counted(len(run.tests), "test"), _counted(len(rows), "model")
+    if not failed_tests:
+        return f"{models} passed, in {tests}" if rows else "no model was tested"
+    return f"{failed} of {models} failed, in {failed_tests} of {tests}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _table(run: Run, room: int) -> tuple[str, int]:
+    """Return the table with as many rows as there is room for, and their number."""
+    aligned = ["---" if i in LEFT_ALIGNED else "--:" for i in range(len(HEADINGS))]
+    lines = ["", _line(HEADINGS), _line(aligned)]
+    room -= sum(map(len, lines))
+    count = 0
+    for row in model_rows(run):
+        texts = [_cell(text) for text in cells(row)]
+        if row.verdict == "failed":
+            texts[9] = f"❌ {texts[9]}"
+        line = _line(texts)
+        room -= len(line) + 1
+        if room < 0:
+            break
+        lines.append(line)
+        count += 1
+    note = (
+        "\n<sub>`share` is the size divided by the float model's; `quant.`, `lower.` the SQNR of "
+        "the stages quantization and lowering in dB; `s` seconds; `cached` what came from the "
+        "conversion cache.</sub>\n"
+    )
+    return "\n".join(lines) + "\n" + note, count
+
+
+def _line(texts: Any) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", text)
+
+
+def _failure(test: Mapping[str, Any]) -> str:
+    message = test["failure"]["message"]
+    first, *lines = message.splitlines() or [""]
+    labelled = [line for line in lines if line.startswith(_LABELS)]
+    shown = "\n".join([_cell(first), "", *(f"- {_cell(line)}" for line in labelled[:_LABELLED])])
+    return (
+        f"\n### ❌ {_cell(test['test'])}\n\n{shown}\n\n<details><summary>the whole text"
+        f"</summary>\n\n{_fenced(message)}\n</details>\n"
+    )
+
+
+def _fenced(text: str, language: str = "text") -> str:
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}\n"
+
+
+def _baselines(run: Run) -> Iterator[str]:
+    """Return a paragraph a baseline that was written, changed or is obsolete."""
+    for test in run.tests:
+        for claim in test["claims"]:
+            if claim["written"]:
+                yield f"\n- stored: `{claim['path']}`: {_cell(claim['stored'])}"
+                if claim["change"]:
+                    yield f"\n\n{_fenced(claim['change'])}"
+    for path in run.data["baselines"]["obsolete"]:
+        yield f"\n- obsolete: `{path}` (delete it with `pytest --edgeq-update=prune`)"

@@ -1,0 +1,235 @@
+"""`edgeq compare`: figures, budgets, samples in every accepted form, and those that do not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fixtures.tflite.writer import one_op, pack, unpack
+from pytest_edgeq.numerics.metrics import sqnr_db
+from pytest_edgeq.tflite.edge import EdgeFile
+from tests.cli.conftest import CONVERTED, Check, Run, module, without_torch
+
+FLOAT = CONVERTED / "attention.float.tflite"
+INT8 = CONVERTED / "attention.int8.tflite"
+SHAPE = (1, 5, 8)
+
+
+def values(*shape: int, seed: int = 0) -> npt.NDArray[np.float32]:
+    """Standard normal floats."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    """Write an `.npz` file of arrays, and return its path."""
+
+    def save(name: str = "x.npz", **arrays: npt.NDArray[Any]) -> Path:
+        np.savez(tmp_path / name, allow_pickle=True, **arrays)
+        return tmp_path / name
+
+    return save
+
+
+def test_the_figures(
+    saved: Callable[..., Path], run: Run, golden: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 0 without a budget, whatever the errors are."""
+    path = saved(args_0=values(6, *SHAPE))
+    monkeypatch.chdir(CONVERTED)
+
+    done = run("compare", FLOAT.name, INT8.name, "--inputs", path, "--runtime", "reference")
+
+    golden("compare", done.stdout)
+    assert done.exit_code == 0
+
+
+def test_the_document_has_the_figures_of_both_files(saved: Callable[..., Path], run: Run) -> None:
+    """They are those that numpy computes from what both interpreters give."""
+    samples = values(4, *SHAPE)
+    path = saved(args_0=samples)
+
+    done = run("compare", FLOAT, INT8, "--inputs", path, "--json")
+
+    sides = [
+        np.concatenate([edge.decode(edge.run(["args_0"], [x], "xnnpack"))[0] for x in samples])
+        for edge in (EdgeFile(FLOAT), EdgeFile(INT8))
+    ]
+    expected = sides[0].astype(np.float64)
+    noise = expected - sides[1]
+    document = json.loads(done.stdout)
+    total = document["stages"]["total"]
+    assert total["n_samples"] == 4
+    assert total["sqnr_db"] == pytest.approx(sqnr_db((expected**2).sum(), (noise**2).sum()))
+    assert total["max_abs_error"] == pytest.approx(np.abs(noise).max())
+    assert (document["budget"], document["violations"]) == (None, [])
+
+
+def test_a_file_against_itself_has_no_error(saved: Callable[..., Path], run: Run) -> None:
+    """Of int8 against int8 there is an LSB, and nothing is off by one."""
+    path = saved(args_0=values(3, 2, 4))
+    file = CONVERTED / "nested.recipe_static_wi8_ai8.tflite"
+
+    done = run("compare", file, file, "--inputs", path, "--budget", "max_lsb_error=0", "--json")
+
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["stages"]["total"]["sqnr_db"]) == (0, "inf")
+
+
+def test_a_budget(saved: Callable[..., Path], run: Run) -> None:
+    """Exit code 1 where a bound is not kept, with the budget that is; 0 with that one."""
+    path = saved(args_0=values(6, *SHAPE))
+    files = ("compare", FLOAT, INT8, "--inputs", path)
+
+    missed = run(*files, "--budget", "sqnr_db=60", "--budget", "top1_agreement=0.5")
+    kept = run(*files, "--budget", "sqnr_db=12.6", "--budget", "top1_agreement=0.5")
+    document = json.loads(run(*files, "--budget", "sqnr_db=60", "--json").stdout)
+
+    assert (missed.exit_code, kept.exit_code) == (1, 0)
+    assert "budget: 1 violation\n  total, output 'output_0': sqnr_db: expected" in missed.stdout
+    assert "\n  update: this measurement needs --budget sqnr_db=12.6 --budget top1" in missed.stdout
+    assert kept.stdout.endswith("budget: kept (sqnr_db=12.6, top1_agreement=0.5)\n")
+    assert document["budget"] == {"sqnr_db": 60.0}
+    assert len(document["violations"]) == 1
+
+
+def test_a_wrong_weight_misses_the_budget_of_the_sound_file(
+    saved: Callable[..., Path], run: Run, tmp_path: Path
+) -> None:
+    """The sound file keeps it."""
+    path = saved(args_0=values(6, 2, 4))
+    reference = CONVERTED / "nested.float.tflite"
+    sound = CONVERTED / "nested.recipe_dynamic_wi8_afp32.tflite"
+    model = unpack(sound.read_bytes())
+    weight = model.subgraphs[0].tensors[model.subgraphs[0].operators[0].inputs[1]]
+    data = np.array(model.buffers[weight.buffer].data)
+    model.buffers[weight.buffer].data = data[::-1].copy()
+    wrong = tmp_path / "wrong.tflite"
+    wrong.write_bytes(pack(model))
+
+    codes = [
+        run("compare", reference, file, "--inputs", path, "--budget", "sqnr_db=20").exit_code
+        for file in (sound, wrong)
+    ]
+
+    assert codes == [0, 1]
+
+
+FORMS: dict[str, dict[str, npt.NDArray[Any]]] = {
+    "one more axis": {"args_0": values(4, *SHAPE)},
+    "batches of one": {"args_0": values(4, *SHAPE)[:, 0]},
+    "float64": {"args_0": values(4, *SHAPE).astype(np.float64)},
+    "as savez names them": {"arr_0": values(4, *SHAPE)},
+    "beside others": {"args_0": values(4, *SHAPE), "labels": np.arange(9)},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_samples(form: str, saved: Callable[..., Path], run: Run) -> None:
+    """The same samples give the same figures; so do they in files of one sample each."""
+    one_by_one = [saved(f"{i}.npz", args_0=x) for i, x in enumerate(values(4, *SHAPE))]
+    options = [word for path in one_by_one for word in ("--inputs", path)]
+
+    several = run("compare", FLOAT, INT8, *options, "--json")
+    together = run("compare", FLOAT, INT8, "--inputs", saved(**FORMS[form]), "--json")
+
+    assert together.exit_code == 0
+    figures = [json.loads(done.stdout)["stages"] for done in (several, together)]
+    assert figures[0] == figures[1]
+    assert figures[0]["total"]["n_samples"] == 4
+
+
+def test_two_inputs_by_name(saved: Callable[..., Path], run: Run, tmp_path: Path) -> None:
+    """Each array goes to the input of its name, whatever the order in the file."""
+    side = {"dtype": "float32", "shape": (1, 2)}
+    path = tmp_path / "sub.tflite"
+    path.write_bytes(
+        one_op("SUB", [{**side, "name": "left"}, {**side, "name": "right"}], [side], "SubOptions")
+    )
+    samples = saved(right=values(3, 1, 2, seed=1), left=values(3, 1, 2))
+
+    done = run("compare", path, path, "--inputs", samples, "--json")
+
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["stages"]["total"]["max_abs_error"] == 0.0
+
+
+def test_outputs_that_are_clipped_are_a_finding(saved: Callable[..., Path], run: Run) -> None:
+    """Ten times as loud as the calibration: the health says so, and the exit code stays 0."""
+    done = run("compare", FLOAT, INT8, "--inputs", saved(args_0=10 * values(4, *SHAPE)))
+
+    assert done.exit_code == 0
+    assert "clipped_input: input 'args_0': expected values within what its codes" in done.stdout
+
+
+TROUBLE: dict[str, tuple[dict[str, npt.NDArray[Any]], str]] = {
+    "missing": ({"args_1": values(4, *SHAPE)}, "has no array 'args_0' (did you mean args_1?)"),
+    "shape": ({"args_0": values(4, 5)}, "expected shape [1, 5, 8], or n of them as [n, 1, 5, 8]"),
+    "length": ({"args_0": values(4, 1, 5, 9)}, "expects shape [1, 5, 8], got [1, 5, 9]"),
+    "codes": ({"args_0": np.ones((4, *SHAPE), np.int8)}, "expects float32, got int8"),
+    "objects": ({"args_0": np.array([None])}, "the array 'args_0' cannot be read"),
+    "empty": ({"args_0": values(0, *SHAPE)}, "no sample was measured"),
+}
+
+
+@pytest.mark.parametrize("case", TROUBLE)
+def test_samples_that_do_not_fit(case: str, saved: Callable[..., Path], run: Run) -> None:
+    """A sentence and exit code 2."""
+    arrays, sentence = TROUBLE[case]
+
+    done = run("compare", FLOAT, INT8, "--inputs", saved(**arrays))
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_no_npz_file(tmp_path: Path, run: Run) -> None:
+    """Text, an array without a name, a file that is missing."""
+    np.save(tmp_path / "one.npy", values(*SHAPE))
+    (tmp_path / "text.npz").write_text("no samples")
+    for name, sentence in {
+        "one.npy": "holds one array without a name",
+        "text.npz": "is no .npz file",
+        "gone.npz": "No such file",
+    }.items():
+        done = run("compare", FLOAT, INT8, "--inputs", tmp_path / name)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert sentence in done.stderr
+
+
+def test_files_and_budgets_that_do_not_fit(saved: Callable[..., Path], run: Run) -> None:
+    """Other inputs or outputs, and bounds on what an output does not have."""
+    path = saved(args_0=values(2, 2, 4))
+    nested, other = CONVERTED / "nested.float.tflite", CONVERTED / "local.float.tflite"
+    for arguments, sentence in (
+        ((nested, other), "expects shape"),
+        ((nested, nested, "--budget", "max_lsb_error=1"), "float32 and has no LSB"),
+        ((nested, nested, "--budget", "sqnr=1"), "unknown metric 'sqnr' (did you mean sqnr_db"),
+        ((nested, nested, "--budget", "sqnr_db"), "expected metric=bound, such as sqnr_db=30"),
+        ((nested, nested, "--budget", "sqnr_db=x"), "sqnr_db: expected a number, got 'x'"),
+        ((nested, nested, "--budget", "sqnr_db=-1"), "a bound of 0 dB or below"),
+        ((nested, nested, "--runtime", "tpu"), "'tpu' is not one of"),
+        ((nested, nested, "--signature", "serve"), "the file has no signature 'serve'"),
+    ):
+        done = run("compare", *arguments, "--inputs", path)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert sentence in " ".join(done.stderr.split())
+
+
+def test_in_processes_of_their_own(saved: Callable[..., Path]) -> None:
+    """By `python -m pytest_edgeq`, and where torch cannot be imported."""
+    arguments = ("compare", str(FLOAT), str(INT8), "--inputs", str(saved(args_0=values(*SHAPE))))
+
+    done, bare = module(*arguments), without_torch(*arguments)
+
+    assert (done.returncode, bare.returncode) == (0, 0)
+    assert "sqnr_db" in done.stdout
+    assert bare.stdout == done.stdout
+    assert "Traceback" not in bare.stderr

@@ -1,0 +1,50 @@
+"""`edgeq docs`: the pages in the terminal and as HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_edgeq.cli.commands import docs
+from pytest_edgeq.pages import pages
+from tests.cli.conftest import Run, without_torch
+
+
+def test_all_pages_are_listed() -> None:
+    """With their titles; torch is not needed."""
+    done = without_torch("docs")
+    assert done.returncode == 0
+    listed = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    assert listed == [[page.name, page.title] for page in pages()]
+
+
+def test_a_page_is_shown(run: Run) -> None:
+    """By the last part of its name."""
+    done = run("docs", "choose-a-budget")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("# ")
+
+
+def test_an_unknown_page_is_named_with_the_nearest(run: Run) -> None:
+    """A sentence and exit code 2."""
+    done = run("docs", "tutoral")
+    assert done.exit_code == 2
+    assert "there is no page 'tutoral' (did you mean tutorial?)" in done.stderr
+    assert run("docs", "tutorial", "--html", "out").exit_code == 2
+
+
+def test_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where Sphinx is missing."""
+    monkeypatch.setattr(docs, "_NEEDED", ("sphinx_that_is_not_there",))
+    done = run("docs", "--html", tmp_path)
+    assert done.exit_code == 2
+    assert "pip install 'pytest-edgeq[docs]'" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_pages_are_rendered(run: Run, tmp_path: Path) -> None:
+    """Into the folder that is asked for."""
+    pytest.importorskip("furo", reason="the group docs is not installed")
+    assert run("docs", "--html", tmp_path / "out", "--no-open").exit_code == 0
+    assert "<title>" in (tmp_path / "out" / "tutorial.html").read_text("utf-8")

@@ -1,0 +1,81 @@
+"""The group: help, version, exit codes, completion, and the imports of commands without torch."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module, metadata
+from pathlib import Path
+
+import click
+import pytest
+
+from pytest_edgeq.cli.group import edgeq
+from tests.cli.conftest import Run, module, without_torch
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = edgeq.list_commands(click.Context(edgeq))
+
+
+def test_the_entry_point_is_the_function_behind_python_m() -> None:
+    """`edgeq` and `python -m pytest_edgeq` are the same command."""
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    found = re.search(r'^\[project.scripts\]\nedgeq = "(\S+):(\w+)"$', project, re.M)
+    assert found is not None
+    where, name = found.groups()
+    main = getattr(import_module(where), name)
+    source = (ROOT / "pytest_edgeq" / "__main__.py").read_text("utf-8")
+
+    assert main.__module__ == "pytest_edgeq.cli"
+    assert f"from {where} import {name}" in source
+
+
+def test_python_m_shows_the_commands_and_the_exit_codes() -> None:
+    """The usage names `edgeq`, whichever way it was started."""
+    done = module("--help")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: edgeq [OPTIONS] COMMAND [ARGS]...")
+    assert "Exit codes of every command:" in done.stdout
+    assert "_EDGEQ_COMPLETE=bash_source edgeq" in done.stdout
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_tells_its_exit_codes(name: str, run: Run) -> None:
+    """A script can rely on them."""
+    done = run(name, "--help")
+
+    assert done.exit_code == 0
+    assert "Exit codes:\n    0  " in done.stdout
+    assert "\n    2  " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_the_version(run: Run) -> None:
+    """That of the distribution."""
+    assert run("--version").stdout == f"edgeq, version {metadata.version('pytest-edgeq')}\n"
+
+
+def test_an_unknown_command_names_the_nearest(run: Run) -> None:
+    """Exit code 2, on stderr."""
+    done = run("shwo")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.endswith("Error: no command 'shwo' (did you mean show?)\n")
+
+
+def test_the_shell_completes_commands() -> None:
+    """By the variable that the help names."""
+    script = module(_EDGEQ_COMPLETE="zsh_source")
+    words = module(_EDGEQ_COMPLETE="zsh_complete", COMP_WORDS="edgeq sh", COMP_CWORD="1")
+
+    assert "#compdef edgeq" in script.stdout
+    assert words.stdout.splitlines()[:2] == ["plain", "show"]
+
+
+def test_help_and_completion_need_no_torch() -> None:
+    """Every command is imported to list it."""
+    done = without_torch("--help")
+
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,51 @@
+"""`edgeq report`: a run by its record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_edgeq.report.markdown import markdown_page
+from pytest_edgeq.report.run import Run as Record
+from tests.cli.conftest import Run, without_torch
+from tests.report.records import compared, model, record, run_test
+
+
+@pytest.fixture
+def broken() -> Record:
+    """A record with one test that passed and one that failed."""
+    tests = [
+        run_test("test_x.py::test_a", "a", events=[compared("a", total=31.8)]),
+        run_test("test_x.py::test_b", "b", failure="sqnr_db: expected 30, got 3\ncause: it clips"),
+    ]
+    return record({"a": model("Sound"), "b": model("Broken")}, tests)
+
+
+def test_the_table_and_the_failures(run: Run, broken: Record, tmp_path: Path) -> None:
+    """Exit code 1, as that of the run."""
+    broken.write(tmp_path / "run.json")
+    done = run("report", tmp_path / "run.json", "--markdown", tmp_path / "out" / "page.md")
+    assert (done.exit_code, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["model", "Broken", "Sound"]
+    assert lines[3:] == ["2 tests, 1 failed", "test_x.py::test_b: sqnr_db: expected 30, got 3"]
+    assert (tmp_path / "out" / "page.md").read_text("utf-8") == markdown_page(broken)
+
+
+def test_a_run_without_failures(broken: Record, tmp_path: Path) -> None:
+    """Exit code 0; neither torch nor pytest is needed."""
+    tests = [run_test("test_x.py::test_a", "a")]
+    record({"a": model("Sound")}, tests).write(tmp_path / "run.json")
+    done = without_torch("report", tmp_path / "run.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "1 test, 0 failed"
+
+
+def test_another_file_is_refused(run: Run, tmp_path: Path) -> None:
+    """With a sentence."""
+    (tmp_path / "run.json").write_text("{}")
+    done = run("report", tmp_path / "run.json")
+    assert done.exit_code == 2
+    assert "expected the JSON of --edgeq-json, got another document" in done.stderr
+    assert run("report", tmp_path / "gone.json").exit_code == 2

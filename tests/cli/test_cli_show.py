@@ -1,0 +1,206 @@
+"""`edgeq show`: texts, the document, findings and files that are none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures.tflite.writer import FileWriter, one_op
+from tests.cli.conftest import CONVERTED, Check, Run, without_torch
+from tests.report.records import model, record, run_test
+
+SIDE = {"dtype": "int8", "scales": [0.5], "zero_points": [3]}
+
+
+def written(path: Path, content: bytes) -> Path:
+    """Write a file, and give its path back."""
+    path.write_bytes(content)
+    return path
+
+
+def two_signatures() -> bytes:
+    """A file with an entry point for each of two sizes."""
+    file = FileWriter()
+    for number, length in enumerate((4, 8)):
+        graph = file.graph(f"of_{length}")
+        given = graph.tensor("int8", (1, length), scales=[0.5])
+        made = graph.tensor("int8", (1, length), scales=[1 / 256], zero_points=[-128])
+        graph.op("LOGISTIC", [given], [made])
+        graph.borders([given], [made])
+        file.signature(f"of_{length}", [("x", given)], [("y", made)], subgraph=number)
+    return file.content()
+
+
+def defective() -> bytes:
+    """One CONV_2D with a defect of each kind that parameters tell."""
+    return one_op(
+        "CONV_2D",
+        [
+            {"dtype": "int8", "shape": (1, 2, 2, 1), "scales": [1.0]},
+            {
+                "dtype": "int8",
+                "shape": (2, 1, 1, 1),
+                "scales": [0.0, 0.5],
+                "data": np.ones(2, np.int8),
+            },
+            {"dtype": "int32", "shape": (2,), "data": np.array([2**31 - 1, 0], np.int32)},
+        ],
+        [{"dtype": "int8", "shape": (1, 2, 2, 2), "scales": [np.inf]}],
+        "Conv2DOptions",
+        strideH=1,
+        strideW=1,
+    )
+
+
+@pytest.mark.parametrize("recipe", ["static_wi8_ai8", "dynamic_wi8_afp32"])
+def test_a_healthy_file(recipe: str, run: Run, golden: Check) -> None:
+    """Exit code 0; the text has each op and the share that computes in float."""
+    done = run("show", CONVERTED / f"nested.recipe_{recipe}.tflite")
+
+    golden(f"show_{recipe}", done.stdout)
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_each_signature_is_told(tmp_path: Path, run: Run, golden: Check) -> None:
+    """With inputs and outputs of its own; ops of later subgraphs bear the subgraph's number."""
+    done = run("show", written(tmp_path / "sizes.tflite", two_signatures()))
+
+    golden("show_signatures", done.stdout)
+    assert done.exit_code == 0
+
+
+def test_findings(tmp_path: Path, run: Run, golden: Check) -> None:
+    """Exit code 1, and each finding with the op."""
+    path = written(tmp_path / "defective.tflite", defective())
+
+    done, document = run("show", path), run("show", path, "--json")
+
+    golden("show_findings", done.stdout)
+    assert (done.exit_code, document.exit_code) == (1, 1)
+    kinds = {finding["kind"] for finding in json.loads(document.stdout)["health"]}
+    assert kinds == {"bad_scale", "bias_at_int32_limit", "uncalibrated_activation"}
+
+
+def test_an_op_that_aborts_is_a_finding(tmp_path: Path, run: Run) -> None:
+    """An ADD whose scales are too far apart ends the process that allocates it."""
+    constant = {"dtype": "int8", "scales": [0.5], "data": np.ones((1, 4), np.int8)}
+    wide = {"dtype": "int8", "scales": [2.0**20]}
+    content = one_op("ADD", [wide, constant], [{"dtype": "int8", "scales": [1.0]}], "AddOptions")
+    content_of_sound = one_op("ADD", [SIDE, constant], [SIDE], "AddOptions")
+
+    done = run("show", written(tmp_path / "aborts.tflite", content))
+    sound = run("show", written(tmp_path / "sound.tflite", content_of_sound))
+
+    assert (done.exit_code, sound.exit_code) == (1, 0)
+    assert "unsafe_op: ADD (op 0): an input's scale, 1.05e+06, is 2^19 times" in done.stdout
+
+
+def test_the_document(run: Run) -> None:
+    """Plain data: signatures, ops by role, schemes, constants, health."""
+    path = CONVERTED / "nested.recipe_static_wi8_ai8.tflite"
+
+    done = run("show", path, "--json")
+
+    document: dict[str, Any] = json.loads(done.stdout)
+    [signature] = document["signatures"]
+    assert done.exit_code == 0
+    assert document["size_bytes"] == path.stat().st_size
+    assert document["schemes"] == {"int8": 11}
+    assert document["health"] == []
+    assert signature["inputs"] == [
+        {
+            "dtype": "int8",
+            "granularity": "per_tensor",
+            "name": "args_0",
+            "scales": [pytest.approx(0.0145874, rel=1e-5)],
+            "shape": [2, 4],
+            "zero_points": [21],
+        }
+    ]
+    assert document["ops"][2] == {
+        "bias": None,
+        "granularity": None,
+        "index": 2,
+        "inputs": ["int8", "int8"],
+        "module": None,
+        "op": "ADD",
+        "outputs": ["int8"],
+        "scheme": "int8",
+        "subgraph": 0,
+        "weight": None,
+    }
+    assert {each["dtype"]: each["bytes"] for each in document["constants"]} == {
+        "int8": 140,
+        "int32": 128,
+    }
+
+
+def test_what_is_no_file(tmp_path: Path, run: Run) -> None:
+    """A sentence on stderr and exit code 2: missing, a folder, text, cut off."""
+    whole = (CONVERTED / "nested.float.tflite").read_bytes()
+    near = written(tmp_path / "model.tflite", whole)
+    cases = {
+        tmp_path / "modle.tflite": f"no .tflite file at {tmp_path / 'modle.tflite'}; {tmp_path} "
+        "holds model.tflite",
+        tmp_path: f"{tmp_path} is a folder, not a .tflite file",
+        written(tmp_path / "notes.txt", b"just a text"): "not a .tflite file: file identifier",
+        written(tmp_path / "cut", whole[: len(whole) // 2]): "It was truncated or overwritten",
+    }
+    for path, sentence in cases.items():
+        done = run("show", path)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith("Error: ")
+        assert sentence in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert run("show", near).exit_code == 0
+
+
+def test_it_needs_no_torch() -> None:
+    """In a process where torch, the converter and pytest cannot be imported."""
+    done = without_torch("show", CONVERTED / "attention.int8.tflite")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ops: 27 of 51 in float (27 float, 24 int8)" in done.stdout
+
+
+def test_node_data_for_model_explorer(run: Run, tmp_path: Path) -> None:
+    """Of the file alone dtypes and schemes; with a record what that run measured of the ops."""
+    path = CONVERTED / "nested.recipe_static_wi8_ai8.tflite"
+    done = run("show", path, "--model-explorer", tmp_path / "bare")
+    assert done.exit_code == 0
+    assert sorted(each.stem for each in (tmp_path / "bare").iterdir()) == ["dtypes", "scheme"]
+
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    rows = [
+        {
+            "index": 0,
+            "op": "FULLY_CONNECTED",
+            "module": None,
+            "verdict": "sound",
+            "matched": True,
+            "local_sqnr_db": 40.5,
+            "cumulative_sqnr_db": 40.5,
+            "local_lsb_error": 1.0,
+            "cumulative_lsb_error": 1.0,
+            "clipped": 0.0,
+        }
+    ]
+    layers = {"cause": "", "coverage": 1.0, "culprit": None, "rows": rows}
+    event = {"event": "localize", "model": "a", "seconds": 1.0, "error": None, "layers": layers}
+    tests = [run_test("test_x.py::test_a", "a", events=[event])]
+    record({"a": model("Net", sha256=digest)}, tests).write(tmp_path / "run.json")
+    arguments = ("--model-explorer", tmp_path / "measured", "--record", tmp_path / "run.json")
+    done = run("show", path, *arguments)
+    assert done.exit_code == 0
+    text = (tmp_path / "measured" / "local_sqnr_db.json").read_text("utf-8")
+    assert "40.5" in text
+
+    other = run("show", CONVERTED / "attention.int8.tflite", *arguments)
+    assert other.exit_code == 2
+    assert "the run has measured no ops of this file" in other.stderr
+    assert run("show", path, "--record", tmp_path / "run.json").exit_code == 2

@@ -1,0 +1,122 @@
+"""Every code block of README and of the pages is run, or says why not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pytest_edgeq.options import OPTIONS
+from tests.docs.blocks import FILES, PAGES, README, ROOT, Block, blocks, commands
+from tests.docs.session import Session, environment
+
+ALL = [README, *sorted(PAGES.rglob("*.md"))]
+RUN = [page for page in ALL if any(block.commands for block in blocks(page))]
+RENDERED = ("{eval-rst}", "{toctree}")
+MARKDOWN = [*ALL, ROOT / "CONTRIBUTING.md"]
+
+
+def _id(page: Path) -> str:
+    return page.relative_to(ROOT if page.parent == ROOT else PAGES).with_suffix("").as_posix()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN, ids=_id)
+def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    """From README's files on, each block is done in its turn."""
+    session = Session(tmp_path, environment())
+    if page != README:
+        for block in blocks(README):
+            if block.file is not None:
+                session.do(block)
+    for block in blocks(page):
+        if page != README or block.commands or block.file is not None:
+            session.do(block)
+
+
+@pytest.mark.parametrize("page", ALL, ids=_id)
+def test_every_block_is_run_or_says_why_not(page: Path) -> None:
+    """A file without a command behind it would be shown, and never be run."""
+    found = blocks(page)
+    fences = re.findall(r"^```", page.read_text("utf-8"), re.M)
+    assert len(fences) == 2 * len(found), "a fence is not closed, or not of a known form"
+    if page == README:
+        found = [block for block in found if block.text not in "".join(map(_line, commands()))]
+    is_run = False
+    for block in reversed(found):
+        if block.why_not_run:
+            assert len(block.why_not_run.split()) > 2, f"line {block.line}: a reason is a sentence"
+            _check_syntax(block)
+        elif block.language.startswith("{"):
+            assert block.language in RENDERED, f"line {block.line}: rendered by what?"
+        elif block.commands:
+            is_run = True
+        elif block.note == "printed by the tutorial":
+            assert block.text in {each.text for each in blocks(PAGES / "tutorial.md")}
+        else:
+            assert is_run or block.language == "text", f"line {block.line}: nothing runs it"
+
+
+def _line(command: str) -> str:
+    return f"{command}\n"
+
+
+def _check_syntax(block: Block) -> None:
+    if block.language == "yaml":
+        assert isinstance(yaml.safe_load(block.text), dict)
+    elif block.language == "bash":
+        subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+    else:
+        assert block.language not in FILES, f"line {block.line}: can be run"
+
+
+def test_the_commands_pin_torch_and_stand_in_the_pipeline() -> None:
+    """The pipeline runs what the README says, not a copy of it."""
+    script = ROOT.joinpath(".ci", "run").read_text("utf-8")
+
+    assert len(commands()) == 2
+    assert all("pip install --quiet torch==2.13.0 . --group" in command for command in commands())
+    assert "tests/readme.py" in script
+
+
+def test_the_tutorial_takes_the_model_of_the_readme() -> None:
+    """Who has read one of them knows the model of the other, and of all pages."""
+    shown = [
+        [block.text for block in blocks(page) if block.file == ("my_model.py", False)]
+        for page in (README, PAGES / "tutorial.md")
+    ]
+    assert len(shown[0]) == 1
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=_id)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Files, and headings of pages; Sphinx looks at those of its own pages once more."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), f"{page.name}: {target}"
+        assert there.is_relative_to(PAGES) or not page.is_relative_to(PAGES), (
+            f"not packed: {target}"
+        )
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", there.read_text("utf-8"), re.M)
+            assert anchor in map(_slug, headings), f"{page.name}: no heading {anchor}"
+
+
+def _slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=_id)
+def test_options_that_are_told_of_exist(page: Path) -> None:
+    """A flag, and its name in the ini file."""
+    text = page.read_text("utf-8")
+    flags = set(re.findall(r"--edgeq-[a-z-]*[a-z]", text))
+    assert flags <= {option.flag for option in OPTIONS}

@@ -1,0 +1,80 @@
+"""The Markdown page: what it says, and what is left out where there is too much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_edgeq.report.annotations import annotation_lines
+from pytest_edgeq.report.markdown import LIMIT, markdown_page
+from pytest_edgeq.report.terminal import table_lines
+from tests.report.records import claim, compared, model, record, run_test
+
+GOLDEN = Path(__file__).parent / "golden"
+
+FAILURE = """AssertionError: errors "errors": total sqnr_db regressed: expected 26.7 dB, got 20.1 dB
+cause: ranges are too narrow
+update: pytest test_x.py::test_b --edgeq-update=changed"""
+
+
+def sound_and_broken() -> list[str]:
+    """Return the table and the page of a run with a sound model and a broken one."""
+    tests = [
+        run_test(
+            "test_x.py::test_a",
+            "sound",
+            events=[compared("sound", total=31.84, quantization=32.0, lowering=45.25)],
+            claims=[claim("a.json", category="new", written=True, stored="9 ops, 0 in float")],
+        ),
+        run_test(
+            "test_x.py::test_b",
+            "broken",
+            failure=FAILURE,
+            events=[compared("broken", total="-inf", quantization=31.0, lowering=-0.5)],
+        ),
+    ]
+    models = {"sound": model("Sound"), "broken": model("Broken|`x`")}
+    run = record(models, tests, obsolete=["old.json"])
+    return ["\n".join(text for text, _ in table_lines(run)), markdown_page(run)]
+
+
+@pytest.mark.parametrize(("index", "name"), [(0, "table.txt"), (1, "page.md")])
+def test_the_texts(index: int, name: str) -> None:
+    """A broken model first, its failure whole; names of users are escaped."""
+    assert sound_and_broken()[index] == (GOLDEN / name).read_text("utf-8").removesuffix("\n")
+
+
+def test_the_page_stays_below_the_limit() -> None:
+    """With a hundred long failures the table stays, and the rest is counted."""
+    models = {str(i): model(f"Net{i}") for i in range(100)}
+    tests = [run_test(f"test_x.py::test_{i}", str(i), failure="x" * 3000) for i in range(100)]
+    page = markdown_page(record(models, tests))
+    assert len(page) <= LIMIT
+    assert page.startswith("## pytest-edgeq: 100 of 100 models failed, in 100 of 100 tests\n")
+    assert "| Net99 |" in page
+    assert " more failed tests: see the log" in page
+
+
+def test_a_fence_in_a_failure_does_not_end_the_block() -> None:
+    """A text that holds Markdown is shown as it is."""
+    page = markdown_page(
+        record({"a": model("Net")}, [run_test("test_x.py::t", "a", failure="one\n```\ntwo")])
+    )
+    assert "\n````text\none\n```\ntwo\n````\n" in page
+
+
+def test_a_failure_is_one_command() -> None:
+    """Line breaks and colons are escaped, the path is relative to the checkout."""
+    run = record({"a": model("Net")}, [run_test("test_x.py::t", "a", failure="50 %:\nx")])
+    (line,) = annotation_lines(run, Path("/checkout/sub"), Path("/checkout"))
+    assert line == ("::error file=sub/tests/test_x.py,line=7,title=test_x.py%3A%3At::50 %25:%0Ax")
+
+
+def test_a_long_failure_is_cut_at_a_line() -> None:
+    """The log has the whole."""
+    text = "\n".join(f"line {i}" for i in range(2000))
+    run = record({"a": model("Net")}, [run_test("test_x.py::t", "a", failure=text)])
+    (line,) = annotation_lines(run, Path("/checkout"), None)
+    assert len(line) < 6000
+    assert line.endswith("%0A…")
