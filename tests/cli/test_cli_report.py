@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,20 @@ def test_the_table_and_the_failures(run: Run, broken: Record, tmp_path: Path) ->
     assert [line.split()[0] for line in lines[:3]] == ["model", "Broken", "Sound"]
     assert lines[3:] == ["2 tests, 1 failed", "test_x.py::test_b: sqnr_db: expected 30, got 3"]
     assert (tmp_path / "out" / "page.md").read_text("utf-8") == markdown_page(broken)
+
+
+def test_the_page_with_charts(
+    run: Run, broken: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of --edgeq-html; without its extra nothing is written, and the command is named."""
+    broken.write(tmp_path / "run.json")
+    assert run("report", tmp_path / "run.json", "--html", tmp_path / "page.html").exit_code == 1
+    assert "<title>1 of 2 models failed" in (tmp_path / "page.html").read_text("utf-8")
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    done = run("report", tmp_path / "run.json", "--html", tmp_path / "other.html")
+    assert done.exit_code == 2
+    assert "pip install 'pytest-edgeq[report]'" in done.stderr
+    assert not (tmp_path / "other.html").exists()
 
 
 def test_a_run_without_failures(broken: Record, tmp_path: Path) -> None:

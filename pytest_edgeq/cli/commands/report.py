@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import click
 from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.text import count
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
+from pytest_edgeq.presets import NEEDS_REPORT
 
 __all__ = ["command"]
 
@@ -25,8 +27,14 @@ __all__ = ["command"]
     help="Write models and failures here, for a pull request.",
     metavar="FILE",
 )
+@click.option(
+    "--html",
+    type=PATH,
+    help="Write a page with charts here; needs pytest-edgeq[report].",
+    metavar="FILE",
+)
 @click.pass_context
-def command(ctx: click.Context, record: Path, markdown: Path | None) -> None:
+def command(ctx: click.Context, record: Path, markdown: Path | None, html: Path | None) -> None:
     """
     Show a run by the record that --edgeq-json has written.
 
@@ -36,6 +44,8 @@ def command(ctx: click.Context, record: Path, markdown: Path | None) -> None:
     from pytest_edgeq.report.run import read_run
     from pytest_edgeq.report.terminal import table_lines
 
+    if html is not None and find_spec("bokeh") is None:
+        raise click.UsageError(f"--html: {NEEDS_REPORT}")
     with in_sentences():
         run = read_run(record)
         for text, failed in table_lines(run):
@@ -49,4 +59,8 @@ def command(ctx: click.Context, record: Path, markdown: Path | None) -> None:
             from pytest_edgeq.report.markdown import markdown_page
 
             write_whole(markdown, markdown_page(run))
+        if html is not None:
+            from pytest_edgeq.report.html.page import write_html
+
+            write_html(run, html)
     ctx.exit(FOUND if failures else 0)
