@@ -220,14 +220,6 @@ def _file(text: str, place: Place) -> Path | None:
     return path
 
 
-def _html(text: str, place: Place) -> Path | None:
-    """Resolve the path of the HTML report; its libraries are looked for, not imported."""
-    path = _file(text, place)
-    if path is not None and importlib.util.find_spec("bokeh") is None:
-        raise pytest.UsageError(f"{place.where}: {NEEDS_REPORT}")
-    return path
-
-
 def _writable_directory(text: str, place: Place) -> Path | None:
     """Resolve the path of a folder to write into, which need not be there yet."""
     path = _directory(text, place)
@@ -240,6 +232,14 @@ def _writable_directory(text: str, place: Place) -> Path | None:
             f"{place.where}: expected a folder that can be written, got {path}\n"
             f"cause: {nearest} {what}"
         )
+    return path
+
+
+def _html(text: str, place: Place) -> Path | None:
+    """Resolve the path of the HTML report; its libraries are looked for, not imported."""
+    path = _file(text, place)
+    if path is not None and importlib.util.find_spec("bokeh") is None:
+        raise pytest.UsageError(f"{place.where}: {NEEDS_REPORT}")
     return path
 
 
@@ -397,6 +397,11 @@ class Settings:
     def wants_details(self) -> bool:
         """Whether a view shows outputs and samples of comparisons, not their errors alone."""
         return self.json is not None or self.html is not None
+
+    @property
+    def writes_views(self) -> bool:
+        """Whether a view of the run is written to a file of its own."""
+        return any(path is not None for path in (self.json, self.markdown, self.html))
 
     def cores(self, workers: int) -> int:
         """Return the number of cores for one of several workers on this machine."""

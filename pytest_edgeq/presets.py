@@ -36,7 +36,8 @@ NEEDS_TENSORFLOW = (
     "pip install 'pytest-edgeq[tensorflow]'"
 )
 NEEDS_REPORT = (
-    "the HTML report needs Bokeh, which is not installed: pip install 'pytest-edgeq[report]'"
+    "charts and pictures of a report need packages that are not installed: "
+    "pip install 'pytest-edgeq[report]'"
 )
 
 

@@ -31,6 +31,7 @@ from pytest_edgeq.plugin.collection import (
 )
 from pytest_edgeq.plugin.controller import Controller
 from pytest_edgeq.plugin.folding import fold
+from pytest_edgeq.plugin.html_extras import add_extras, writes_html
 from pytest_edgeq.plugin.library_output import LibraryOutput
 from pytest_edgeq.plugin.markers import MARKER, Marks, resolve_marks
 from pytest_edgeq.plugin.state import (
@@ -123,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[cache_messages_key] = []
     kept = settings.artifacts
     config.stash[journal_key] = Journal(
-        details=settings.wants_details, keeps_calls=kept is not None
+        details=settings.wants_details or writes_html(config), keeps_calls=kept is not None
     )
     config.stash[artifacts_key] = None if kept is None else Artifacts(config, kept)
     config.stash[collected_key] = []
@@ -368,6 +369,8 @@ def pytest_runtest_makereport(
         properties[:] = [each for each in properties if not each[0].startswith(PREFIX)]
     if taken["models"] or taken["events"]:
         report.__dict__["edgeq_journal"] = taken
+        if writes_html(config):
+            add_extras(report, taken)
         found = list(properties_of(taken).items())
         item.user_properties += found  # for the reports of later phases
         report.user_properties += found

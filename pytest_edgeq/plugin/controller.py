@@ -77,8 +77,7 @@ class Controller:
             self._outcome = self._judge_baselines(session, self._log)
         settings = self._config.stash[settings_key]
         # A later step of CI finds its file, though no test could be collected.
-        asked = (settings.json, settings.html, settings.markdown)
-        if self._log is not None or any(path is not None for path in asked):
+        if self._log is not None or settings.writes_views:
             self._run = self._finished_run()
             self._messages = write_views(self._run, settings)
         fails = bool(self._messages) or (self._outcome is not None and self._outcome.fails)

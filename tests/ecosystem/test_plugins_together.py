@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,4 +136,8 @@ def test_all_plugins_in_one_run(newest: Overlay, tmp_path: Path) -> None:
     assert_recorded(told, record)
     covered = json.loads((tmp_path / "coverage.json").read_text("utf-8"))
     assert covered["files"]["test_model.py"]["summary"]["percent_covered"] == 100
-    assert "test_regressions" in (tmp_path / "report.html").read_text("utf-8")
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "test_regressions" in page
+    # The worst samples of test_rerun.
+    assert re.search(r"sample \d, input 0: \d+\.\d dB", page)
+    assert "data:image/png;base64," in page

@@ -1,4 +1,4 @@
-"""Pictures of samples as data URLs."""
+"""Pictures of samples as PNG."""
 
 from __future__ import annotations
 
