@@ -98,7 +98,7 @@ def test_the_extra_of_the_html_page_is_looked_for_when_the_run_starts(
 ) -> None:
     """By flag and ini; a run that asks for no page does not need it."""
     monkeypatch.setitem(sys.modules, "bokeh", None)
-    said = "the HTML report needs Bokeh, which is not installed: pip install 'pytest-edgeq[report]'"
+    said = "charts and pictures of a report need packages that are not installed: "
     assert f"--edgeq-html: {said}" in refused(pytester, "--edgeq-html=report.html")
     assert pytester.runpytest().ret == pytest.ExitCode.OK
     pytester.makeini("[pytest]\nedgeq_html = report.html\n")
