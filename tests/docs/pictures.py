@@ -32,7 +32,7 @@ COLOURS = 64
 _FILES = ("my_model.py", "test_model_quant.py", "test_shipped.py")
 
 _GAP = 12
-"""Pixels between two parts."""
+"""Pixels between two parts, and around all of them."""
 
 _COARSE = """\
 import torch
@@ -81,11 +81,12 @@ def _section(model: Locator, heading: str) -> Locator:
 def _keep(name: str, parts: list[Locator]) -> None:
     """Store parts of the page below each other."""
     pictures = [Image.open(io.BytesIO(part.screenshot())).convert("RGB") for part in parts]
-    height = sum(each.height + _GAP for each in pictures) - _GAP
-    whole = Image.new("RGB", (max(each.width for each in pictures), height), "white")
-    top = 0
+    height = sum(each.height + _GAP for each in pictures) + _GAP
+    width = max(each.width for each in pictures) + 2 * _GAP
+    whole = Image.new("RGB", (width, height), "white")
+    top = _GAP
     for each in pictures:
-        whole.paste(each, (0, top))
+        whole.paste(each, (_GAP, top))
         top += each.height + _GAP
     whole.quantize(COLOURS, dither=Image.Dither.NONE).save(PICTURES / name, optimize=True)
     print(f"{name}: {whole.width} x {whole.height}, {(PICTURES / name).stat().st_size:,} bytes")
