@@ -110,6 +110,19 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in map(_slug, headings), f"{page.name}: no heading {anchor}"
 
 
+def test_pictures_are_small_and_shown() -> None:
+    """Each by a page; `python -m tests.docs.pictures` makes them."""
+    stored = set(PAGES.joinpath("pictures").iterdir())
+    shown = {
+        (page.parent / path).resolve()
+        for page in ALL
+        for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text("utf-8"))
+    }
+
+    assert shown == stored
+    assert max(path.stat().st_size for path in stored) < 150_000
+
+
 def _slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
