@@ -445,3 +445,21 @@ def test_the_title_counts_what_failed() -> None:
     assert "<title>1 of 2 models failed – pytest-edgeq</title>" in html.unescape(
         html_page(full_run())
     )
+
+
+@pytest.mark.parametrize(
+    ("result", "culprit", "begins"),
+    [
+        ("passed", None, "The tests passed; what limits the SQNR: no single layer"),
+        ("passed", 2, "CONV_2D #2"),
+        ("failed", None, "no single layer"),
+    ],
+)
+def test_the_layers_of_a_sound_model_are_no_failure(
+    result: str, culprit: int | None, begins: str
+) -> None:
+    """The sentence of localizing reads like one."""
+    found = model()
+    measured = layers(found["ops"], culprit)
+    test = outcome("t", ["a"], event("localize", "a", layers=measured)) | {"outcome": result}
+    assert f"<p>{begins}" in html_page(run_of({"a": found}, [test]))
