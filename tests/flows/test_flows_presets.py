@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -167,6 +169,8 @@ def test_activations_are_rounded_as_torch_rounds_them(
     dtype: torch.dtype, low: int, high: int, given: torch.dtype
 ) -> None:
     """In place, with ties, values beyond the range and infinities; the operand stays as it was."""
+    with litert.quiet():
+        import_module("torch.ao.quantization.fx._decomposed")  # registers the operators
     ops = torch.ops.quantized_decomposed
     graph = torch.fx.Graph()
     arguments = (0.25, 3, low, high, dtype)
