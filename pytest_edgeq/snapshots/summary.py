@@ -116,12 +116,12 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
             "--edgeq-update=changed writes these down"
         )
         lines.append(Line(text, "info"))
-    told = [
+    claims = [
         *log.claims(of_failed=False),
         # What is better in a model that failed is nothing to accept.
         *(claim for claim in log.claims(of_failed=True) if claim["category"] != "tighten"),
     ]
-    notes = _paths(note for claim in told for note in (claim["note"], *claim["remarks"]) if note)
+    notes = _paths(note for claim in claims for note in (claim["note"], *claim["remarks"]) if note)
     lines += [Line(f"Info: {note}", "info") for note in notes]
     return lines
 

@@ -21,8 +21,12 @@ pytestmark = pytest.mark.slow
 
 # The dependency group `slow` has it: 130 MB, for these tests alone.
 REASON = "the dependency group slow is not installed: pip install --group slow"
-dacite = pytest.importorskip("dacite", reason=REASON)
-model_explorer = pytest.importorskip("model_explorer", reason=REASON)
+
+
+@pytest.fixture(autouse=True)
+def _needs_the_package() -> None:
+    pytest.importorskip("model_explorer", reason=REASON)
+
 
 CONVERTED = Path(__file__).parents[2] / "fixtures" / "tflite" / "converted"
 
@@ -77,8 +81,11 @@ def loaded(path: Path) -> dict[str, Any]:
     """Load a document by the package, and return what the package makes of it."""
     document = json.loads(path.read_text("utf-8"))
     # Values may be text, which the package's own annotation does not say.
+    import dacite
+    from model_explorer import config, node_data_builder
+
     data = dacite.from_dict(
-        model_explorer.node_data_builder.ModelNodeData,
+        node_data_builder.ModelNodeData,
         {"graphsData": document},
         dacite.Config(strict=True, check_types=False),
     )
@@ -86,7 +93,7 @@ def loaded(path: Path) -> dict[str, Any]:
     assert graphs.keys() == document.keys()
     for key, graph in document.items():
         assert {name: graphs[key][name] for name in graph} == graph
-    sources = model_explorer.config().add_node_data_from_path(str(path)).node_data_sources
+    sources = config().add_node_data_from_path(str(path)).node_data_sources
     assert sources == [str(path)]
     return graphs
 

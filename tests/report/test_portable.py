@@ -5,12 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pytest_edgeq.report.portable import portable
-
-LIBRARY = np.__file__
 
 
 @pytest.mark.parametrize(
@@ -21,7 +18,7 @@ LIBRARY = np.__file__
         ("{root}-other is no part of it", "…/{name}-other is no part of it"),
         ("'{home}/models/net.tflite' is gone", "'~/models/net.tflite' is gone"),
         ("see {tmp}/a b/net.tflite", "see …/a b/net.tflite"),
-        (f"({LIBRARY}:7)", f"(…/{Path(LIBRARY).name}:7)"),
+        ("(/usr/lib/python/numpy/__init__.py:7)", "(…/__init__.py:7)"),
         ("file://{root}/x.html", "x.html"),
         (r"C:\Users\me\net.tflite was read", "…/net.tflite was read"),
         ("https://ai.google.dev/edge/litert", "https://ai.google.dev/edge/litert"),
