@@ -18,7 +18,7 @@ DISTRIBUTIONS = (
 )
 
 TRIED: Mapping[str, tuple[str, ...]] = {
-    "torch": ("2.9", "2.13"),
+    "torch": ("2.9", "2.13", "2.14"),
     "torchao": ("0.18",),
     "litert-torch": ("0.9", "0.10"),
     "litert-converter": ("0.5",),

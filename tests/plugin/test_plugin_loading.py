@@ -140,8 +140,8 @@ def test_header_shows_settings_and_versions(
             "edgeq: runtime=builtin threads=3 seed=7 update=changed,new",
             "edgeq: torch 2.15.0+cpu, torchao 0.18.0, litert-torch not installed, litert-converter "
             "0.5.0, ai-edge-litert 2.3.0, litert-quantizer 0.12.1",
-            "edgeq: not tried with torch 2.15.0+cpu (tried: 2.9, 2.13), litert-quantizer 0.12.1 "
-            "(tried: 0.11)",
+            "edgeq: not tried with torch 2.15.0+cpu (tried: 2.9, 2.13, 2.14), "
+            "litert-quantizer 0.12.1 (tried: 0.11)",
         ]
     )
 
