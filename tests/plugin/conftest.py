@@ -31,6 +31,8 @@ _WITHOUT = (
     "unraisableexception",
 )
 
+_ROOT = Path(__file__).parents[2]
+
 _CONVERTING = (
     "test_plugin_artifacts",
     "test_plugin_check",
@@ -91,8 +93,13 @@ def _no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
 def _options_of_runs(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cache_option: str
 ) -> None:
-    """Leave other plugins out of the runs inside of tests; after pytester, which clears it."""
-    options = [*(f"-p no:{name}" for name in _WITHOUT), cache_option]
+    """
+    Leave other plugins out of the runs inside of tests; after pytester, which clears it.
+
+    Projects of runs in processes of their own find the models of this repository, which is on the
+    path of an editable install alone.
+    """
+    options = [*(f"-p no:{name}" for name in _WITHOUT), f"-o pythonpath={_ROOT}", cache_option]
     monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(options))
 
 
