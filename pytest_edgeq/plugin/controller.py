@@ -112,24 +112,26 @@ class Controller:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the models, and the baselines that were written, that differ or are obsolete."""
-        if self._outcome is None or self._log is None or self._run is None:
+        if self._run is None:
             return
         from pytest_edgeq.report.terminal import table_lines
         from pytest_edgeq.snapshots.summary import Line, summarize
 
-        lines = summarize(memory_of(self._config).layout, self._log, self._outcome)
+        lines: list[Line] = []
+        if self._outcome is not None and self._log is not None:
+            lines += summarize(memory_of(self._config).layout, self._log, self._outcome)
         verbosity = self._config.get_verbosity()
         lines += [
             Line(f"{kind.capitalize()}: {text}", kind)
             for kind, text in self._cache_messages
             if verbosity > 0 or kind == "warning"
         ]
+        lines += [Line(f"Error: {message}", "error") for message in self._messages]
         table = table_lines(self._run) if verbosity >= 0 else []
         if table or lines:
             terminalreporter.section("edgeq")
         for text, failed in table:
             terminalreporter.line(text, red=failed)
-        lines += [Line(f"Error: {message}", "error") for message in self._messages]
         for line in lines:
             terminalreporter.line(line.text, **_MARKUP[line.severity])
         if self._annotates():

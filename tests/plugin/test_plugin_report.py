@@ -247,6 +247,18 @@ def test_a_file_that_cannot_be_written_fails_the_run(pytester: pytest.Pytester, 
     assert (pytester.path / "page.md").exists()
 
 
+def test_a_file_that_cannot_be_written_is_told_where_no_test_ran(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    """A collection error is no reason to keep quiet about it."""
+    (pytester.path / "taken").write_text("")
+    pytester.makepyfile(test_x="import gone\n")
+    result = run("--edgeq-json=taken/run.json")
+    result.stdout.re_match_lines(
+        ["=+ edgeq =+", r"Error: --edgeq-json: .*run\.json could not be written: "]
+    )
+
+
 def test_markdown_for_a_pull_request(
     pytester: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
