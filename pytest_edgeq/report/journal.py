@@ -103,6 +103,8 @@ class Journal:
         self.calls: list[Booking] = []
         self._keeps_calls = keeps_calls
         self._models: dict[str, dict[str, Any]] = {}
+        # Every report that names a model describes it: the one before may be lost with its worker.
+        self._known: dict[str, dict[str, Any]] = {}
         self._events: list[dict[str, Any]] = []
 
     def add(self, booked: Booking) -> None:
@@ -136,8 +138,9 @@ class Journal:
         from pytest_edgeq.report.facts import model_facts, model_key
 
         key = model_key(model)
-        if key not in self._models:
-            self._models[key] = model_facts(model)
+        if key not in self._known:
+            self._known[key] = model_facts(model)
+        self._models[key] = self._known[key]
         return key
 
     def take(self) -> PhaseJournal:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_edgeq.report.rows import HEADINGS, LEFT_ALIGNED, cells, model_rows
+from pytest_edgeq.report.rows import HEADINGS, LEFT_ALIGNED, ModelRow, cells, model_rows
 from pytest_edgeq.report.run import Run
 
 __all__ = ["LIMIT", "markdown_page"]
 
 LIMIT = 65_000
 """Characters of a page: GitHub refuses a comment of more than 65,536."""
+
+_VERDICT = HEADINGS.index("verdict")
 
 _LABELS = ("layer to blame", "cause:", "fix:", "update:")
 _LABELLED = 4
@@ -30,16 +32,16 @@ def markdown_page(run: Run) -> str:
     failures. The table stays, with as many models as fit.
     """
     rows = model_rows(run)
-    head = f"## pytest-edgeq: {_verdict(run)}\n"
+    failed = [test for test in run.tests if test["failure"] is not None]
+    head = f"## pytest-edgeq: {_verdict(run, rows, len(failed))}\n"
     parts = [head]
     left = LIMIT - _SPARE - len(head)
     if rows:
-        table, count = _table(run, left // 2)
+        table, count = _table(rows, left // 2)
         left -= len(table)
         parts.append(table)
         if count < len(rows):
             parts.append(f"\n… and {len(rows) - count} more models\n")
-    failed = [test for test in run.tests if test["failure"] is not None]
     sections = [
         ("more failed tests: see the log", [_failure(test) for test in failed]),
         ("more baselines", list(_baselines(run))),
@@ -55,9 +57,7 @@ def markdown_page(run: Run) -> str:
     return "".join(parts)
 
 
-def _verdict(run: Run) -> str:
-    rows = model_rows(run)
-    failed_tests = sum(test["failure"] is not None for test in run.tests)
+def _verdict(run: Run, rows: Sequence[ModelRow], failed_tests: int) -> str:
     failed = sum(row.verdict == "failed" for row in rows)
     tests, models = _counted(len(run.tests), "test"), _counted(len(rows), "model")
     if not failed_tests:
@@ -69,16 +69,16 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _table(run: Run, room: int) -> tuple[str, int]:
+def _table(rows: Sequence[ModelRow], room: int) -> tuple[str, int]:
     """Return the table with as many rows as there is room for, and their number."""
     aligned = ["---" if i in LEFT_ALIGNED else "--:" for i in range(len(HEADINGS))]
     lines = ["", _line(HEADINGS), _line(aligned)]
     room -= sum(map(len, lines))
     count = 0
-    for row in model_rows(run):
+    for row in rows:
         texts = [_cell(text) for text in cells(row)]
         if row.verdict == "failed":
-            texts[9] = f"❌ {texts[9]}"
+            texts[_VERDICT] = f"❌ {texts[_VERDICT]}"
         line = _line(texts)
         room -= len(line) + 1
         if room < 0:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from pytest_edgeq.tflite.boundary import code_range
 
 __all__ = ["Distribution", "Points", "distribution", "limits_of", "points_of"]
 
@@ -103,10 +104,8 @@ def distribution(
 
 def limits_of(border: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the values of qmin and qmax of an input or output; None if it is not quantized."""
-    found = re.fullmatch(r"(u?)int(\d+)", border["dtype"])
-    if found is None or not border["scale"]:
+    if "int" not in border["dtype"] or not border["scale"]:
         return None
-    bits = int(found[2])
-    low, high = (0, 2**bits - 1) if found[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    low, high = code_range(border["dtype"])
     scale, zero_point = border["scale"], border["zero_point"] or 0
     return (low - zero_point) * scale, (high - zero_point) * scale
