@@ -74,6 +74,7 @@ class FileDiff:
                 self._pair(ours.subgraph, left.tensor.index, theirs.subgraph, right.tensor.index)
                 yield from _parameters(f"input {right.name!r}", "", left.tensor, right.tensor)
         for one, two in ops:
+            # Another number of outputs is told by the op-dtype map.
             for before, after in zip(one.outputs, two.outputs, strict=False):
                 self._pair(one.subgraph, before, two.subgraph, after)
         for one, two in ops:
@@ -106,6 +107,7 @@ class FileDiff:
                 yield Change(where, f"operand {position}", *told)
             elif left >= 0:
                 yield from self._operand_changes(where, position, (one, left), (two, right))
+        # As above.
         for position, (left, right) in enumerate(zip(one.outputs, two.outputs, strict=False)):
             if left >= 0 and right >= 0:
                 what = "output" if len(two.outputs) == 1 else f"output {position}"
@@ -165,6 +167,7 @@ class FileDiff:
             return
         with np.errstate(invalid="ignore"):
             apart = np.where(differ, np.abs(after - before), -1.0)
+        # NaN against a number is the furthest.
         at = np.unravel_index(int(np.nan_to_num(apart, nan=np.inf).argmax()), apart.shape)
         index = [int(i) for i in at]
         number = f"{np.count_nonzero(differ)} of {differ.size}"

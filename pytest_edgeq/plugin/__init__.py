@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import gc
 import os
-import sys
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from pytest_edgeq.plugin.collection import (
     pytest_sessionfinish,
 )
 from pytest_edgeq.plugin.controller import Controller
+from pytest_edgeq.plugin.fixture_values import fixture_values
 from pytest_edgeq.plugin.folding import fold
 from pytest_edgeq.plugin.html_extras import add_extras, writes_html
 from pytest_edgeq.plugin.library_output import LibraryOutput
@@ -57,7 +57,6 @@ from pytest_edgeq.tflite.registry import Runtimes
 
 if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
-    from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.snapshots.record import Phase
     from pytest_edgeq.tflite.registry import Runtime
 
@@ -362,7 +361,8 @@ def pytest_runtest_makereport(
     journal = config.stash[journal_key]
     if call.when == "call":
         report.__dict__["edgeq"] = memory_of(config).record(owner_of(item))
-        report.__dict__["edgeq_uses"] = [journal.add_model(model) for model in _models_of(item)]
+        used = fixture_values(item, "quantized", "QuantizedModel")
+        report.__dict__["edgeq_uses"] = [journal.add_model(model) for model in used]
     taken = journal.take()
     if call.when == "setup":  # of a test that a plugin runs again
         properties = item.user_properties
@@ -377,10 +377,3 @@ def pytest_runtest_makereport(
     if (artifacts := config.stash[artifacts_key]) is not None:
         artifacts.take(item, report)
     return report
-
-
-def _models_of(item: pytest.Item) -> list[QuantizedModel]:
-    """Return the models among the values of a test's fixtures."""
-    module = sys.modules.get("pytest_edgeq.quantized")
-    values = getattr(item, "funcargs", {}).values()
-    return [] if module is None else [v for v in values if isinstance(v, module.QuantizedModel)]

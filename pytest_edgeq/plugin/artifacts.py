@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_edgeq.plugin.controller import phase_report, shown_path
+from pytest_edgeq.plugin.fixture_values import fixture_values
 from pytest_edgeq.plugin.state import journal_key, owner_of
 
 if TYPE_CHECKING:
@@ -89,11 +88,10 @@ class Artifacts:
         from pytest_edgeq.report.bundle import Evidence
 
         calls = self._journal.calls
-        values = list(getattr(item, "funcargs", {}).values())
         comparisons = [call.comparison for call in calls if call.comparison is not None]
-        comparisons += _of_class(values, "numerics.comparison", "Comparison")
+        comparisons += fixture_values(item, "numerics.comparison", "Comparison")
         models = [call.model for call in calls if call.model is not None]
-        models += _of_class(values, "quantized", "QuantizedModel")
+        models += fixture_values(item, "quantized", "QuantizedModel")
         return Evidence(
             models=models,
             comparisons=[each for each in comparisons if each.quantized is not None],
@@ -103,13 +101,6 @@ class Artifacts:
                 if call.model is not None and call.layers is not None
             ],
         )
-
-
-def _of_class(values: Sequence[object], module: str, name: str) -> list[Any]:
-    """Return the values of one of our classes, whose module is not imported for it."""
-    loaded = sys.modules.get(f"pytest_edgeq.{module}")
-    kind: type = type(None) if loaded is None else getattr(loaded, name)
-    return [each for each in values if each is not None and isinstance(each, kind)]
 
 
 def _told(nodeid: str, failure: Failure) -> str:

@@ -196,6 +196,7 @@ def show_worst(samples: list[str], expected: list[Array], got: list[Array]) -> N
             continue
         with np.errstate(all="ignore"):
             error = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
+        # What is not a number is the furthest.
         place = np.unravel_index(np.nan_to_num(error, nan=np.inf).argmax(), error.shape)
         where = ", ".join(str(int(index)) for index in place)
         values = f"expected {float(wanted[place]):.6g}, got {float(found[place]):.6g}"

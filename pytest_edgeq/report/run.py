@@ -98,6 +98,12 @@ class _Test:
         return _Test(self.nodeid, events=list(self.set_up), set_up=list(self.set_up))
 
     @property
+    def models(self) -> list[str]:
+        """Keys of the models that its events name or its fixtures gave it."""
+        named = (event["model"] for event in self.events)
+        return list(dict.fromkeys([*(key for key in named if key is not None), *self.uses]))
+
+    @property
     def is_of_interest(self) -> bool:
         # What a test that crashed did with models is not known.
         crashed = self.failure is not None and self.failure["phase"] == "crash"
@@ -112,8 +118,6 @@ class _Test:
                 self.events = list(self.set_up)
             else:
                 self.events += report.journal["events"]
-            models = (event["model"] for event in report.journal["events"])
-            self.uses |= dict.fromkeys(key for key in models if key is not None)
         self.uses |= dict.fromkeys(report.uses)
         if report.record is not None:
             self.claims = report.record["claims"]
@@ -129,7 +133,7 @@ class _Test:
             "test": self.nodeid,
             "outcome": self.outcome,
             "seconds": round(self.seconds, 3),
-            "models": list(self.uses),
+            "models": self.models,
             "events": self.events,
             "claims": list(self.claims),
             "failure": self.failure,
@@ -179,12 +183,16 @@ class Run:
         """Return the tests that used a model."""
         return [test for test in self.tests if key in test["models"]]
 
-    def events_of(self, key: str, *kinds: str) -> Iterator[Mapping[str, Any]]:
-        """Return what was done with a model, in order; of these kinds only, if any are given."""
+    def calls_of(self, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Return the events of a model in order, each with the node id of its test."""
         for test in self.tests_of(key):
             for event in test["events"]:
-                if event["model"] == key and (not kinds or event["event"] in kinds):
-                    yield event
+                if event["model"] == key:
+                    yield test["test"], event
+
+    def events_of(self, key: str, *kinds: str) -> Iterator[Mapping[str, Any]]:
+        """Return the events of a model in order; of these kinds only, if any are given."""
+        return (each for _, each in self.calls_of(key) if not kinds or each["event"] in kinds)
 
     def layers_of(self, edge: EdgeFile) -> dict[int, Mapping[str, Any]]:
         """Return what was measured last of the ops of a file, by subgraph."""
@@ -239,7 +247,7 @@ class RunRecorder:
             pruned: Paths of those that were deleted.
         """
         tests = [test for test in self._tests.values() if test.is_of_interest]
-        used = dict.fromkeys(key for test in tests for key in test.uses)
+        used = dict.fromkeys(key for test in tests for key in test.models)
         return Run(
             {
                 "format": FORMAT,

@@ -255,6 +255,7 @@ def histogram(found: Distribution) -> Chart:
     strips = chart.add_glyph(bins, strip, name="bins")
     tooltips = [("values", "@from to @to"), *((side, f"@{side}") for side in found.counts)]
     chart.add_tools(HoverTool(renderers=[strips], tooltips=tooltips, point_policy="follow_mouse"))
+    # There are no limits where the output is not quantized.
     for place, name, align, offset in zip(
         found.limits, ("qmin", "qmax"), ("right", "left"), (-5, 5), strict=False
     ):

@@ -141,6 +141,7 @@ class ModelView:
         row: Of the table of models.
         data: The model in the record.
         tests: That used it.
+        findings: Of health and of `edgeq.check`, each text once.
         comparisons: All of them, the worst first; charts are of the first.
         stage_chart: Noise by stage.
         stage_text: The figures behind it, or why there is no chart.
@@ -155,6 +156,7 @@ class ModelView:
     row: ModelRow
     data: Record
     tests: Sequence[Record]
+    findings: Sequence[Finding]
     comparisons: Sequence[Measured]
     stage_chart: Chart | None
     stage_text: str
@@ -174,23 +176,6 @@ class ModelView:
     def failures(self) -> list[Record]:
         """The tests that failed."""
         return [test for test in self.tests if test["failure"] is not None]
-
-    @property
-    def findings(self) -> list[Finding]:
-        """What health and `edgeq.check` found, each text once."""
-        found: dict[str, str] = {}
-        for measured in self.comparisons:
-            for finding in measured.data["health"]:
-                found.setdefault(f"{finding['where']}: {finding['message']}", measured.test)
-        for test in self.tests:
-            for event in test["events"]:
-                if event["model"] == self.row.key:
-                    for text in event.get("findings", ()):
-                        found.setdefault(text, test["test"])
-        return [
-            Finding(test, text.partition("\n")[0], text.partition("\n")[2])
-            for text, test in found.items()
-        ]
 
     @property
     def schemes(self) -> list[str]:
@@ -219,10 +204,12 @@ def _view(
     stage_chart, stage_text = _stages(worst)
     samples, left_out = _samples(worst, limits)
     layers = _layers(run, row.key)
+    tests = run.tests_of(row.key)
     return ModelView(
         row=row,
         data=model,
-        tests=run.tests_of(row.key),
+        tests=tests,
+        findings=_findings(run, row.key, comparisons),
         comparisons=comparisons,
         stage_chart=stage_chart,
         stage_text=stage_text,
@@ -233,7 +220,7 @@ def _view(
         ops=op_rows(model["ops"], None if layers is None else layers.data),
         claims=[
             Claim(test["test"], claim, diff_lines(claim["change"]))
-            for test in run.tests_of(row.key)
+            for test in tests
             for claim in test["claims"]
         ],
     )
@@ -241,12 +228,25 @@ def _view(
 
 def _comparisons(run: Run, key: str) -> list[Measured]:
     found = [
-        Measured(test["test"], event["event"], event["comparison"])
-        for test in run.tests_of(key)
-        for event in test["events"]
-        if event["model"] == key and "comparison" in event
+        Measured(test, event["event"], event["comparison"])
+        for test, event in run.calls_of(key)
+        if "comparison" in event
     ]
     return sorted(found, key=lambda measured: measured.total_db)
+
+
+def _findings(run: Run, key: str, comparisons: Sequence[Measured]) -> list[Finding]:
+    found: dict[str, str] = {}
+    for measured in comparisons:
+        for finding in measured.data["health"]:
+            found.setdefault(f"{finding['where']}: {finding['message']}", measured.test)
+    for test, event in run.calls_of(key):
+        for text in event.get("findings", ()):
+            found.setdefault(text, test)
+    return [
+        Finding(test, text.partition("\n")[0], text.partition("\n")[2])
+        for text, test in found.items()
+    ]
 
 
 def _stages(comparison: Record | None) -> tuple[Chart | None, str]:
@@ -266,12 +266,7 @@ def _stages(comparison: Record | None) -> tuple[Chart | None, str]:
 
 
 def _layers(run: Run, key: str) -> Layers | None:
-    found = [
-        (test["test"], event["layers"])
-        for test in run.tests_of(key)
-        for event in test["events"]
-        if event["model"] == key and "layers" in event
-    ]
+    found = [(test, event["layers"]) for test, event in run.calls_of(key) if "layers" in event]
     if not found:
         return None
     blaming = [each for each in found if each[1]["culprit"] is not None]

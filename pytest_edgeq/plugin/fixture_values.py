@@ -1,0 +1,26 @@
+"""Values that the fixtures of a test gave it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+__all__ = ["fixture_values"]
+
+
+def fixture_values(item: pytest.Item, module: str, name: str) -> list[Any]:
+    """
+    Return the values of one of our classes; a class that nothing has imported has none.
+
+    Args:
+        item: The test.
+        module: Of the class, below `pytest_edgeq`.
+        name: Of the class.
+    """
+    loaded = sys.modules.get(f"pytest_edgeq.{module}")
+    if loaded is None:
+        return []
+    kind: type = getattr(loaded, name)
+    return [each for each in getattr(item, "funcargs", {}).values() if isinstance(each, kind)]
