@@ -1,4 +1,4 @@
-"""What must be known of a file's inputs and outputs to measure their errors."""
+"""Specifications of inputs and outputs for the accumulators of errors."""
 
 from __future__ import annotations
 

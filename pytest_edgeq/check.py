@@ -278,7 +278,7 @@ class _Gate:
 
     @property
     def sample_notes(self) -> list[str]:
-        """What to tell of the evaluation samples."""
+        """Notes on the evaluation samples."""
         return [] if self.comparison is None else notes_on(self.comparison.evaluated)
 
     def texts(self) -> list[str]:
@@ -365,7 +365,7 @@ class _Gate:
         return None
 
     def _look_at_calibration(self) -> None:
-        """Tell of few different calibration samples: ranges hold these alone."""
+        """Note that few different samples were calibrated with."""
         known = self.quantized.ledger
         if 0 < len(known) < _FEW_CALIBRATED:
             given = f", of {known.n_added} given" if known.n_added > len(known) else ""

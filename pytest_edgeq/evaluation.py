@@ -1,4 +1,4 @@
-"""What evaluation samples support: whether they are enough for limits that can fail."""
+"""Decide whether evaluation samples are enough for limits that can fail."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def samples_needed(output: OutputErrors, flow: str, metric: str) -> int | None:
 
 
 def cannot_fail(output: OutputErrors, flow: str, metric: str) -> str:
-    """Tell that the limit of a metric accepts zeros, and the number of samples that would do."""
+    """Return a text: the limit of a metric accepts zeros, and how many samples prevent that."""
     subject = "zeros or a guess" if metric == "top1_agreement" else "zeros"
     needed = samples_needed(output, flow, metric)
     would_do = "" if needed is None else f" ({max(needed, FEWEST_SAMPLES)} samples would do)"

@@ -15,7 +15,7 @@ __all__ = ["static_findings", "unsafe_findings"]
 
 
 def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
-    """What is wrong in the file itself: scales, zero points, biases."""
+    """Return the findings on scales, zero points and biases of a file."""
     findings: list[Finding] = []
     for signature in edge.graph.signatures:
         for border in signature.inputs:

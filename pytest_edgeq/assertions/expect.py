@@ -42,7 +42,7 @@ __all__ = [
 __tracebackhide__ = True
 
 Model: TypeAlias = "QuantizedModel | TflitePath | bytes"
-"""What an assertion accepts as the model: the path and the bytes are those of a `.tflite` file."""
+"""A model, or the path or the content of a `.tflite` file."""
 
 Dtype: TypeAlias = "str | np.dtype[Any] | type[np.generic] | torch.dtype"
 """A dtype in any spelling, for instance `"int8"`, `np.int8` or `torch.int8`."""

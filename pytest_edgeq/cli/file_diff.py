@@ -1,4 +1,4 @@
-"""What differs between two `.tflite` files beyond their op-dtype maps: parameters and constants."""
+"""Differences of two `.tflite` files in parameters and constants."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class FileDiff:
     def _source_change(
         self, where: str, what: str, old: tuple[int, int], new: tuple[int, int]
     ) -> Iterator[Change]:
-        """Tell a tensor that another op, input or constant produces; ops that came are told."""
+        """Yield a change where another op, input or constant produces a tensor."""
         if self._partner.get(old, new) == new:
             return
         told = source_of(self._old, *old), source_of(self._new, *new)

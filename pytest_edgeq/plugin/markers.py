@@ -22,7 +22,7 @@ _MARKER_IS_KEYWORD_ONLY: Final = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marks:
-    """What `@pytest.mark.edgeq(…)` says; the fields are its keywords, None is "not said"."""
+    """The keywords of `@pytest.mark.edgeq(…)`; None where one is not given."""
 
     quantizers: tuple[object, ...] | None = None
     runtime: str | None = None

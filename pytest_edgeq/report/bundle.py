@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Evidence", "bundle_name", "remove_bundle", "write_bundle"]
 
 _SIDES = {"float": "expected", "edge": "got"}
-"""What the files of outputs are called; those of other sides bear the side's name."""
+"""File names of outputs by side; a side that is not listed keeps its own name."""
 
 _TEXTS = ("name", "note", "blame")
 """Fields of a case that may hold paths."""

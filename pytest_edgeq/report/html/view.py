@@ -1,4 +1,4 @@
-"""What the page shows of a run, worked out of its record."""
+"""The content of the page, computed from the record of a run."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What is wrong with a model: the test that found it, the first line, the other lines."""
+    """A finding on a model: the test, the first line of the text, the other lines."""
 
     test: str
     first: str
@@ -125,7 +125,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """What localizing measured: the test that called it, the record, the chart if there is one."""
+    """Errors by layer: the test that measured them, the record, the chart if there is one."""
 
     test: str
     data: Record
