@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import pytest_edgeq
+from pytest_edgeq.options import CI_VARIABLES
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = ROOT / "pyproject.toml"
@@ -74,9 +75,12 @@ class Overlay:
             imports: Stands in front of all packages. By default the folder from which the tests
                 import pytest_edgeq, which may be another one than the installed.
         """
-        environment = {**os.environ}
-        for name in [name for name in environment if name.startswith(("PYTEST_", "COV_"))]:
-            del environment[name]
+        # Neither what this run of pytest sets nor what tells of a CI, where nothing is written.
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in CI_VARIABLES and not name.startswith(("PYTEST_", "COV_"))
+        }
         package = Path(pytest_edgeq.__file__).parents[1]
         environment["PYTHONPATH"] = str(package if imports is None else imports)
         return subprocess.run(
