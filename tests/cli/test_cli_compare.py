@@ -40,7 +40,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
 def test_the_figures(
     saved: Callable[..., Path], run: Run, golden: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 0 without a budget, whatever the errors are."""
+    """Exit code 0 without a budget, however large finite errors are."""
     path = saved(args_0=values(6, *SHAPE))
     monkeypatch.chdir(CONVERTED)
 
@@ -158,6 +158,20 @@ def test_two_inputs_by_name(saved: Callable[..., Path], run: Run, tmp_path: Path
 
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["stages"]["total"]["max_abs_error"] == 0.0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.float32(3e38)])
+def test_outputs_that_are_not_finite_are_found(
+    value: float, saved: Callable[..., Path], run: Run
+) -> None:
+    """Exit code 1 without a budget."""
+    samples = values(4, *SHAPE)
+    samples[2] = value
+
+    done = run("compare", FLOAT, FLOAT, "--inputs", saved(args_0=samples))
+
+    assert done.exit_code == 1
+    assert "NaN or infinite" in done.stdout
 
 
 def test_outputs_that_are_clipped_are_a_finding(saved: Callable[..., Path], run: Run) -> None:

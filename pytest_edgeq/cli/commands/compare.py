@@ -23,8 +23,8 @@ __all__ = ["command"]
 
 @click.command(
     epilog=exit_codes(
-        "figures without a budget, or a budget that is kept",
-        "the budget is not kept",
+        "finite outputs without a budget, or a budget that is kept",
+        "the budget is not kept, or an output of B is NaN or infinite",
         "wrong usage, samples that do not fit, or a file that cannot be read or run",
     )
 )
@@ -72,7 +72,8 @@ def command(
     the samples of several files follow each other. Floats are read as float32.
 
     Outputs are paired by name, or by position where the files have no name in common. There is no
-    default tolerance: without --budget the figures are shown and the exit code is 0.
+    default tolerance: without --budget the figures are shown, and the exit code is 0 unless an
+    output of B is NaN or infinite.
     """
     with in_sentences():
         comparison = _compared(a, b, inputs, runtime, signature)
@@ -91,7 +92,7 @@ def command(
         if budget is not None:
             lines += _budget_lines(budget, violations, needed)
         click.echo("\n".join(lines))
-    ctx.exit(FOUND if violations else 0)
+    ctx.exit(FOUND if violations or comparison.total.nonfinite else 0)
 
 
 def _compared(
