@@ -16,12 +16,9 @@ from pytest_edgeq.assertions.dtypes import (
     assert_op_dtypes,
     assert_output_dtypes,
 )
-from pytest_edgeq.assertions.numbers import (
-    assert_runtimes_agree,
-    assert_size,
-    assert_within_budget,
-)
+from pytest_edgeq.assertions.numbers import assert_size, assert_within_budget
 from pytest_edgeq.assertions.qparams import assert_qparams
+from pytest_edgeq.assertions.runtimes import assert_runtimes_agree
 
 __all__ = [
     "assert_accuracy_drop",

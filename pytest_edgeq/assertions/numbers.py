@@ -1,13 +1,11 @@
-"""Promises about numbers: error budgets, agreement of runtimes, size of the file."""
+"""Promises about numbers: error budgets and the size of the file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, spread, table
 from pytest_edgeq.numerics.budget import Budget, Violation
@@ -16,11 +14,9 @@ from pytest_edgeq.numerics.findings import input_causes
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import FloatSize, QuantizedModel
-from pytest_edgeq.samples import SampleSpec, read_samples
-from pytest_edgeq.tflite.graph import SignatureTensor
 from pytest_edgeq.unmatched import UnmatchedError
 
-__all__ = ["assert_runtimes_agree", "assert_size", "assert_within_budget"]
+__all__ = ["assert_size", "assert_within_budget"]
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
@@ -214,143 +210,6 @@ def _stage_to_blame(comparison: Comparison) -> str:
     return (
         f"{name} loses most ({sqnr_db:.3g} dB SQNR{f'; {others}' if others else ''}): "
         + (_STAGE_MEANS[name])
-    )
-
-
-def assert_runtimes_agree(
-    model: Model,
-    inputs: Iterable[Any],
-    max_lsb_error: float,
-    runtimes: Sequence[str] = ("xnnpack", "builtin", "reference"),
-) -> None:
-    """
-    Assert that the kernels of several runtimes give the same codes, up to a few steps.
-
-    Kernels round differently and the difference grows with depth, so there is no default: measure
-    yours. Outputs that are integers without a scale (a class, an index) must be equal.
-
-    Args:
-        model: QuantizedModel, path or bytes.
-        inputs: Samples, read once.
-        max_lsb_error: Greatest difference of two codes of one output, in LSB.
-        runtimes: Two or more; each is held against the first. A runtime of your own is known to a
-            QuantizedModel, not to a path or bytes.
-
-    Raises:
-        AssertionError: Codes differ by more, or an output is float and has no LSB.
-        ValueError, TypeError: An unknown runtime, fewer than two, no or bad samples, a bound that
-            is negative or not finite.
-        RuntimeError: A runtime cannot load the file.
-        ModuleNotFoundError: A runtime needs a package that is not installed.
-    """
-    bound = parse_number("max_lsb_error", max_lsb_error)
-    if not 0 <= bound < math.inf:
-        raise ValueError(f"max_lsb_error: expected 0 or more, and finite, got {max_lsb_error!r}")
-    names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise ValueError(f"runtimes: expected two or more different ones, got {runtimes!r}")
-    edge = edge_of(model)
-    for runtime in names:
-        edge.runtimes.check(runtime)
-    for border in edge.signature.outputs:
-        if not border.tensor.dtype.startswith(("int", "uint", "bool")):
-            raise UnmatchedError(
-                f"output {border.name!r} is {border.tensor.dtype} and has no LSB: compare such a "
-                "model on each runtime with edgeq.compare(model, inputs, runtime=…) and a Budget"
-            )
-    if isinstance(model, QuantizedModel):
-        spec = model.spec
-    else:
-        spec = SampleSpec.of_signature(edge.signature)
-    inputs_of_sample = tuple(each.name for each in spec.inputs)
-    edge.restart()
-    pairs = [
-        _Pair(border, names[0], other) for other in names[1:] for border in edge.signature.outputs
-    ]
-    for index, sample in enumerate(read_samples(inputs, spec, "evaluation")):
-        encoded = edge.encode(inputs_of_sample, sample.arrays())
-        codes = {name: edge.runner(name).run(encoded) for name in names}
-        for position, pair in enumerate(pairs):
-            at = position % len(edge.signature.outputs)
-            pair.update(index, codes[pair.first][at], codes[pair.other][at])
-    empty = [pair for pair in pairs if not pair.n_codes]
-    if not pairs or empty:
-        raise UnmatchedError(
-            f"output {empty[0].border.name!r} had no element in any sample: nothing was compared"
-            if empty
-            else "the model has no outputs: there is nothing to compare"
-        )
-    wrong = [pair for pair in pairs if not pair.worst <= (bound if pair.is_scaled else 0)]
-    if wrong:
-        raise AssertionError(_runtimes_text(wrong, len(pairs), bound))
-
-
-@dataclass(slots=True)
-class _Pair:
-    """One output on two runtimes, over all samples."""
-
-    border: SignatureTensor
-    first: str
-    other: str
-    worst: float = 0.0
-    at: str = ""
-    n_differ: int = 0
-    n_codes: int = 0
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether a code is a step of a scale, and not a class or an index."""
-        return self.border.tensor.is_quantized
-
-    def update(self, sample: int, one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> None:
-        """Hold the codes of one sample against each other."""
-        self.n_codes += max(one.size, two.size)
-        if one.shape != two.shape:
-            # Never subtracted: numpy would broadcast one to the other.
-            self.n_differ += max(one.size, two.size)
-            if self.worst < math.inf:
-                self.worst = math.inf
-                self.at = f"sample {sample}: shape {list(one.shape)} and {list(two.shape)}"
-            return
-        # In floats the distance of two codes does not wrap; it may round to 0 where they differ.
-        steps = np.abs(one.astype(np.float64) - two.astype(np.float64))
-        steps = np.where(one != two, np.maximum(steps, 1.0), 0.0)
-        self.n_differ += int(np.count_nonzero(steps))
-        most = float(steps.max(initial=0.0))
-        if most > self.worst:
-            index = np.unravel_index(int(steps.argmax()), steps.shape)
-            where = [int(i) for i in index]
-            self.worst = most
-            self.at = f"sample {sample}, index {where}: {one[index]} and {two[index]}"
-
-
-def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float) -> str:
-    first = wrong[0]
-    expected = f"at most {bound:g} LSB" if first.is_scaled else "equal values"
-    scaled = [pair.worst for pair in wrong if pair.is_scaled]
-    way_out = "a class or an index has no step to forgive: its scores are as good as tied"
-    if math.inf in (pair.worst for pair in wrong):
-        way_out = "no bound accepts other shapes: one of the runtimes is wrong"
-    elif scaled and len(scaled) == len(wrong):
-        way_out = f"update, if depth explains it: max_lsb_error={max(scaled):g}"
-    return (
-        f"output {first.border.name!r}, {first.first} and {first.other}: expected {expected}, "
-        f"got {first.worst:g} ({len(wrong)} of {n_pairs} pairs)\n"
-        + table(
-            [
-                (
-                    pair.border.name,
-                    f"{pair.first}, {pair.other}",
-                    f"{pair.worst:g}",
-                    f"{pair.n_differ} of {pair.n_codes}",
-                    pair.at,
-                )
-                for pair in wrong
-            ],
-            ("output", "runtimes", "worst", "codes that differ", "worst at"),
-        )
-        + "\ncause: kernels round differently by 1 LSB an op, and it adds up with depth; far more "
-        "than that is a kernel that computes something else.\n" + way_out
     )
 
 

@@ -375,5 +375,6 @@ def pytest_runtest_makereport(
         item.user_properties += found  # for the reports of later phases
         report.user_properties += found
     if (artifacts := config.stash[artifacts_key]) is not None:
-        artifacts.take(item, report)
+        error = None if call.excinfo is None else call.excinfo.value
+        artifacts.take(item, report, error)
     return report

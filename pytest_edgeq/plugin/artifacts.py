@@ -41,15 +41,21 @@ class Artifacts:
         self._journal.forget_calls()
         remove_bundle(self._folder(item))
 
-    def take(self, item: pytest.Item, report: pytest.TestReport) -> None:
+    def take(
+        self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
+    ) -> None:
         """
         Take a report; write the bundle if it is of a failure, and name it there.
 
-        The report must hold what the test did, as `edgeq_journal`, `edgeq_uses` and `edgeq`.
+        Args:
+            item: The test.
+            report: Of a phase; must hold what the test did, as `edgeq_journal`, `edgeq_uses` and
+                `edgeq`.
+            error: What the phase raised.
         """
         self._phases.append(phase_report(report, "", self._rootdir))
         if report.failed:
-            self._keep(item, report)
+            self._keep(item, report, error)
         if report.when == "teardown":
             self._phases = []
             self._journal.forget_calls()
@@ -61,8 +67,10 @@ class Artifacts:
         module = shown_path(owner.module, self._rootdir)
         return self._directory / bundle_name(f"{module}::{owner.test}", self._rootdir)
 
-    def _keep(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        evidence = self._evidence(item)
+    def _keep(
+        self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
+    ) -> None:
+        evidence = self._evidence(item, error)
         if evidence.is_empty:
             return
         from pytest_edgeq.report.bundle import write_bundle
@@ -84,17 +92,22 @@ class Artifacts:
         report.__dict__["edgeq_bundle"] = shown
         _tell(report, f"bundle: {shown}/ (python reproduce.py shows the failure)")
 
-    def _evidence(self, item: pytest.Item) -> Evidence:
+    def _evidence(self, item: pytest.Item, error: BaseException | None) -> Evidence:
+        from pytest_edgeq.failed_samples import attached_samples, compared_samples
         from pytest_edgeq.report.bundle import Evidence
 
         calls = self._journal.calls
-        comparisons = [call.comparison for call in calls if call.comparison is not None]
-        comparisons += fixture_values(item, "numerics.comparison", "Comparison")
+        found = [call.comparison for call in calls if call.comparison is not None]
+        found += fixture_values(item, "numerics.comparison", "Comparison")
+        # A comparison may be both of a call and of a fixture.
+        comparisons = {id(each): each for each in found if each.quantized is not None}
+        samples = [compared_samples(each) for each in comparisons.values()]
+        attached = None if error is None else attached_samples(error)
         models = [call.model for call in calls if call.model is not None]
         models += fixture_values(item, "quantized", "QuantizedModel")
         return Evidence(
             models=models,
-            comparisons=[each for each in comparisons if each.quantized is not None],
+            samples=samples if attached is None else [attached, *samples],
             layers=[
                 (call.model, call.layers)
                 for call in calls

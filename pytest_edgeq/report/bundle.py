@@ -25,9 +25,10 @@ from pytest_edgeq.report.model_explorer import write_node_data
 from pytest_edgeq.report.portable import portable
 
 if TYPE_CHECKING:
+    from pytest_edgeq.failed_samples import FailedSamples
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.measurement import Outcome
-    from pytest_edgeq.numerics.comparison import Comparison, WorstSample
+    from pytest_edgeq.numerics.comparison import WorstSample
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.report.run import Run
 
@@ -50,18 +51,18 @@ class Evidence:
 
     Attributes:
         models: The models, each as often as it was used.
-        comparisons: The comparisons, in order.
+        samples: What its comparisons and the failed assertion measured, in order.
         layers: What localizing measured, each with its model, in order.
     """
 
     models: Sequence[QuantizedModel]
-    comparisons: Sequence[Comparison]
+    samples: Sequence[FailedSamples]
     layers: Sequence[tuple[QuantizedModel, LayerErrors]]
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no model to keep."""
-        return not self.models and not self.comparisons
+        return not self.models and not self.samples
 
 
 def bundle_name(test: str, rootdir: Path) -> str:
@@ -105,8 +106,8 @@ def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootd
     with _replaced(folder) as place:
         writer = _Writer(place, evidence)
         cases = []
-        for model, comparison in _pairs(evidence):
-            case = writer.case(model, comparison)
+        for model, samples in _pairs(evidence):
+            case = writer.case(model, samples)
             # Names of inputs and outputs are the file's own.
             cases.append(case | {key: portable(case[key], rootdir) for key in _TEXTS})
         bundle = {"format": "pytest-edgeq bundle", "version": 1, "cases": cases}
@@ -138,19 +139,18 @@ def _replaced(folder: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _pairs(evidence: Evidence) -> list[tuple[QuantizedModel, Comparison | None]]:
-    """Return the comparisons with their models, then each signature that was not compared."""
-    pairs: dict[int, tuple[QuantizedModel, Comparison | None]] = {
-        id(each): (each.quantized, each) for each in evidence.comparisons
-    }
-    seen = {_entry(model) for model, _ in pairs.values()}
-    rest: list[tuple[QuantizedModel, Comparison | None]] = []
+def _pairs(evidence: Evidence) -> list[tuple[QuantizedModel, FailedSamples | None]]:
+    """Return the samples with their models, then each signature without samples."""
+    pairs: list[tuple[QuantizedModel, FailedSamples | None]] = [
+        (each.model, each) for each in evidence.samples
+    ]
+    seen = {_entry(model) for model, _ in pairs}
     for model in evidence.models:
         for view in _views(model):
             if _entry(view) not in seen:
                 seen.add(_entry(view))
-                rest.append((view, None))
-    return [*pairs.values(), *rest]
+                pairs.append((view, None))
+    return pairs
 
 
 def _views(model: QuantizedModel) -> Iterable[QuantizedModel]:
@@ -173,8 +173,8 @@ class _Writer:
         self._files: dict[str, str] = {}
         self._cases = 0
 
-    def case(self, model: QuantizedModel, comparison: Comparison | None) -> dict[str, Any]:
-        """Write what belongs to one comparison, or to one model without one."""
+    def case(self, model: QuantizedModel, samples: FailedSamples | None) -> dict[str, Any]:
+        """Write what belongs to one measurement, or to one model without one."""
         self._cases += 1
         signature, layouts = model.edge.signature, model.edge.layouts
         layers = self._layers.get(_entry(model))
@@ -185,7 +185,8 @@ class _Writer:
             "sha256": model.sha256,
             "signature": signature.key,
             "subgraph": signature.subgraph,
-            "runtime": model.runtime if comparison is None else comparison.runtime,
+            "runtime": model.runtime if samples is None else samples.runtime,
+            "expected_by": None if samples is None else samples.expected_by,
             "is_stateful": model.edge.is_stateful,
             **{
                 side: {border.name: border.tensor.index for border in borders}
@@ -205,7 +206,7 @@ class _Writer:
             "samples": None,
             "note": "",
             "blame": "" if layers is None else layers.cause,
-            **({} if comparison is None else self._samples(model, comparison)),
+            **({} if samples is None else self._samples(samples)),
         }
 
     def _file(self, model: QuantizedModel) -> str:
@@ -227,23 +228,23 @@ class _Writer:
                 write_node_data(model.edge, folder, layers)
         return self._files[model.sha256]
 
-    def _samples(self, model: QuantizedModel, comparison: Comparison) -> dict[str, Any]:
+    def _samples(self, samples: FailedSamples) -> dict[str, Any]:
         """Write the worst samples with the outputs of every side."""
+        model = samples.model
         # In the order in which a file that keeps state has seen them.
-        worst = sorted(comparison.worst_samples, key=lambda each: each.index)
+        worst = sorted(samples.worst, key=lambda each: each.index)
         given = [model.edge.by_border(model.input_names, each.inputs.arrays()) for each in worst]
         kept = {"inputs": self._arrays("samples", worst, given)}
         try:
-            outcomes = _run_again(model, comparison.runtime, worst)
+            outputs = _outputs(samples, worst)
         except Exception as error:  # the reference may be any code of the user
             first = (str(error).splitlines() or [""])[0]
             return {"note": f"samples could not be run again: {type(error).__name__}: {first}"}
         names = [border.name for border in model.edge.signature.outputs]
-        for side in outcomes[0].values:
-            outputs = [dict(zip(names, each.values[side], strict=True)) for each in outcomes]
-            called = _SIDES.get(side, side)
-            kept[called] = self._arrays(called, worst, outputs)
-        return {"samples": {**kept, "of": comparison.total.n_samples}}
+        for side, arrays in outputs.items():
+            by_name = [dict(zip(names, each, strict=True)) for each in arrays]
+            kept[side] = self._arrays(side, worst, by_name)
+        return {"samples": {**kept, "of": samples.n_samples}}
 
     def _arrays(
         self,
@@ -262,14 +263,38 @@ class _Writer:
         return name
 
 
-def _run_again(
-    model: QuantizedModel, runtime: str, samples: Sequence[WorstSample]
-) -> list[Outcome]:
+def _outputs(
+    samples: FailedSamples, worst: Sequence[WorstSample]
+) -> dict[str, list[Sequence[npt.NDArray[Any]]]]:
+    """Run samples again, and return their outputs in float by side."""
+    if samples.expected_by is None:
+        outcomes = _measured(samples.model, samples.runtime, worst)
+        return {
+            _SIDES.get(side, side): [each.values[side] for each in outcomes]
+            for side in outcomes[0].values
+        }
+    return {
+        "expected": _computed(samples.model, samples.expected_by, worst),
+        "got": _computed(samples.model, samples.runtime, worst),
+    }
+
+
+def _measured(model: QuantizedModel, runtime: str, worst: Sequence[WorstSample]) -> list[Outcome]:
     from pytest_edgeq.compare import Comparer
     from pytest_edgeq.parallel import on_one_thread
 
     with on_one_thread(), Comparer(model, runtime) as comparer:
-        return [comparer.update(each.inputs) for each in samples]
+        return [comparer.update(each.inputs) for each in worst]
+
+
+def _computed(
+    model: QuantizedModel, runtime: str, worst: Sequence[WorstSample]
+) -> list[Sequence[npt.NDArray[Any]]]:
+    edge = model.edge
+    edge.restart()
+    return [
+        edge.decode(edge.run(model.input_names, each.inputs.arrays(), runtime)) for each in worst
+    ]
 
 
 def _numbered(name: str, number: int) -> str:

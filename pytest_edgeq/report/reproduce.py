@@ -168,6 +168,8 @@ def show_errors(folder: Path, case: Mapping[str, Any], file: File) -> bool:
     samples = by_sample(folder / kept["inputs"])
     got = {sample: file.run(inputs) for sample, inputs in samples.items()}
     print(f"  samples {', '.join(samples)} of {kept['of']}, the worst ones by SQNR")
+    if case["expected_by"]:
+        print(f"  expected: what the {case['expected_by']} kernels gave")
     if case["is_stateful"]:
         print("  the file keeps state: the samples follow each other, from a fresh start")
     same = True

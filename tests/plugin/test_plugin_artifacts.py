@@ -65,6 +65,26 @@ def test_without_a_model():
     assert False
 """
 
+ONE_STEP_UP = """
+import numpy as np
+from pytest_edgeq.tflite.edge import EdgeFile
+
+
+def one_step_up(path, signature):
+    edge = EdgeFile(path)
+    names = [border.name for border in edge.signature.outputs]
+
+    def run(inputs):
+        outputs = edge.runner("builtin").run(inputs)
+        return dict(zip(names, [np.clip(each, -128, 126) + np.int8(1) for each in outputs]))
+
+    return run
+
+
+def pytest_edgeq_runtimes(config):
+    return {"mine": one_step_up}
+"""
+
 LINE = re.compile(r"^bundle: (\S+)/ \(python reproduce\.py shows the failure\)$", re.MULTILINE)
 
 
@@ -190,6 +210,33 @@ def test_a_failed_dtype_is_shown_by_the_file(
         r"  input args_0: int8 \[1, 3, 16, 16\], scale 0\.0\d+, zero point -\d+\n", text
     )
     assert "#1 CONV_2D (conv): int8, int8, int32 -> int8\n" in text
+
+
+def test_a_failed_agreement_is_shown_by_its_samples(
+    pytester: pytest.Pytester, run_here: Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Nothing was compared with a reference: the outputs of both runtimes are the evidence."""
+    pytester.makeconftest(ONE_STEP_UP)
+    file = (
+        Path(__file__).parents[2] / "fixtures/tflite/converted/nested.recipe_static_wi8_ai8.tflite"
+    )
+    pytester.makepyfile(
+        test_x=f"""
+        import numpy as np
+        from pytest_edgeq import assert_runtimes_agree
+
+        def test_agreement(edgeq):
+            samples = [np.full((2, 4), value, np.float32) for value in (0.0, 0.5, -0.5, 1.0)]
+            loaded = edgeq.load({str(file)!r})
+            assert_runtimes_agree(loaded, samples, max_lsb_error=0, runtimes=("mine", "builtin"))
+        """
+    )
+    result = run_here("--edgeq-artifacts=out", "-p", "no:xdist")
+    result.assert_outcomes(failed=1)
+    (named,) = LINE.findall(result.stdout.str())
+    text = shown_elsewhere(pytester.path / named, tmp_path_factory.mktemp("elsewhere"))
+    assert "  expected: what the mine kernels gave\n" in text
+    assert "    max LSB error: 1 (recorded: 1)\n" in text
 
 
 def test_a_test_that_passes_now_has_no_bundle(

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,29 @@ import numpy.typing as npt
 import pytest
 
 from fixtures.tflite.writer import FileWriter
-from pytest_edgeq import Comparison, Edgeq, QuantizedModel
+from pytest_edgeq import Comparison, Edgeq, QuantizedModel, assert_runtimes_agree
+from pytest_edgeq.failed_samples import FailedSamples, attached_samples, compared_samples
 from pytest_edgeq.report.bundle import Evidence, bundle_name, remove_bundle, write_bundle
 from pytest_edgeq.report.run import RunRecorder, read_run
+from pytest_edgeq.tflite.edge import EdgeFile
 
 Array = npt.NDArray[Any]
 
+CONVERTED = Path(__file__).parents[2] / "fixtures" / "tflite" / "converted"
 
-def kept(tmp_path: Path, *comparisons: Comparison, models: Sequence[QuantizedModel] = ()) -> Path:
+
+def kept(
+    tmp_path: Path,
+    *measured: Comparison | FailedSamples,
+    models: Sequence[QuantizedModel] = (),
+) -> Path:
     """Write a bundle, and return a copy of it in another folder."""
     folder = tmp_path / "bundles" / "one"
     run = RunRecorder().run(obsolete=(), pruned=())
-    write_bundle(folder, Evidence(models, comparisons, ()), run, "it failed", tmp_path)
+    samples = [
+        each if isinstance(each, FailedSamples) else compared_samples(each) for each in measured
+    ]
+    write_bundle(folder, Evidence(models, samples, ()), run, "it failed", tmp_path)
     moved = tmp_path / "elsewhere"
     shutil.rmtree(moved, ignore_errors=True)
     shutil.move(folder, moved)
@@ -96,6 +107,35 @@ def test_the_failure_is_shown_elsewhere(tmp_path: Path) -> None:
     assert read_run(folder / "record.json").tests == []
     with np.load(folder / "samples.npz") as samples:
         assert set(samples) == {f"{each.index}/in/put" for each in comparison.worst_samples}
+
+
+def test_a_failed_agreement_is_shown_elsewhere(tmp_path: Path) -> None:
+    """The outputs of one runtime beside those of the other, on the samples that differ most."""
+    path = CONVERTED / "nested.recipe_static_wi8_ai8.tflite"
+
+    def one_step_up(file: Path, signature: str | None) -> Any:
+        runner = EdgeFile(file).runner("builtin")
+        names = [border.name for border in EdgeFile(file).signature.outputs]
+
+        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            outputs = [np.clip(each, -128, 126) + np.int8(1) for each in runner.run(inputs)]
+            return dict(zip(names, outputs, strict=True))
+
+        return run
+
+    loaded = Edgeq(runtimes={"mine": one_step_up}).load(path)
+    shape = loaded.inputs[0].shape
+    samples = [np.full(shape, value, np.float32) for value in (0.0, 0.5, -0.5, 1.0)]
+    with pytest.raises(AssertionError) as caught:
+        assert_runtimes_agree(loaded, samples, max_lsb_error=0, runtimes=("mine", "builtin"))
+
+    attached = attached_samples(caught.value)
+    assert attached is not None
+    status, text = shown(kept(tmp_path, attached))
+    assert (status, "shown as recorded" in text) == (1, True)
+    assert "runtime builtin\n" in text
+    assert "  expected: what the mine kernels gave\n" in text
+    assert "    max LSB error: 1 (recorded: 1)\n" in text
 
 
 def test_a_file_that_was_mended_is_not_shown_as_recorded(tmp_path: Path) -> None:
@@ -303,7 +343,7 @@ def test_a_bundle_replaces_the_one_before(tmp_path: Path) -> None:
     folder = tmp_path / "bundles" / "one"
     run = RunRecorder().run(obsolete=(), pruned=())
     one = compared(file_of("NEG"), lambda x: x)
-    evidence = Evidence([], [one, one], [])
+    evidence = Evidence([], [compared_samples(one)], [])
     assert not evidence.is_empty
     write_bundle(folder, evidence, run, "first", tmp_path)
     (folder / "note.txt").touch()
