@@ -107,6 +107,8 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
     """
     Look through the folders of the modules that ran.
 
+    What a process that was killed while it wrote has left there is deleted.
+
     Args:
         layout: Where baselines are.
         log: What became of the tests.
@@ -123,6 +125,7 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
         if module not in modules and layout.has_baselines(module):
             not_judged[name] = "its worker did not finish"
     for module, collected in modules.items():
+        store.sweep(layout.folder(module))
         unclaimed = set(layout.folder(module).glob("*.json")) - claimed
         gap = collected["gap"] or _unfinished(collected, log)
         if gap and unclaimed:

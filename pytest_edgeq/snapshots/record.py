@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict
 
 Phase = Literal["setup", "call", "teardown"]
-Category = Literal["unchanged", "new", "changed", "tighten", "unreadable", "refused"]
+Category = Literal["unchanged", "new", "changed", "tighten", "unreadable", "refused", "unwritable"]
 """
 What a claim found: the same data; no file; other data; better data; a file that cannot be read;
-data that must not be stored.
+data that must not be stored; a file that cannot be written.
 """
 
 

@@ -7,6 +7,7 @@ What the running test claims is looked up, compared and, where the user asked fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import shlex
@@ -70,6 +71,16 @@ def _with_explanation(change: str, explained: str) -> str:
         return change
     (first, *rest), (sentence, *details) = change.splitlines(), explained.splitlines()
     return "\n".join([first, sentence, *rest, *details])
+
+
+def _unwritable(shown: str, error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    way_out = "free space on its file system" if full else "let this user write there"
+    return (
+        f"baseline not stored: {shown}: {error.strerror}\n"
+        "cause: the file system refused the write; what was stored before is as it was\n"
+        f"fix: {way_out}, then run the same command again"
+    )
 
 
 def without_command(text: str) -> str:
@@ -162,6 +173,7 @@ class SnapshotSession:
                 stored.
             ValueError: The file cannot be read, or this test claims two values under one name.
             RuntimeError: No test body is running, so that the file would have no owner.
+            OSError: The file cannot be written; what was stored before is as it was.
         """
         __tracebackhide__ = True
         test = self._body(kind, name)
@@ -290,7 +302,10 @@ class SnapshotSession:
         if not change:
             return
         if earlier.written:
-            store.restore(path, earlier.before)
+            try:
+                store.restore(path, earlier.before)
+            except OSError as error:
+                raise OSError(_unwritable(self.layout.shown(path), error)) from error
             earlier.written = False
         first = change.splitlines()[0]
         raise ValueError(_TWICE.format(title=KINDS[earlier.kind].title, name=name, change=first))
@@ -347,8 +362,12 @@ class SnapshotSession:
             data=stored,
         )
         content = store.render(document).encode("utf-8")
-        before = path.read_bytes() if path.exists() else None
-        store.write(path, content)
+        try:
+            before = path.read_bytes() if path.exists() else None
+            store.write(path, content)
+        except OSError as error:
+            claim.category = "unwritable"
+            raise OSError(_unwritable(self.layout.shown(path), error)) from error
         claim.written, claim.before, claim.note, claim.since = True, before, "", []
         claim.stored = KINDS[claim.kind].summarize(document.data)
         if claim.judge is not None and (remark := claim.judge.remark(document.data)):

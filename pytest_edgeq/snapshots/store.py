@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
+import os
+import platform
 import re
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,11 @@ SCHEMA = 1
 READABLE_SCHEMAS = (1,)
 
 _KEYS = ("kind", "owner", "name", "data")
+_TEMPORARY = re.compile(r"\.edgeq-(?P<host>[0-9a-f]+)-(?P<pid>[0-9]+)-[0-9a-f]+\.tmp")
+
+_LONGEST_WRITE = 3600
+"""Seconds after which the writer of a file, a process of another machine, was killed."""
+
 _START_OVER = "Restore it from version control, or delete it and store it anew with"
 _NEW = "--edgeq-update=new"
 
@@ -86,16 +95,55 @@ def _line(value: Any) -> str:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file at once or not at all: beside its place first, then put there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """
+    Write a file at once or not at all: beside its place first, then put there.
+
+    Raises:
+        OSError: It cannot be written; what was there is as it was.
+    """
+    sweep(path.parent)
     # Not tempfile: its files are the user's own, but what is committed is for all to read.
-    temporary = path.parent / f".edgeq-{uuid.uuid4().hex}.tmp"
+    temporary = path.parent / f".edgeq-{_host()}-{os.getpid()}-{uuid.uuid4().hex}.tmp"
     try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        try:
+            _put(path, temporary, content)
+        except FileNotFoundError:  # another process has deleted the folder meanwhile
+            _put(path, temporary, content)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the one to tell of
+            temporary.unlink(missing_ok=True)
         raise
+
+
+def _put(path: Path, temporary: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a process that was killed while it wrote has left in a folder."""
+    for path in folder.glob(".edgeq-*.tmp"):
+        with contextlib.suppress(OSError):  # another process deletes it, or nobody may
+            if not _is_being_written(path):
+                path.unlink()
+
+
+def _is_being_written(path: Path) -> bool:
+    named = _TEMPORARY.fullmatch(path.name)
+    if named is not None and named["host"] == _host() and os.name == "posix":
+        try:
+            os.kill(int(named["pid"]), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # a process of another user
+        return True
+    return abs(time.time() - path.stat().st_mtime) < _LONGEST_WRITE
+
+
+def _host() -> str:
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def restore(path: Path, before: bytes | None) -> None:
@@ -126,10 +174,17 @@ def read(path: Path, shown: str) -> Document:
 
     Raises:
         FileNotFoundError: There is none.
-        ValueError: It is no baseline that this version reads.
+        ValueError: It is no baseline that this version reads, or it cannot be read.
     """
     try:
         content = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(
+            f"{shown} cannot be read: {error.strerror}. Let this user read it, or restore it from "
+            "version control"
+        ) from None
     except json.JSONDecodeError as error:
         raise ValueError(_broken(path, shown, error)) from None
     except UnicodeDecodeError as error:

@@ -90,6 +90,10 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
             "with --edgeq-update=new"
         )
         lines.append(Line(text, "error"))
+    unwritten = _paths(claim["path"] for claim in log.claims() if claim["category"] == "unwritable")
+    if unwritten:
+        text = f"Error: {_baselines(unwritten)} could not be written: see in the failures above why"
+        lines.append(Line(text, "error"))
     if left := [f"{layout.shown(path)}: {outcome.survey.obsolete[path]}" for path in outcome.left]:
         severity: Severity = "error" if outcome.obsolete_is_error else "info"
         head = f"{_baselines(left)} {_is(left)} obsolete; delete with --edgeq-update=prune:"
