@@ -1,0 +1,181 @@
+"""
+Kill processes at random moments, and look at what they leave.
+
+`python -m tests.faults.kills --seed 0 --count 50` does all four. The slow lane has 50 moments of
+the first and the last; sessions of pytest-xdist take seconds to start, and get fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from pytest_edgeq.cache.directory import Store
+from tests.faults.sessions import SCHEMES, Project, environment, moments
+
+_ENDS_WITHIN = 2.0
+"""Seconds in which no process of a killed session is left."""
+
+WRITER = """
+import sys
+from pathlib import Path
+from pytest_edgeq.cache.directory import Store
+
+store = Store(Path(sys.argv[1]), print)
+for number in range(10**6):
+    with store.lock("convert", "key"):
+        parts = {"file": bytes([number % 256]) * 300_000, "n": b"%d" % number}
+        store.write("convert", "key", parts)
+        print(number, flush=True)
+"""
+
+
+def kill_updates(folder: Path, seed: int, count: int) -> None:
+    """
+    Kill sessions that rewrite baselines.
+
+    Raises:
+        AssertionError, ValueError: A baseline is not whole, something is left in its folder, or
+            the session that follows is not right.
+    """
+    _kill(Project(folder), seed, count, _killed)
+
+
+def kill_controllers(folder: Path, seed: int, count: int) -> None:
+    """Kill sessions under `-n 2`; their workers end, too. Raises as `kill_updates`."""
+    _kill(Project(folder), seed, count, _killed, "-n", "2")
+
+
+def kill_workers(folder: Path, seed: int, count: int) -> None:
+    """
+    Kill one of two workers of a session, which ends by itself. Raises as `kill_updates`.
+
+    One that has begun with its tests: pytest-xdist 3.8 ends in an INTERNALERROR when a worker is
+    killed before.
+    """
+    _kill(Project(folder), seed, count, _without_a_worker, "-n", "2", "--max-worker-restart=0")
+
+
+def _killed(process: subprocess.Popen[str], moment: float) -> None:
+    family = psutil.Process(process.pid).children(recursive=True)
+    time.sleep(moment)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _, alive = psutil.wait_procs(family, timeout=_ENDS_WITHIN)
+    assert not alive, f"{alive} are left after {_ENDS_WITHIN} s"
+
+
+def _without_a_worker(process: subprocess.Popen[str], moment: float) -> None:
+    workers = sorted(psutil.Process(process.pid).children(), key=lambda each: each.pid)
+    time.sleep(moment)
+    with contextlib.suppress(psutil.NoSuchProcess):  # the session has ended
+        workers[int(moment * 1e6) % 2].kill()
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode in (0, 1), text
+    assert "INTERNALERROR" not in text
+
+
+def _kill(
+    project: Project,
+    seed: int,
+    count: int,
+    kill: Callable[[subprocess.Popen[str], float], None],
+    *options: str,
+) -> None:
+    options = (*options, "--edgeq-update")
+    code, text = project.run(SCHEMES[0], *options)
+    assert code == 0, text
+    process = project.start(SCHEMES[1], *options)
+    project.wait_until_it_writes(process)
+    began = time.perf_counter()
+    process.communicate()
+    longest = time.perf_counter() - began
+    scheme, met = SCHEMES[1], 0
+    for number, moment in moments(seed, count, longest):
+        scheme = SCHEMES[number % 2]
+        process = project.start(scheme, *options)
+        project.wait_until_it_writes(process)
+        kill(process, moment)
+        found = project.schemes()
+        assert len(found) == project.count
+        met += len(set(found.values())) == 2
+        if number % 10 == 9:
+            _next_run_is_right(project, scheme, *options)
+    print(f"{met} of {count} kills met a session that had written a part")
+    assert met >= count // 10
+    _next_run_is_right(project, scheme, *options)
+
+
+def _next_run_is_right(project: Project, scheme: str, *options: str) -> None:
+    code, text = project.run(scheme, *options)
+    assert code == 0, text
+    assert set(project.schemes().values()) == {scheme}
+    assert project.other_files() == []
+    code, text = project.run(scheme)
+    assert code == 0, text
+
+
+def kill_cache_writers(folder: Path, seed: int, count: int) -> None:
+    """
+    Kill processes that write one entry of the cache.
+
+    Raises:
+        AssertionError: The entry is not whole, or its lock stays.
+    """
+    met = 0
+    for number, moment in moments(seed, count, 0.05):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(folder)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(moment)
+        process.kill()
+        process.communicate()
+        told: list[str] = []
+        store = Store(folder, told.append)
+        with store.lock("convert", "key"):
+            parts = store.read("convert", "key")
+        assert parts is not None
+        assert parts["file"] == bytes([int(parts["n"]) % 256]) * 300_000, f"moment {number}"
+        assert told == []
+        met += len(list((folder / "convert").iterdir())) > 1
+    print(f"{met} of {count} kills met a write")
+
+
+ALL: dict[str, Callable[[Path, int, int], None]] = {
+    "updates": kill_updates,
+    "controllers": kill_controllers,
+    "workers": kill_workers,
+    "cache": kill_cache_writers,
+}
+
+
+def main() -> None:
+    """Do all, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", choices=[*ALL, []])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=50)
+    given = parser.parse_args()
+    for name in given.what or ALL:
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            ALL[name](Path(folder), given.seed, given.count)
+        print(f"{name}: passed in {time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Processes that are killed at random moments leave whole files, and the next run is right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_edgeq.snapshots import store
+from tests.faults import kills, sessions
+
+COUNTS = {"updates": 50, "controllers": 10, "workers": 10, "cache": 50}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", kills.ALL)
+def test_a_kill_leaves_whole_files(what: str, tmp_path: Path) -> None:
+    """`python -m tests.faults.kills` has as many moments of each as one likes."""
+    kills.ALL[what](tmp_path, 0, COUNTS[what])
+
+
+@pytest.mark.slow
+def test_torn_baselines_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above looks for: a write that is not atomic."""
+    torn = tmp_path / "sitecustomize.py"
+    torn.write_text(
+        "import time\n"
+        "from pathlib import Path\n"
+        "from pytest_edgeq.snapshots import store\n"
+        "def write(path, content):\n"
+        "    path.parent.mkdir(parents=True, exist_ok=True)\n"
+        "    with path.open('wb') as file:\n"
+        "        for start in range(0, len(content), 1000):\n"
+        "            file.write(content[start:start + 1000]); file.flush(); time.sleep(1e-3)\n"
+        "store.write = write\n",
+        "utf-8",
+    )
+    paths = f"{tmp_path}{os.pathsep}{sessions.ROOT}"
+    monkeypatch.setitem(sessions.EXTRA, "PYTHONPATH", paths)
+    (tmp_path / "project").mkdir()
+    with pytest.raises((AssertionError, ValueError)):
+        kills.kill_updates(tmp_path / "project", 0, 20)
+
+
+def test_what_a_killed_write_left_is_deleted(tmp_path: Path) -> None:
+    """By the next write; what a process that lives is writing stays."""
+    killed = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    store.write(tmp_path / "a.json", b"1")
+    left = tmp_path / f".edgeq-{store._host()}-{killed}-0.tmp"
+    being_written = tmp_path / f".edgeq-{store._host()}-{os.getpid()}-0.tmp"
+    for path in (left, being_written):
+        path.touch()
+        os.utime(path, (0, 0))
+
+    store.write(tmp_path / "b.json", b"2")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        being_written.name,
+        "a.json",
+        "b.json",
+    ]
