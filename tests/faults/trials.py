@@ -1,0 +1,149 @@
+"""
+What is tried with a damaged file, in a process of its own: see `pool`.
+
+`python -m tests.faults.trials KIND SEED` reads numbers of cases from its standard input, and writes
+lines: `ready`, once, `case N`, `stage WHAT` at each step, and `done OUTCOME TEXT`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.faults.cases import Case, case_of
+from tests.faults.sentences import is_sentence
+from tests.faults.stored_trials import try_baseline, try_cache, try_report
+
+__all__ = ["MEMORY_BYTES"]
+
+MEMORY_BYTES = 4 << 30
+"""What a process may allocate beyond what it has when it starts."""
+
+_RUNTIMES = ("xnnpack", "builtin")
+_INPUT_ELEMENTS = 1 << 20
+
+
+def _try_tflite(case: Case, stage: Callable[[str], None]) -> str:
+    from pytest_edgeq.cli.commands.show import _document, _findings
+    from pytest_edgeq.tflite.edge import EdgeFile
+
+    stage("load")
+    # Kernels that write into a constant end the process where it lies in a mapped file.
+    if case.number % 2:
+        path = Path("damaged.tflite")
+        path.write_bytes(case.content)
+        edge = EdgeFile(path)
+    else:
+        edge = EdgeFile(case.content)
+    stage("map")
+    edge.op_dtypes.to_dict()
+    stage("show")
+    _document(Path("x.tflite"), edge, _findings(edge))
+    told = []
+    for signature in edge.graph.signatures:
+        view = edge.at(signature.key or "") if signature.key is not None else edge
+        for runtime in _RUNTIMES:
+            stage(f"{runtime} load {signature.key}")
+            try:
+                view.runner(runtime)
+                arrays = _inputs(signature)
+                if arrays is None:
+                    told.append("not fed")
+                    continue
+                stage(f"{runtime} run {signature.key}")
+                names = [border.name for border in signature.inputs]
+                view.decode(view.run(names, arrays, runtime))
+                told.append("ran")
+            except Exception as error:
+                if not is_sentence(error):
+                    raise
+                told.append("refused by the runtime")
+    return "ran" if "ran" in told else told[0] if told else "mapped"
+
+
+def _inputs(signature: Any) -> list[Any] | None:
+    """Return an array for each input, None where one would be too large."""
+    import numpy as np
+
+    from pytest_edgeq.tflite.boundary import numpy_dtype
+
+    rng = np.random.default_rng(0)
+    arrays = []
+    for border in signature.inputs:
+        tensor = border.tensor
+        shape = [max(1, side) for side in tensor.shape] if -1 in tensor.shape else tensor.shape
+        if any(side < 0 for side in shape) or math.prod(shape) > _INPUT_ELEMENTS:
+            return None
+        dtype = numpy_dtype(tensor.dtype) or np.dtype(np.float32)
+        if tensor.is_quantized or dtype.kind == "f":
+            arrays.append(rng.uniform(-1, 1, shape).astype(np.float32))
+        else:
+            arrays.append(rng.integers(0, 2, shape).astype(dtype))
+    return arrays
+
+
+_TRIALS: dict[str, Callable[[Case, Callable[[str], None]], str]] = {
+    "tflite": _try_tflite,
+    "baseline": try_baseline,
+    "cache": try_cache,
+    "report": try_report,
+}
+
+
+@contextlib.contextmanager
+def _in_empty_directory() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="edgeq-faults-") as folder:
+        os.chdir(folder)
+        yield
+
+
+def _say(protocol: int, text: str) -> None:
+    os.write(protocol, text.replace("\n", " ⏎ ").encode("utf-8", "backslashreplace") + b"\n")
+
+
+def main() -> None:
+    """Try each case that is asked for."""
+    kind, seed = sys.argv[1], sys.argv[2]
+    with Path("/proc/self/statm").open() as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    protocol = os.dup(1)
+    # What the package and the libraries print is no part of the protocol.
+    os.dup2(2, 1)
+    with _in_empty_directory():
+        # The sound files are made once, and this process has imported what it needs.
+        case_of(kind, seed, 0)
+        _say(protocol, "ready")
+        for line in sys.stdin:
+            number = int(line)
+            _say(protocol, f"case {number}")
+            case = case_of(kind, seed, number)
+            try:
+                outcome = _TRIALS[kind](case, lambda what: _say(protocol, f"stage {what}"))
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                if is_sentence(error):
+                    _say(protocol, f"done refused {said}")
+                else:
+                    trace = error.__traceback__
+                    where = []
+                    while trace is not None:
+                        where.append(
+                            f"{trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}"
+                        )
+                        trace = trace.tb_next
+                    _say(protocol, f"done bare {said[:300]} [{' '.join(where[-4:])}]")
+            else:
+                _say(protocol, f"done ran {outcome}")
+
+
+if __name__ == "__main__":
+    main()
