@@ -25,6 +25,7 @@ from pytest_edgeq.tflite.flatbuffer import (
     text,
 )
 from pytest_edgeq.tflite.source import Buffer, MappedFile, TflitePath, open_tflite
+from pytest_edgeq.tflite.verify import verify
 
 __all__ = [
     "Op",
@@ -88,7 +89,9 @@ class Tensor:
     @property
     def is_quantized(self) -> bool:
         """An integer tensor with scales, or one whose scales stand in a tensor of their own."""
-        return (len(self.scales) > 0 or self.block_scales >= 0) and not self.is_floating_point
+        return (len(self.scales) > 0 or self.block_scales >= 0) and self.dtype.startswith(
+            ("int", "uint")
+        )
 
     @property
     def is_floating_point(self) -> bool:
@@ -231,6 +234,10 @@ class OpGraph:
             raise IndexError(f"op {op.index} ({op.name}): an input that was left out has no tensor")
         return self.subgraphs[op.subgraph].tensors[index]
 
+    def operator(self, op: Op) -> Any:
+        """The op's own table in the flatbuffer, an `Operator`."""
+        return self._model.Subgraphs(op.subgraph).Operators(op.index)
+
     def constant(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
         """
         The raw bytes of a constant, a view into the file; int4 holds two values a byte.
@@ -278,7 +285,9 @@ def _read(buffer: Buffer) -> OpGraph:
     )
     if not subgraphs:
         raise ValueError("the .tflite file has no subgraph: there is nothing to run in it")
-    return OpGraph(subgraphs, _read_signatures(model, subgraphs), model, buffer)
+    signatures = _read_signatures(model, subgraphs)
+    verify(model, subgraphs, signatures, buffer)
+    return OpGraph(subgraphs, signatures, model, buffer)
 
 
 def _read_subgraph(model: Any, index: int, opcodes: list[str], buffers: Buffers) -> Subgraph:

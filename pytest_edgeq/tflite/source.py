@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pytest_edgeq.tflite.verify import problem_unbuilt
+
 __all__ = ["Buffer", "MappedFile", "TflitePath", "open_tflite"]
 
 # A user's test shows the user's line and the message, not how we came to it.
@@ -132,6 +134,8 @@ def _check(
             f"{where}: not a .tflite file: file identifier {identifier!r}, expected {_IDENTIFIER!r}"
             f"{_guess_format(bytes(buffer[:8]))}"
         )
+    if problem := problem_unbuilt(buffer):
+        raise ValueError(f"{where}: damaged .tflite file: {problem}; build or download it again")
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     source: dict[str, Any] = (

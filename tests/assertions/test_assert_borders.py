@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ai_edge_litert import schema_py_generated as schema
 
 from pytest_edgeq import QuantizedModel, assert_input_dtypes, assert_output_dtypes
 from pytest_edgeq.unmatched import UnmatchedError
@@ -102,6 +104,11 @@ def test_a_model_without_inputs_passes_nothing(static: QuantizedModel, patch: An
     """What is expected of no input is expected of nothing; no input may be said."""
 
     def closed(content: Any) -> None:
+        (index,) = content.subgraphs[0].inputs
+        tensor, buffer = content.subgraphs[0].tensors[index], schema.BufferT()
+        buffer.data = np.zeros(math.prod(tensor.shape), np.uint8)
+        content.buffers.append(buffer)
+        tensor.buffer = len(content.buffers) - 1
         content.subgraphs[0].inputs = []
         content.signatureDefs[0].inputs = []
 

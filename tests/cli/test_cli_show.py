@@ -50,7 +50,7 @@ def defective() -> bytes:
             },
             {"dtype": "int32", "shape": (2,), "data": np.array([2**31 - 1, 0], np.int32)},
         ],
-        [{"dtype": "int8", "shape": (1, 2, 2, 2), "scales": [np.inf]}],
+        [{"dtype": "int8", "shape": (1, 2, 2, 2), "scales": [1e-44]}],
         "Conv2DOptions",
         strideH=1,
         strideW=1,

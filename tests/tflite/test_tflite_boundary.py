@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -28,8 +29,11 @@ def _border(
 ) -> SignatureTensor:
     # An op of a later release: the interpreter does not look at the parameters then.
     given = {"dtype": dtype, "shape": shape, "axis": axis}
-    given |= {"scales": scales, "zero_points": zero_points}
-    return OpGraph.read(one_op("9999", [given], [given])).signatures[0].inputs[0]
+    given |= {"scales": np.ones_like(scales), "zero_points": zero_points}
+    border = OpGraph.read(one_op("9999", [given], [given])).signatures[0].inputs[0]
+    # Not written into the file, which is refused where they make no sense.
+    tensor = dataclasses.replace(border.tensor, scales=np.array(scales, np.float32))
+    return dataclasses.replace(border, tensor=tensor)
 
 
 def _encode(values: Any, border: SignatureTensor) -> list[int]:

@@ -249,7 +249,8 @@ def _with_state(graph: GraphWriter, x: int, y: int) -> None:
 
 
 def _with_subgraphs(graph: GraphWriter, x: int, y: int) -> None:
-    graph.op("CALL_ONCE", [], [], "CallOnceOptions", initSubgraphIndex=0)
+    graph.file.graph("nothing")
+    graph.op("CALL_ONCE", [], [], "CallOnceOptions", initSubgraphIndex=1)
     graph.op("ABS", [x], [y], "AbsOptions")
 
 

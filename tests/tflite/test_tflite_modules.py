@@ -254,7 +254,7 @@ def _written(
     file = FileWriter()
     graph = file.graph()
     x = graph.tensor("float32", name="x")
-    operands = [x]
+    operands, inputs = [x], [x]
     if op == "FULLY_CONNECTED":
         ones = np.ones((4, 4), np.float32)
         operands.append(graph.tensor("float32", (4, 4), data=ones, name=weight or "w"))
@@ -263,6 +263,7 @@ def _written(
     elif op in ("ADD", "MUL"):
         data = np.ones((1, 4), np.float32) if constant else None
         operands.append(graph.tensor("float32", data=data, name="y"))
+        inputs += [] if constant else operands[1:]
     outputs = [graph.tensor("float32", name=output) for _ in range(times)]
     for y in outputs:
         options = "FullyConnectedOptions" if op == "FULLY_CONNECTED" else "AddOptions"
@@ -270,7 +271,7 @@ def _written(
             graph.op(op, operands, [y], options, fusedActivationFunction=1)
         else:
             graph.op(op, operands, [y])
-    graph.borders([x], outputs)
+    graph.borders(inputs, outputs)
     return [e.module for e in OpDtypeMap(OpGraph.read(file.content()), ModuleTree(_NET))]
 
 

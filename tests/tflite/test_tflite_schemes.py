@@ -25,7 +25,7 @@ def _p(dtype: str) -> Given:
 
 
 def _c(given: Given) -> Given:
-    return given | {"data": np.ones(4, np.float32)}
+    return given | {"data": np.ones(4, given["dtype"])}
 
 
 @pytest.mark.parametrize(

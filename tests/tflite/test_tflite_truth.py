@@ -310,7 +310,11 @@ def test_data_in_another_file_is_not_read_as_nothing() -> None:
     """It is a constant all the same, and asking for its bytes is an error, not an empty answer."""
     content = one_op("ADD", [{"dtype": "int32"}, {"dtype": "int32"}], [{"dtype": "int32"}])
     model = unpack(content)
+    model.subgraphs[0].inputs = np.zeros(1, np.int32)
     model.subgraphs[0].tensors[1].externalBuffer = 1
+    group, data = schema.ExternalBufferGroupT(), schema.ExternalBufferT()
+    group.name, data.id, data.length = "weights.bin", 1, 16
+    model.externalBufferGroups, model.externalBuffers = [group], [data]
     graph = OpGraph.read(pack(model))
     constant = graph.subgraphs[0].tensors[1]
     assert constant.is_constant

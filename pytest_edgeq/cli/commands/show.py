@@ -53,9 +53,9 @@ def command(
     """
     Show inputs, outputs, op dtypes, sizes and health of a .tflite file.
 
-    Health is read from the parameters alone, nothing is run: scales that are zero, subnormal or not
-    finite, activations that were never calibrated (scale 1.0, zero point 0), biases at the limits
-    of int32, and ops that the kernels abort at or compute from foreign memory.
+    Health is read from the parameters alone, nothing is run: scales that are zero or subnormal,
+    activations that were never calibrated (scale 1.0, zero point 0), biases at the limits of int32,
+    and ops that the kernels abort at or compute from foreign memory.
     """
     if record is not None and model_explorer is None:
         raise click.UsageError("--record is of --model-explorer: name the folder by it, too")

@@ -1,0 +1,36 @@
+"""The words of a refusal: which tensor, op or signature, and what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_edgeq.tflite.graph import Op, Subgraph, Tensor
+
+__all__ = ["damaged", "op_place", "tensor_place"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+_NAME_CHARACTERS = 80
+
+
+def damaged(where: str, what: str) -> ValueError:
+    """Return the error of a file that was written wrong or damaged since."""
+    return ValueError(f"damaged .tflite file: {where}: {what}; build or download it again")
+
+
+def tensor_place(subgraph: Subgraph, tensor: Tensor) -> str:
+    """Return how a tensor is named in a refusal."""
+    name = f" ({tensor.name[:_NAME_CHARACTERS]!r})" if tensor.name else ""
+    return f"tensor {tensor.index}{name}{_of(subgraph.index)}"
+
+
+def op_place(op: Op) -> str:
+    """Return how an op is named in a refusal."""
+    return f"op {op.index} ({op.name[:_NAME_CHARACTERS]}){_of(op.subgraph)}"
+
+
+def _of(subgraph: int) -> str:
+    """Most files have one subgraph, of which nothing need be said."""
+    return f" of subgraph {subgraph}" if subgraph else ""
