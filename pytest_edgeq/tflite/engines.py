@@ -69,7 +69,7 @@ class InterpreterEngine(Engine):
             write them all.
 
     Raises:
-        RuntimeError, ValueError: The kernels cannot allocate the file.
+        RuntimeError, ValueError: The kernels cannot allocate the file, or an output is a handle.
         ModuleNotFoundError: TensorFlow is not installed.
     """
 
@@ -82,6 +82,12 @@ class InterpreterEngine(Engine):
         *,
         keep: bool = False,
     ) -> None:
+        for border in signature.outputs:
+            # The interpreter hands out a handle's own memory as if it were numbers, and dies of it.
+            if border.tensor.dtype in ("resource", "variant"):
+                raise RuntimeError(
+                    f"output {border.name!r} is {border.tensor.dtype}, which cannot be read here"
+                )
         where: dict[str, Any] = (
             {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
         )

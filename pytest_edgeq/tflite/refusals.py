@@ -66,6 +66,11 @@ _KNOWN_REFUSALS = (
         "the file (runtime='xnnpack'); an app that uses CompiledModel cannot.",
     ),
     (
+        re.compile(r"bad_alloc|Unable to allocate"),
+        "its tensors need more memory than there is: look at their shapes (edgeq show FILE). A "
+        "file that was meant to be small is damaged; build or download it again.",
+    ),
+    (
         re.compile(r"CompiledModel leaves memory unwritten"),
         "CompiledModel writes what an op computes, once, and hands out the memory of anything else "
         "as it finds it. The interpreter runs the file (runtime='xnnpack'); an app that uses "

@@ -83,7 +83,7 @@ class Runner:
             refuse_unsafe(graph, self._runtime, modules)
         try:
             self._engine = self._open(runtimes)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, MemoryError) as error:
             raise self._refusal("load", error, {}) from error.__cause__
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
@@ -101,7 +101,7 @@ class Runner:
         """
         try:
             return self._engine.run(inputs)
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, KeyError, MemoryError) as error:
             # KeyError: the signature has no name for an output of its subgraph.
             raise self._refusal("run", error, inputs) from error.__cause__
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from pytest_edgeq.tflite.flatbuffer import text
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.tflite.unsafe_scales import aborts_at_scales, lacks_parameters, null_logger
 from pytest_edgeq.unrunnable import UnrunnableError
 
 __all__ = ["refuse_unsafe", "unsafe_ops"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
-
-# Inputs are shifted left by so many bits before they are added, and the sum is then multiplied by
-# 2 · (greatest input scale) / (2^shift · output scale), for which the kernels demand less than 1:
-# QuantizeMultiplierSmallerThanOneExp in tensorflow/lite/kernels/{add,sub}.cc, ai-edge-litert 2.3.0.
-_LEFT_SHIFT = {"int8": 20, "uint8": 20, "int16": 15}
-
-# That product is taken in float32, where it becomes infinite, and the multiplier 0.
-_GREATEST = 2.0**128
-
-# No activation of a network has values of 1e6 and more; a scale of int8 is 1/255 of its range.
-_HUGE = 1e6 / 255
 
 
 def refuse_unsafe(graph: OpGraph, runtime: str, modules: ModulePaths | None) -> None:
@@ -33,7 +24,7 @@ def refuse_unsafe(graph: OpGraph, runtime: str, modules: ModulePaths | None) -> 
     Raises:
         UnrunnableError: Says which op and why.
     """
-    for op, cause in unsafe_ops(graph):
+    for op, cause in unsafe_ops(graph, runtime):
         [entry] = [
             e
             for e in OpDtypeMap(graph, modules).ops(op.name)
@@ -44,48 +35,21 @@ def refuse_unsafe(graph: OpGraph, runtime: str, modules: ModulePaths | None) -> 
         )
 
 
-def unsafe_ops(graph: OpGraph) -> Iterator[tuple[Op, str]]:
-    """Yield each op that the kernels abort at, or answer with chance, and why they do."""
+def unsafe_ops(graph: OpGraph, runtime: str | None = None) -> Iterator[tuple[Op, str]]:
+    """
+    Yield each op that the kernels abort at, or answer with chance, and why they do.
+
+    Args:
+        graph: Of the file.
+        runtime: The runtime that is to run it; None for any.
+    """
     for op in graph.ops:
-        cause = _aborts(graph, op) or _reads_past(graph, op) or _not_unpacked(graph, op)
-        if cause:
-            yield op, cause
-
-
-def _aborts(graph: OpGraph, op: Op) -> str:
-    """Say why the scales of an ADD or SUB make its kernels abort; nothing where they do not."""
-    if op.name not in ("ADD", "SUB"):
-        return ""
-    inputs = [graph.tensor(op, index) for index in op.inputs]
-    output = graph.tensor(op, op.outputs[0])
-    if output.dtype not in _LEFT_SHIFT or not all(len(t.scales) for t in (*inputs, output)):
-        return ""
-    greatest = max(float(tensor.scales[0]) for tensor in inputs)
-    scale = float(output.scales[0])
-    power = _LEFT_SHIFT[output.dtype] - 1
-    if scale * 2 ** (power + 1) > _GREATEST:
-        text = (
-            f"its output's scale, {scale:.3g}, times 2^{power + 1} is beyond float32: the kernels "
-            "would abort, and end this process"
-        )
-    elif scale > 0 and greatest >= 2**power * scale:
-        text = (
-            f"an input's scale, {greatest:.3g}, is 2^{power} times the output's, {scale:.3g}, or "
-            "more: the kernels would abort, and end this process"
-        )
-    else:
-        return ""
-    if greatest < _HUGE:
-        return (
-            f"{text}. Such an output was zero, or next to it, in every sample of the calibration: "
-            "calibrate with samples that make it speak, or leave the op in float"
-        )
-    return (
-        f"{text}. Such a scale comes from a constant with "
-        "infinite or huge values, for instance an attention mask of -inf, which the converter "
-        "clamps to the largest float. Let the model mask with a finite value of the scores' own "
-        "size (-30, say: softmax makes 1e-13 of it), or leave the op in float"
-    )
+        for rule, runtimes in _RULES:
+            if runtime is None or not runtimes or runtime in runtimes:
+                cause = rule(graph, op)
+                if cause:
+                    yield op, cause
+                    break
 
 
 def _reads_past(graph: OpGraph, op: Op) -> str:
@@ -128,3 +92,100 @@ def _not_unpacked(graph: OpGraph, op: Op) -> str:
         "their end, and compute something else in every run. FULLY_CONNECTED and EMBEDDING_LOOKUP "
         "do take int2: give the convolutions 4 bits or 8"
     )
+
+
+def _without_bias(graph: OpGraph, op: Op) -> str:
+    """
+    Say that a DEPTHWISE_CONV_2D has no bias, which the optimized kernels read, else "".
+
+    `DepthwiseConvInitAccBuffer` in optimized/depthwiseconv_*.h copies it from a null pointer
+    (ai-edge-litert 2.3.0); the reference kernels ask whether there is one.
+    """
+    if op.name != "DEPTHWISE_CONV_2D" or len(op.inputs) > 2:
+        return ""
+    return (
+        "it has no bias, which the kernels read all the same, and end this process. Give it a "
+        "bias of zeros; the reference kernels (runtime='reference') run the file as it is"
+    )
+
+
+def _from_nothing(graph: OpGraph, op: Op) -> str:
+    """
+    Say that a resize makes an image of an empty one, whose first pixel it reads, else "".
+
+    Neither resize_bilinear.cc nor resize_nearest_neighbor.cc asks (ai-edge-litert 2.3.0).
+    """
+    if op.name not in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"):
+        return ""
+    given, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
+    if 0 not in given.shape or 0 in made.shape:
+        return ""
+    return (
+        f"it makes {list(made.shape)} of an empty image {list(given.shape)}: the kernels would "
+        "read past the end of its memory, and end this process or answer with chance"
+    )
+
+
+def _taken_for_floats(graph: OpGraph, op: Op) -> str:
+    """Say that a FAKE_QUANT is not of floats, which fake_quant.cc takes it for (2.3.0), else ""."""
+    if op.name != "FAKE_QUANT" or graph.tensor(op, op.inputs[0]).dtype == "float32":
+        return ""
+    dtype = graph.tensor(op, op.inputs[0]).dtype
+    return (
+        f"its input is {dtype}: the kernels take it for float32, and write past the end of its "
+        "memory"
+    )
+
+
+def _other_variable(graph: OpGraph, op: Op) -> str:
+    """
+    Say that a variable is read in another shape than it is ever given, else "".
+
+    The ops behind it are prepared for the shape in the file, and run on the memory of the other
+    (ai-edge-litert 2.3.0).
+    """
+    if op.name != "READ_VARIABLE":
+        return ""
+    name = _variable(graph, op)
+    given = [
+        graph.tensor(each, each.inputs[1])
+        for each in graph.ops
+        if each.name == "ASSIGN_VARIABLE" and name is not None and _variable(graph, each) == name
+    ]
+    made = graph.tensor(op, op.outputs[0])
+    if not given or any(tensor.shape == made.shape for tensor in given):
+        return ""
+    return (
+        f"it reads a variable of {list(given[0].shape)} as {list(made.shape)}: the kernels would "
+        "read past the end of its memory"
+    )
+
+
+def _variable(graph: OpGraph, op: Op) -> str | None:
+    """Return the name of the variable that an op's first input is a handle of, if it is known."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    handle = graph.subgraphs[op.subgraph].producer.get(op.inputs[0])
+    table = None if handle is None else graph.operator(handle).BuiltinOptions()
+    if table is None or handle is None or handle.name != "VAR_HANDLE":
+        return None
+    options = schema.VarHandleOptions()
+    options.Init(table.Bytes, table.Pos)
+    return f"{text(options.Container())}/{text(options.SharedName())}"
+
+
+# Those that hand ops to XNNPACK's delegate.
+_DELEGATING = ("xnnpack", "compiled", "tensorflow")
+
+# Each rule, and the runtimes whose kernels it is of; all where none is named.
+_RULES: tuple[tuple[Callable[[OpGraph, Op], str], tuple[str, ...]], ...] = (
+    (aborts_at_scales, ()),
+    (lacks_parameters, ()),
+    (_reads_past, ()),
+    (_not_unpacked, ()),
+    (_from_nothing, ()),
+    (_taken_for_floats, ()),
+    (_other_variable, ()),
+    (null_logger, _DELEGATING),
+    (_without_bias, (*_DELEGATING, "builtin")),
+)
