@@ -45,8 +45,12 @@ def build_problem(data: Mapping[str, Any]) -> str:
 
 
 def _is_scale(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 <= value < math.inf  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return 0 <= float(value) < math.inf
+    except OverflowError:  # a whole number beyond float64
+        return False
 
 
 def describe_build(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -130,7 +134,7 @@ def _paired(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
 def _samples(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Calibration samples of which less than half are left; a loaded file tells of none."""
     before, after = old.get("n_calibrated", 0), new.get("n_calibrated", 0)
-    if not after or after >= _HALF * before:
+    if not after or 2 * after >= before:
         return []
     return [
         f"calibrated on fewer samples: expected at least half of the {before} different ones that "

@@ -285,7 +285,10 @@ def _key(row: _Row) -> _RowKey:
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in ("inf", "-inf")):
         return None
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond float64
+        return None
 
 
 def _is_sums(samples: object) -> bool:

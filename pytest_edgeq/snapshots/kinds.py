@@ -68,10 +68,31 @@ def _op_dtype_map_problem(data: Mapping[str, Any]) -> str:
                 return f"data.{part}[{index}] is not an object"
             if missing := [key for key in keys if key not in row]:
                 return f"data.{part}[{index}] lacks {', '.join(missing)}"
-            for key in ("inputs", "outputs", "shape"):
-                if key in keys and not isinstance(row[key], list):
-                    return f"data.{part}[{index}].{key} is not a list"
+            # A map of several signatures tells of which each input is.
+            for key in (*keys, *(["signature"] if "signature" in row else [])):
+                if problem := _field_problem(key, row[key]):
+                    return f"data.{part}[{index}].{key} is {problem}"
     return ""
+
+
+def _field_problem(key: str, value: object) -> str:
+    """Say what a field of a row is not, or nothing."""
+    if key in ("inputs", "outputs"):
+        is_it, wanted = _is_list_of(value, str), "not a list of texts"
+    elif key == "shape":
+        is_it, wanted = _is_list_of(value, int), "not a list of whole numbers"
+    elif key == "subgraph":
+        is_it, wanted = type(value) is int, "not a whole number"
+    elif key in ("module", "weight", "bias", "granularity", "signature"):
+        is_it, wanted = value is None or isinstance(value, str), "neither a text nor null"
+    else:
+        is_it, wanted = isinstance(value, str), "not a text"
+    return "" if is_it else wanted
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    # Exactly this type: to Python, True is a whole number.
+    return isinstance(value, list) and all(type(each) is kind for each in value)
 
 
 def _counted(words: list[str]) -> str:

@@ -177,7 +177,7 @@ def read(path: Path, shown: str) -> Document:
         ValueError: It is no baseline that this version reads, or it cannot be read.
     """
     try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
+        content = json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=_no_number)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -191,9 +191,15 @@ def read(path: Path, shown: str) -> Document:
         raise ValueError(
             f"{shown} is not UTF-8 text (byte {error.start}). {_START_OVER} {_NEW}"
         ) from None
+    except ValueError as error:  # a number that JSON or Python does not take
+        raise ValueError(f"{shown} is not valid JSON: {error}. {_START_OVER} {_NEW}") from None
     except RecursionError:
         raise ValueError(f"{shown} is nested too deeply. {_START_OVER} {_NEW}") from None
     return _document(content, shown)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of it")
 
 
 def _broken(path: Path, shown: str, error: json.JSONDecodeError) -> str:
@@ -251,10 +257,18 @@ def _document(content: object, shown: str) -> Document:
                 f"{shown} has a JSON {_json_type(value)} under {key!r}. {_START_OVER} {_NEW}"
             )
     assert isinstance(owner, dict)
+    for place, value in (
+        *((f"owner.{key}", owner[key]) for key in ("module", "test")),
+        *((f"producer.{key}", value) for key, value in producer.items() if value is not None),
+    ):
+        if not isinstance(value, str):
+            raise ValueError(  # noqa: TRY004 - what is wrong is the file
+                f"{shown} has a JSON {_json_type(value)} under {place!r}. {_START_OVER} {_NEW}"
+            )
     return Document(
         kind=content["kind"],
-        module=str(owner["module"]),
-        test=str(owner["test"]),
+        module=owner["module"],
+        test=owner["test"],
         name=content["name"],
         producer=producer,
         data=content["data"],

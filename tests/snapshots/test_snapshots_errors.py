@@ -342,6 +342,7 @@ def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
     [
         ({"runtime": None}, "data.runtime is not a text"),
         ({"scales": {"a": "wide"}}, "data.scales is not a scale for each of some ops"),
+        ({"scales": {"a": 10**400}}, "data.scales is not a scale for each of some ops"),
         ({"weights": 64}, "data.weights is not a text"),
         ({"n_calibrated": "64"}, "data.n_calibrated is not a whole number"),
         ({"asymmetric": [1]}, "data.asymmetric is not a list of ops"),
@@ -351,6 +352,7 @@ def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
         ({"errors": [{}]}, "lacks one of stage, output, metric"),
         ({"errors": [row("snr", 1.0, 1.0, 1.0)]}, r"data.errors\[0\].metric is none of"),
         ({"errors": [row("rmse", "nan", 1.0, 1.0)]}, r"data.errors\[0\].value is not a number"),
+        ({"errors": [row("rmse", 10**400, 1.0, 1.0)]}, r"data.errors\[0\].value is not a number"),
         ({"errors": [row("rmse", 1.0, 1.0, 1.0)] * 2}, "tells one metric twice"),
     ],
 )

@@ -207,6 +207,15 @@ def test_a_file_of_another_kind(check: Make, path: Path, residual: Make) -> None
         (lambda data: data["ops"][0].pop("scheme"), "data.ops[0] lacks scheme"),
         (lambda data: data["ops"][0].update(inputs="int8"), "data.ops[0].inputs is not a list"),
         (lambda data: data["inputs"][0].pop("dtype"), "data.inputs[0] lacks dtype"),
+        (lambda data: data["inputs"][0].update(shape=["x"]), "is not a list of whole numbers"),
+        (
+            lambda data: data["inputs"][0].update(signature=[1]),
+            "signature is neither a text nor null",
+        ),
+        (lambda data: data["ops"][0].update(module=[["x"]]), "module is neither a text nor null"),
+        (lambda data: data["ops"][0].update(op={}), "data.ops[0].op is not a text"),
+        (lambda data: data["ops"][0].update(subgraph=True), "subgraph is not a whole number"),
+        (lambda data: data["ops"][0].update(outputs=[1]), "outputs is not a list of texts"),
     ],
 )
 def test_a_file_with_parts_missing(

@@ -153,6 +153,19 @@ WHOLE = json.loads(store.render(document({})))
         (json.dumps({**WHOLE, "owner": "x"}), ["a JSON string under 'owner'"]),
         (json.dumps({**WHOLE, "data": []}), ["a JSON list under 'data'"]),
         (json.dumps({**WHOLE, "kind": 1}), ["a JSON number under 'kind'"]),
+        (
+            json.dumps({**WHOLE, "data": {"a": float("nan")}}),
+            ["not valid JSON", "NaN is no number"],
+        ),
+        ('{"a": ' + "9" * 5000 + "}", ["not valid JSON", "Exceeds the limit"]),
+        (
+            json.dumps({**WHOLE, "owner": {**WHOLE["owner"], "test": [1]}}),
+            ["a JSON list under 'owner.test'"],
+        ),
+        (
+            json.dumps({**WHOLE, "producer": {"torch": {}}}),
+            ["a JSON object under 'producer.torch'"],
+        ),
     ],
 )
 def test_a_file_that_cannot_be_read(tmp_path: Path, text: str, said: list[str]) -> None:
