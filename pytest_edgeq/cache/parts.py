@@ -108,7 +108,8 @@ def read_exported(parts: Mapping[str, bytes]) -> Exported:
         Exception: The parts are other ones; torch and Python raise what they meet in them.
     """
     _check_names(parts, "graph", "tensors", "facts")
-    return Exported(decode_graph(parts), json.loads(parts["facts"])["strict_refusal"])
+    facts = json.loads(parts["facts"])
+    return Exported(decode_graph(parts), _fact(facts, "strict_refusal", str, type(None)))
 
 
 def write_simulation(simulation: Simulation) -> dict[str, bytes]:
@@ -138,8 +139,10 @@ def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
         Exception: The parts are other ones; Python raises what it meets in them.
     """
     _check_names(parts, "graph", "tensors", "facts")
-    json.loads(parts["graph"])  # later it would be too late to calibrate again
     facts = json.loads(parts["facts"])
+    # Looked at now, because when the graph is built it is too late to calibrate again.
+    if facts["digest"] != digest_of(parts["graph"], parts["tensors"]):
+        raise ValueError("its graph does not have the hash that it should")
 
     @functools.cache
     def graph() -> torch.fx.GraphModule:
@@ -147,13 +150,19 @@ def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
 
     return Simulation(
         graph,
-        facts["static"],
-        facts["weights_alone"],
-        frozenset((module, op) for module, op in facts["annotated"]),
-        facts["strict_refusal"],
-        tuple(Warned(*each) for each in facts["warned"]),
+        _fact(facts, "static", bool),
+        _fact(facts, "weights_alone", bool),
+        frozenset((module, op) for module, op in _fact(facts, "annotated", list)),
+        _fact(facts, "strict_refusal", str, type(None)),
+        tuple(Warned(*each) for each in _fact(facts, "warned", list)),
         facts["digest"],
     )
+
+
+def _fact(facts: Mapping[str, Any], key: str, *types: type) -> Any:
+    if type(facts[key]) not in types:
+        raise ValueError(f"its fact {key!r} is a {type(facts[key]).__name__}")
+    return facts[key]
 
 
 def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,20 @@ def _export(cache: ConversionCache, ran: list[str]) -> Any:
 
 
 JUNK = {"junk": b"x"}
+BEFORE = {
+    "names": [["x", ["max"]]],
+    "tensors": [
+        {
+            "name": "0 0",
+            "dtype": "float32",
+            "shape": [4],
+            "stride": [1],
+            "start": -4096,
+            "requires_grad": False,
+        }
+    ],
+}
+"""A range that lies before the stored memory."""
 DEEP = b"[" * 50_000
 
 
@@ -92,6 +107,7 @@ DEEP = b"[" * 50_000
         (_quantize, "quantize", {"tflite": b"something else"}),
         (_calibrate, "ranges", JUNK),
         (_calibrate, "ranges", {"ranges": b"[]", "tensors": b""}),
+        (_calibrate, "ranges", {"ranges": json.dumps(BEFORE).encode(), "tensors": bytes(64)}),
         (_calibrate, "ranges", {"ranges": DEEP, "tensors": b""}),
         (_calibrate, "ranges-samples", JUNK),
         (_calibrate, "ranges-samples", {"hashes": b"3"}),
@@ -99,6 +115,7 @@ DEEP = b"[" * 50_000
         (_simulate, "calibrate", JUNK),
         (_simulate, "calibrate", {"graph": b"{}", "tensors": b"", "facts": b"{}"}),
         (_simulate, "calibrate", {"graph": b"{"}),
+        (_simulate, "calibrate", {"tensors": b"others"}),
         (_simulate, "calibrate-samples", JUNK),
         (_export, "export", JUNK),
         (_export, "export", {"graph": b"{}", "tensors": b"", "facts": b"{}"}),
