@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pytest_edgeq.report.files import write_whole
+from pytest_edgeq.report.schema import schema_problem
 from pytest_edgeq.versions import producer
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ __all__ = ["FORMAT", "VERSION", "Failure", "PhaseReport", "Run", "RunRecorder", 
 FORMAT = "pytest-edgeq run"
 VERSION = 1
 """Of the schema in `run.schema.json`: a reader of version n refuses what is newer."""
+
+_SCHEMA = Path(__file__).with_name("run.schema.json")
 
 
 class Failure(TypedDict):
@@ -273,20 +277,68 @@ def read_run(path: Path) -> Run:
         ValueError: It is no record, or one of a newer version.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except ValueError as error:
         raise ValueError(f"{path}: expected the JSON of --edgeq-json, got {error}") from None
+    except RecursionError:
+        raise ValueError(
+            f"{path}: expected the JSON of --edgeq-json, got one that is nested too deeply"
+        ) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(
             f"{path}: expected the JSON of --edgeq-json, got another document "
             f'(there is no "format": "{FORMAT}")'
         )
     version = data.get("version")
-    if not isinstance(version, int) or version > VERSION:
+    if not isinstance(version, int) or isinstance(version, bool) or version > VERSION:
         raise ValueError(
             f"{path}: expected version {VERSION} of the record or an older one, got {version}\n"
             "fix: read it with the pytest-edgeq that wrote it, or a newer one"
         )
-    if missing := [key for key in ("models", "tests", "baselines", "versions") if key not in data]:
-        raise ValueError(f"{path}: the record lacks {', '.join(missing)}: it is not whole")
+    schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
+    if problem := schema_problem(data, schema) or _reference_problem(data):
+        raise ValueError(
+            f"{path}: {problem}: it is not whole\nfix: write it anew (pytest --edgeq-json)"
+        )
     return Run(data)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name}, which is no number of JSON")
+
+
+def _reference_problem(data: Mapping[str, Any]) -> str:
+    """Say which part of a record names a model or an op that it does not hold, else ""."""
+    models = data["models"]
+    for key, model in models.items():
+        for border in (*model["inputs"], *model["outputs"]):
+            # Scales are float32, and 0 where nothing was calibrated.
+            if border["scale"] and not 1e-46 < border["scale"] < 3.5e38:
+                return f"the record.models.{key[:60]}: a scale is none of float32"
+    for index, test in enumerate(data["tests"]):
+        where = f"the record.tests[{index}]"
+        named = [*test["models"], *(each["model"] for each in test["events"])]
+        if unknown := [key for key in named if key is not None and key not in models]:
+            return f"{where}: the model {unknown[0][:60]!r} is none of the record's"
+        for event in test["events"]:
+            if "comparison" in event and (wrong := _comparison_problem(event["comparison"])):
+                return f"{where}: {wrong}"
+    return ""
+
+
+def _comparison_problem(comparison: Mapping[str, Any]) -> str:
+    """Say which parts of a comparison do not belong together, else ""."""
+    stages = comparison["stages"]
+    outputs = set(stages["total"]["outputs"])
+    for name, stage in stages.items():
+        if set(stage["outputs"]) != outputs:
+            return f"the stage {name} has other outputs than the stage total"
+    for output, sides in comparison["points"].items():
+        if len({len(values) for values in sides.values()}) > 1:
+            return f"the points of {output[:60]!r} are not as many on each side"
+    for sample in comparison["worst_samples"]:
+        for picture in sample["pictures"].values():
+            size = picture["height"] * picture["width"] * picture["channels"]
+            if size <= 0 or len(base64.b64decode(picture["pixels"])) != size:
+                return "a picture has other bytes than its height and width ask for"
+    return ""

@@ -15,6 +15,7 @@ from pytest_edgeq.tflite.boundary import code_range
 __all__ = ["Distribution", "Points", "distribution", "limits_of", "points_of"]
 
 _BINS = 64
+_GREATEST = np.finfo(np.float32).max
 _SIDES = ("float", "float_tflite", "simulated", "edge")
 """In the order of the pipeline."""
 
@@ -40,13 +41,13 @@ class Points:
 
 
 def points_of(recorded: Mapping[str, Sequence[float | str]]) -> Points | None:
-    """Return the points of an output; None where no element is finite on all sides."""
+    """Return the points of an output; None where no element is of float32 on all sides."""
     sides = {
         side: np.array(recorded[side], dtype=np.float64) for side in _SIDES if side in recorded
     }
     if not sides:
         return None
-    finite = np.logical_and.reduce([np.isfinite(values) for values in sides.values()])
+    finite = np.logical_and.reduce([np.abs(values) <= _GREATEST for values in sides.values()])
     if not finite.any():
         return None
     return Points({side: values[finite] for side, values in sides.items()}, int((~finite).sum()))
