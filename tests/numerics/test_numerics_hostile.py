@@ -1,0 +1,157 @@
+"""Values that no network should give, at every door of `numerics`: a result or a sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pytest_edgeq.numerics.budget import Budget
+from pytest_edgeq.numerics.checks import check_bias, check_scales
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator, StageErrors
+from pytest_edgeq.numerics.health import OutputHealth
+from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
+from tests.faults.sentences import is_sentence
+
+Array = npt.NDArray[Any]
+
+# The same examples in every run.
+derandomized = settings(derandomize=True, deadline=None, max_examples=60)
+
+FLOATS = (np.float16, np.float32, np.float64)
+INTEGERS = (np.int8, np.uint8, np.int16, np.int32, np.int64, np.bool_)
+
+SPECIAL = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    5e-324,
+    1e-45,
+    6e-8,
+    3.4e38,
+    1.7e308,
+    math.inf,
+    -math.inf,
+    math.nan,
+)
+NUMBERS = st.sampled_from(SPECIAL) | st.floats()
+
+
+@st.composite
+def arrays(draw: st.DrawFn, dtypes: Any = FLOATS + INTEGERS) -> Array:
+    """Any array of up to three dimensions, of none, and without elements."""
+    dtype = np.dtype(draw(st.sampled_from(dtypes)))
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    if dtype.kind != "f":
+        return draw(hnp.arrays(dtype, shape))
+    values = draw(hnp.arrays(np.float64, shape, elements=NUMBERS))
+    with np.errstate(over="ignore"):
+        return np.asarray(values.astype(dtype))
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Array, Array]:
+    """Two sides of one output; most often of one shape."""
+    reference = draw(arrays())
+    if draw(st.booleans()):
+        return reference, draw(arrays())
+    actual = draw(hnp.arrays(np.float64, reference.shape, elements=NUMBERS))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return reference, np.asarray(actual.astype(draw(st.sampled_from(FLOATS))))
+
+
+def measured(reference: Array, actual: Array, scale: float | None) -> StageErrors | None:
+    """Return the errors of one sample; None where a sentence tells why there are none."""
+    stage = StageAccumulator([BorderSpec("y", scale)])
+    try:
+        stage.update([reference], [actual])
+        return stage.result()
+    except (ValueError, TypeError) as error:
+        if not is_sentence(error):
+            raise
+        return None
+
+
+SCALES = st.none() | st.sampled_from((1e-45, 1e-9, 0.5, 3e38))
+
+
+@given(pairs(), SCALES)
+@derandomized
+def test_errors_are_measured_or_refused(both: tuple[Array, Array], scale: float | None) -> None:
+    """And what is measured can be stored: NaN and infinities are told by name."""
+    errors = measured(*both, scale)
+    if errors is None:
+        return
+    json.dumps(errors.to_dict(), allow_nan=False)
+    output = errors.outputs["y"]
+    assert output.n_elements == both[0].size
+    assert output.nonfinite == sum(int((~np.isfinite(side)).sum()) for side in both)
+
+
+@given(pairs(), SCALES, st.sampled_from((*UPPER_BOUNDED, *LOWER_BOUNDED)), NUMBERS)
+@derandomized
+def test_a_budget_is_kept_broken_or_refused(
+    both: tuple[Array, Array], scale: float | None, metric: str, bound: float
+) -> None:
+    """NaN never keeps one."""
+    errors = measured(*both, scale)
+    if errors is None:
+        return
+    try:
+        budget = Budget(**{metric: bound})
+        violations = budget.violations(errors, "total")
+        needed = budget.needed(errors)
+    except (ValueError, TypeError) as error:
+        if not is_sentence(error):
+            raise
+        return
+    for violation in violations:
+        assert str(violation)
+    if errors.outputs["y"].nonfinite:
+        assert violations
+    if needed is not None:
+        assert repr(needed)
+
+
+@given(arrays(FLOATS), arrays(INTEGERS), SCALES)
+@derandomized
+def test_health_is_told_or_refused(reference: Array, codes: Array, scale: float | None) -> None:
+    """Of one sample and of none."""
+    health = OutputHealth(BorderSpec("y", scale, 3, -128, 127))
+    health.findings()
+    try:
+        with np.errstate(all="ignore"):
+            health.update(reference, codes.astype(np.float64), codes)
+    except (ValueError, TypeError) as error:
+        if not is_sentence(error):
+            raise
+        return
+    for finding in health.findings():
+        assert str(finding)
+
+
+@given(
+    st.lists(NUMBERS, max_size=3),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
+    st.sampled_from(("int8", "uint8", "int16", "int32", "int4", "float32")),
+    arrays((np.int32,)),
+)
+@derandomized
+def test_parameters_are_judged(
+    scales: list[float], points: list[int], dtype: str, bias: Array
+) -> None:
+    """Any scales, any zero points, any bias."""
+    with np.errstate(over="ignore"):
+        given = np.array(scales, np.float64).astype(np.float32)
+    count = min(len(scales), len(points))
+    zero_points = np.array(points[:count], np.int64)
+    for finding in check_scales("x", given[:count], zero_points, activation=True, dtype=dtype):
+        assert str(finding)
+    assert all(map(str, check_bias("x", bias.reshape(-1))))

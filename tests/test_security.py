@@ -1,0 +1,146 @@
+"""What CONTRIBUTING promises of files from strangers, as far as it can be seen in code or a run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pytest_edgeq
+from fixtures.tflite import make
+
+ROOT = Path(pytest_edgeq.__file__).parent
+
+RUNS_CODE = {
+    *(f"{module}.{name}" for module in ("pickle", "cPickle", "dill", "cloudpickle", "marshal")
+      for name in ("load", "loads", "Unpickler")),
+    *("joblib.load", "shelve.open", "pandas.read_pickle", "yaml.load", "torch.jit.load"),
+}  # fmt: skip
+"""Functions that run what a file asks for."""
+
+NETWORK = {"ftplib", "http", "requests", "smtplib", "socket", "urllib", "urllib3", "xmlrpc"}
+
+
+def _calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def _problems(source: str) -> list[str]:
+    tree = ast.parse(source)
+    found = []
+    for name, call in _calls(tree):
+        given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        if name in RUNS_CODE:
+            found.append(name)
+        if name == "torch.load" and given.get("weights_only") != "True":
+            found.append("torch.load without weights_only=True")
+        if name in ("np.load", "numpy.load") and given.get("allow_pickle", "False") != "False":
+            found.append("np.load with pickles")
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+            found += [
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if f"{node.module}.{alias.name}" in RUNS_CODE
+            ]
+        found += [name for name in names if name.partition(".")[0] in NETWORK]
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_module_reads_pickles_or_knows_a_network(path: Path) -> None:
+    """Neither a file nor an entry of the cache can run code, and nothing is sent anywhere."""
+    assert not _problems(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("import pickle\npickle.load(file)", "pickle.load"),
+        ("from pickle import loads", "pickle.loads"),
+        ("torch.load(path)", "torch.load without weights_only=True"),
+        ("torch.load(path, weights_only=False)", "torch.load without weights_only=True"),
+        ("np.load(path, allow_pickle=True)", "np.load with pickles"),
+        ("import urllib.request", "urllib.request"),
+    ],
+)
+def test_what_is_looked_for_is_found(source: str, problem: str) -> None:
+    """And the safe form is not."""
+    assert _problems(source) == [problem]
+    assert not _problems("torch.load(path, weights_only=True)\nnp.load(path)")
+
+
+_ALONE = """
+import socket
+import sys
+import pytest
+
+tried = []
+
+
+def refuse(*arguments, **_):
+    tried.append(arguments)
+    raise OSError("no network in this test")
+
+
+for name in ("connect", "connect_ex", "sendto", "bind"):
+    setattr(socket.socket, name, refuse)
+socket.getaddrinfo = socket.create_connection = refuse
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    print(f"connections tried: {tried}")
+"""
+
+_SUITE = """
+import torch
+from pytest_edgeq import assert_op_counts
+
+
+PATH = {path!r}
+
+
+def test_file(edgeq):
+    model = edgeq.load(PATH, reference=lambda x: x)
+    model.run(torch.zeros(model.inputs[0].shape), runtime="builtin")
+
+
+def test_conversion(edgeq):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
+    model = edgeq.quantize(net, (torch.zeros(1, 4),), calibration=[torch.randn(1, 4)])
+    assert_op_counts(model, {{"FULLY_CONNECTED": 1}})
+"""
+
+
+@pytest.mark.slow
+def test_a_run_opens_no_connection(tmp_path: Path) -> None:
+    """A suite that converts a model, loads a file and stores in the cache, with sockets barred."""
+    (tmp_path / "conftest.py").write_text(_ALONE)
+    path = str(make.CONVERTED / "folded_linear.float.tflite")
+    (tmp_path / "test_alone.py").write_text(_SUITE.format(path=path))
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"),
+            *("-o", f"pythonpath={ROOT.parent}", "--rootdir", str(tmp_path), str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT.parent)},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert "connections tried: []" in done.stdout
