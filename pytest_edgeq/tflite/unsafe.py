@@ -8,7 +8,12 @@ from pytest_edgeq.tflite.flatbuffer import text
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
-from pytest_edgeq.tflite.unsafe_scales import aborts_at_scales, lacks_parameters, null_logger
+from pytest_edgeq.tflite.unsafe_scales import (
+    aborts_at_scales,
+    aborts_at_softmax,
+    lacks_parameters,
+    null_logger,
+)
 from pytest_edgeq.unrunnable import UnrunnableError
 
 __all__ = ["refuse_unsafe", "unsafe_ops"]
@@ -187,5 +192,6 @@ _RULES: tuple[tuple[Callable[[OpGraph, Op], str], tuple[str, ...]], ...] = (
     (_taken_for_floats, ()),
     (_other_variable, ()),
     (null_logger, _DELEGATING),
+    (aborts_at_softmax, ("reference",)),
     (_without_bias, (*_DELEGATING, "builtin")),
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
 
-__all__ = ["aborts_at_scales", "lacks_parameters", "null_logger"]
+__all__ = ["aborts_at_scales", "aborts_at_softmax", "lacks_parameters", "null_logger"]
 
 # Inputs are shifted left by so many bits before they are added, and the sum is then multiplied by
 # 2 · (greatest input scale) / (2^shift · output scale), for which the kernels demand less than 1:
@@ -121,16 +122,49 @@ def _is_power_of_two(scale: float) -> bool:
 
 def _by_powers_of_two(graph: OpGraph, op: Op) -> bool:
     """Return whether an int16 op allows scales of powers of two to be shifts."""
+    options = _options(graph, op)
+    return options is not None and bool(options.PotScaleInt16())
+
+
+def _options(graph: OpGraph, op: Op) -> Any:
+    """Return the options of an op; None where it has none."""
     from ai_edge_litert import schema_py_generated as schema
 
     operator = graph.operator(op)
     kind = enum_names("BuiltinOptions").get(operator.BuiltinOptionsType(), "NONE")
     table = operator.BuiltinOptions()
-    if table is None or kind not in ("AddOptions", "SubOptions"):
-        return False
+    if table is None or kind == "NONE":
+        return None
     options = getattr(schema, kind)()
     options.Init(table.Bytes, table.Pos)
-    return bool(options.PotScaleInt16())
+    return options
+
+
+# The reference kernels hold differences of codes in numbers of 5 bits before the point.
+_SOFTMAX_SHIFT = 31 - 5
+
+
+def aborts_at_softmax(graph: OpGraph, op: Op) -> str:
+    """
+    Say that the reference kernels of a softmax abort at its scale, else "".
+
+    beta · scale · 2^26 must be more than 1: `PreprocessSoftmaxScaling` in quantization_util.cc,
+    ai-edge-litert 2.3.0. The optimized kernels look the exponentials up.
+    """
+    if op.name not in ("SOFTMAX", "LOG_SOFTMAX"):
+        return ""
+    given = graph.tensor(op, op.inputs[0])
+    if given.dtype not in ("int8", "uint8"):
+        return ""
+    options = _options(graph, op) if op.name == "SOFTMAX" else None
+    beta = 1.0 if op.name == "LOG_SOFTMAX" else 0.0 if options is None else options.Beta()
+    # Never turned around: NaN must fail.
+    if beta * _scale(given) * 2**_SOFTMAX_SHIFT > 1:
+        return ""
+    return (
+        f"its beta, {beta:.3g}, times the scale of its input, {_scale(given):.3g}, is not more "
+        f"than 2^-{_SOFTMAX_SHIFT}: the reference kernels would abort, and end this process"
+    )
 
 
 def lacks_parameters(graph: OpGraph, op: Op) -> str:

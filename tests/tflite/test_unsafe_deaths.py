@@ -56,6 +56,11 @@ def _unary(op: str, given: dict[str, Any], made: dict[str, Any]) -> bytes:
     return one_op(op, [given], [made])
 
 
+def _softmax(beta: float) -> bytes:
+    given, made = _quantized("int8", 0.5), _quantized("int8", 2.0**-8, -128)
+    return one_op("SOFTMAX", [given], [made], "SoftmaxOptions", beta=beta)
+
+
 def _depthwise(*, bias: bool) -> bytes:
     shape = (1, 3, 3, 4)
     zeros = {"dtype": "float32", "shape": (4,), "data": np.zeros(4, np.float32)}
@@ -154,6 +159,18 @@ CASES: dict[str, tuple[bytes, bytes, tuple[str, ...], str]] = {
         _depthwise(bias=False),
         ("xnnpack", "builtin"),
         "it has no bias, which the kernels read all the same",
+    ),
+    "beta of SOFTMAX": (
+        _softmax(1.0),
+        _softmax(1e-9),
+        ("reference",),
+        "its beta, 1e-09, times the scale of its input, 0.5, is not more than 2^-26",
+    ),
+    "scale of LOG_SOFTMAX": (
+        _unary("LOG_SOFTMAX", _quantized("int8", 0.5), _quantized("int8", 1 / 16, 127)),
+        _unary("LOG_SOFTMAX", _quantized("int8", 1e-9), _quantized("int8", 1 / 16, 127)),
+        ("reference",),
+        "its beta, 1, times the scale of its input, 1e-09, is not more than 2^-26",
     ),
     "a variable of another shape": (
         _variable(1),
