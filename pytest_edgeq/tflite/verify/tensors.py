@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -123,16 +122,11 @@ def _string_problem(data: npt.NDArray[np.uint8]) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=1)
-def _external_buffers(model: Any) -> dict[int, Any]:
-    """Return the entries for data in files beside this one, by the number that tensors use."""
-    entries = (model.ExternalBuffers(i) for i in range(model.ExternalBuffersLength()))
-    return {entry.Id(): entry for entry in entries}
-
-
 def _external_problem(model: Any, raw: Any, tensor: Tensor) -> str:
+    """Check the entry for data in a file beside this one, which has a number of its own."""
     number = raw.ExternalBuffer()
-    entry = _external_buffers(model).get(number)
+    entries = (model.ExternalBuffers(i) for i in range(model.ExternalBuffersLength()))
+    entry = next((each for each in entries if each.Id() == number), None)
     if entry is None:
         return f"its data is external buffer {number}, which the file does not describe"
     count = model.ExternalBufferGroupsLength()
