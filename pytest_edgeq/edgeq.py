@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS, memory_bound
 from pytest_edgeq.missing import names_missing_libraries, naming_missing_libraries
 from pytest_edgeq.parallel import available_cores, torch_threads
-from pytest_edgeq.presets import CACHE_MODES
+from pytest_edgeq.presets import CACHE_MODES, ISOLATE_MODES
 from pytest_edgeq.report.journal import Booking, booking
 
 if TYPE_CHECKING:
@@ -59,10 +60,17 @@ class Edgeq:
             directory are warnings.
         progress: Told of the steps that may take long; given by the plugin.
         journal: Takes what each call measured; given by the plugin.
+        isolate: Where native code runs. `auto`: the first run of a file that was made elsewhere,
+            and of each file on every runtime but `xnnpack`, is made in a child process; what
+            survives is run in this one from then on. `on`: conversions and all runs are made in the
+            child; figures are the same. `off`: none is.
+        isolate_timeout: Seconds after which one step in the child has failed.
+        isolate_memory: Bytes that the child may use, or a text such as `"4G"`; by default half of
+            the machine's memory, at least 4 GiB.
 
     Raises:
-        ValueError: Unknown runtime or cache mode, a runtime of your own with a built-in one's
-            name, or a number of threads, a seed or a timeout out of range.
+        ValueError: Unknown runtime, cache mode or isolation mode, a runtime of your own with a
+            built-in one's name, or a number of threads, a seed, a timeout or a size out of range.
         TypeError: A number of threads or a seed that is no whole number, or a runtime of your own
             that cannot be called.
     """
@@ -82,17 +90,26 @@ class Edgeq:
         cache_log: CacheLog | None = None,
         progress: Progress | None = None,
         journal: Journal | None = None,
+        isolate: str = "auto",
+        isolate_timeout: int = DEFAULT_SECONDS,
+        isolate_memory: int | str | None = None,
     ) -> None:
         with naming_missing_libraries():
             from pytest_edgeq.cache.conversions import ConversionCache
             from pytest_edgeq.cache.directory import Store
             from pytest_edgeq.cache.log import CacheLog
             from pytest_edgeq.flows.request import Session
+            from pytest_edgeq.isolate.policy import Isolation
             from pytest_edgeq.progress import Progress
             from pytest_edgeq.tflite.registry import Runtimes
 
         threads = available_cores() if threads is None else threads
-        numbers = {"threads": threads, "seed": seed, "localize_timeout": localize_timeout}
+        numbers = {
+            "threads": threads,
+            "seed": seed,
+            "localize_timeout": localize_timeout,
+            "isolate_timeout": isolate_timeout,
+        }
         for setting, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{setting}: expected a whole number, got {value!r}")
@@ -102,6 +119,12 @@ class Edgeq:
             raise ValueError(f"seed: expected 0 … 2**32 − 1, got {seed}")
         if localize_timeout < 0:
             raise ValueError(f"localize_timeout: expected 0 or more, got {localize_timeout}")
+        if isolate not in ISOLATE_MODES:
+            raise ValueError(
+                f"isolate: expected one of {', '.join(ISOLATE_MODES)}, got {isolate!r}"
+            )
+        if isolate_timeout < 1:
+            raise ValueError(f"isolate_timeout: expected at least 1, got {isolate_timeout}")
         if not isinstance(runtimes, Runtimes):
             runtimes = Runtimes({} if runtimes is None else runtimes)
         if isinstance(runtime, str):
@@ -115,7 +138,17 @@ class Edgeq:
         store = None
         if cache_dir is not None and cache != "off":
             store = Store(Path(cache_dir), log.warn)
-        conversions = ConversionCache(store, log.note, refresh=cache == "refresh", seed=seed)
+        refresh = cache == "refresh"
+        isolation = Isolation(
+            isolate,
+            seconds=isolate_timeout,
+            memory=memory_bound(isolate_memory),
+            store=store,
+            refresh=refresh,
+            note=log.note,
+        )
+        runtimes = runtimes.isolated(isolation)
+        conversions = ConversionCache(store, log.note, refresh=refresh, seed=seed)
         self._session = Session(
             tell,
             threads,

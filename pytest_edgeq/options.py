@@ -20,11 +20,13 @@ from typing import Any, Final, Literal
 
 import pytest
 
+from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS, parse_memory
 from pytest_edgeq.parallel import available_cores
 from pytest_edgeq.presets import (
     CACHE_MODES,
     DEFAULT_PRESET,
     DEFAULT_RUNTIME,
+    ISOLATE_MODES,
     NEEDS_REPORT,
     NEEDS_TENSORFLOW,
     PRESETS,
@@ -243,6 +245,16 @@ def _html(text: str, place: Place) -> Path | None:
     return path
 
 
+def _memory(text: str, place: Place) -> int | None:
+    """Resolve a number of bytes; None for the default."""
+    if not text:
+        return None
+    try:
+        return parse_memory(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"{place.where}: {error}") from None
+
+
 OPTIONS: Final = (
     Option(
         "quantizers",
@@ -325,6 +337,30 @@ OPTIONS: Final = (
         _directory,
     ),
     Option(
+        "isolate",
+        "auto",
+        "MODE",
+        "Run native code in a child process, whose crash fails its test alone: "
+        f"{', '.join(ISOLATE_MODES)} (auto: the first run of a file made elsewhere, and of each "
+        f"file on other runtimes than {DEFAULT_RUNTIME}; on: conversions and all runs).",
+        _choice(ISOLATE_MODES),
+    ),
+    Option(
+        "isolate_timeout",
+        DEFAULT_SECONDS,
+        "SECONDS",
+        "After so many seconds one step in the child process has failed.",
+        _integer(1),
+    ),
+    Option(
+        "isolate_memory",
+        "",
+        "SIZE",
+        "Memory that the child process may use: 4G, 512M, or a number of MiB. By default half of "
+        "the machine's or container's, shared by the workers of pytest-xdist; at least 4G. Linux.",
+        _memory,
+    ),
+    Option(
         "artifacts",
         "",
         "DIR",
@@ -369,6 +405,9 @@ class Settings:
         localize_timeout: Seconds.
         cache: `on`, `off` or `refresh`.
         cache_dir: Directory of finished conversions; None for one below pytest's cache directory.
+        isolate: `auto`, `on` or `off`.
+        isolate_timeout: Seconds.
+        isolate_memory: Bytes; None for the default.
         artifacts: Folder of the bundles of failed tests; None for none.
         json: File of the run's record; None for none.
         markdown: File of the Markdown page; None for none.
@@ -387,6 +426,9 @@ class Settings:
     localize_timeout: int
     cache: Literal["on", "off", "refresh"]
     cache_dir: Path | None
+    isolate: Literal["auto", "on", "off"]
+    isolate_timeout: int
+    isolate_memory: int | None
     artifacts: Path | None
     json: Path | None
     markdown: Path | None

@@ -29,6 +29,8 @@ DEFAULT_PRESET = "pt2e_static_int8"
 
 CACHE_MODES: tuple[str, ...] = ("on", "off", "refresh")
 
+ISOLATE_MODES: tuple[str, ...] = ("auto", "on", "off")
+
 RUNTIMES: tuple[str, ...] = ("xnnpack", "builtin", "reference", "compiled", "tensorflow")
 DEFAULT_RUNTIME = "xnnpack"
 NEEDS_TENSORFLOW = (

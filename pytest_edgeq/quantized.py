@@ -403,6 +403,7 @@ class QuantizedModel:
             threads=self._edge.threads,
             runtimes=self._edge.runtimes,
             layout=self._edge.layout if layout is None else layout,
+            foreign=True,
         )
         theirs, ours = [each.key for each in edge.graph.signatures], list(self._counterparts)
         counterparts = self._counterparts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["UnrunnableError", "grouped"]
+__all__ = ["CrashedError", "UnrunnableError", "grouped"]
 
 
 class UnrunnableError(RuntimeError):
@@ -23,6 +23,10 @@ class UnrunnableError(RuntimeError):
     def __str__(self) -> str:
         """Say it of the one runtime."""
         return f"the {self.runtime} runtime {self.told}"
+
+
+class CrashedError(UnrunnableError):
+    """A runtime ended the process that it ran in, or was ended by a bound on time or memory."""
 
 
 def grouped(refusals: Iterable[UnrunnableError]) -> list[str]:

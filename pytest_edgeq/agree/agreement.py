@@ -18,7 +18,7 @@ from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.runtimes import KEEPING
-from pytest_edgeq.unrunnable import UnrunnableError, grouped
+from pytest_edgeq.unrunnable import CrashedError, UnrunnableError, grouped
 
 __all__ = ["SAMPLES", "Agreement", "AgreementResult", "compared_runtimes"]
 
@@ -100,6 +100,7 @@ class Agreement:
                 threads=edge.threads,
                 layout=edge.layout,
                 runtimes=edge.runtimes,
+                foreign=edge.foreign,
             )
             edge = edge if key is None else edge.at(key)
         self._edge = edge
@@ -178,7 +179,16 @@ class Agreement:
             return
         is_last = results.looked_at == self._count - 1
         inputs, index = (self._first, 0) if is_last else (self._last, self._count - 1)
-        self._alone.look(results, inputs, index)
+        self._look_at_ops(results, inputs, index)
+
+    def _look_at_ops(
+        self, results: RuntimeResults, inputs: Mapping[str, Array], index: int
+    ) -> None:
+        assert self._alone is not None, "callers have looked"
+        try:
+            self._alone.look(results, inputs, index)
+        except CrashedError as error:
+            self._refused(error)
 
     def _opens(self, name: str) -> bool:
         cause = _aborts(self._edge.graph) if name == "reference" else ""
@@ -194,9 +204,8 @@ class Agreement:
 
     def _refused(self, error: UnrunnableError) -> None:
         must_run = (self._quantized.runtime, *_MUST_RUN, *self._edge.runtimes.own)
-        told = error.runtime not in must_run and (
-            error.runtime == _UNSHIPPED or _LACKS.search(error.told)
-        )
+        is_fault = error.runtime in must_run or isinstance(error, CrashedError)
+        told = not is_fault and (error.runtime == _UNSHIPPED or _LACKS.search(error.told))
         (self._lacking if told else self._unable).append(error)
 
     def _take(self, inputs: Mapping[str, Array], reference: Sequence[Array] | None) -> None:
@@ -247,7 +256,7 @@ class Agreement:
         if self._is_extra(results.name) and not results.troubles(self._base or "", self._edge):
             return
         results.looked_at = index
-        self._alone.look(results, inputs, index)
+        self._look_at_ops(results, inputs, index)
 
     def _repeat(self) -> None:
         """Run the first sample again, behind the others."""

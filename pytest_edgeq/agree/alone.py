@@ -14,7 +14,7 @@ from pytest_edgeq.tflite.cut import KEPT_GROUPS, Cut, cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op
 from pytest_edgeq.tflite.runtimes import Runner
-from pytest_edgeq.unrunnable import UnrunnableError
+from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
 
 __all__ = ["Alone"]
 
@@ -64,6 +64,9 @@ class Alone:
             results: The runtime; findings are added to it.
             inputs: Of the whole file.
             index: Of the sample.
+
+        Raises:
+            CrashedError: The runtime ended the process that its ops ran in.
         """
         if not results.runs_alone:
             return
@@ -84,6 +87,9 @@ class Alone:
             try:
                 if cut.outputs:
                     self._compare(results, cut, file, kept, index)
+            except CrashedError:
+                results.runs_alone = False
+                raise
             except UnrunnableError as error:
                 results.refuses_alone(
                     f"runtime {results.name!r} was not compared op by op, as it does not run the "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from pytest_edgeq.isolate.session import bare_runtimes
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -68,9 +69,9 @@ def edge_of(model: Model) -> EdgeFile:
     if isinstance(model, QuantizedModel):
         return model.edge
     if isinstance(model, (str, os.PathLike, bytes)):
-        return EdgeFile(model)
+        return EdgeFile(model, runtimes=bare_runtimes(), foreign=True)
     if isinstance(model, (bytearray, memoryview)):
-        return EdgeFile(bytes(model))
+        return EdgeFile(bytes(model), runtimes=bare_runtimes(), foreign=True)
     raise TypeError(
         f"expected a QuantizedModel, a path or the bytes of a .tflite file, got "
         f"{type(model).__name__}"

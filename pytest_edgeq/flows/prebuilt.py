@@ -60,12 +60,16 @@ def load_prebuilt(
     if trees:
         one = len(graph.signatures) == 1
         modules = next(iter(trees.values())) if one else SignatureModules(trees)
-    edge = EdgeFile(graph, modules=modules, runtimes=session.runtimes, layout=layout)
+    options: dict[str, Any] = {
+        "modules": modules,
+        "runtimes": session.runtimes,
+        "layout": layout,
+        "foreign": True,
+    }
+    edge = EdgeFile(graph, **options)
     float_edge = None
     if float_tflite is not None:
-        float_edge = EdgeFile(
-            OpGraph.read(float_tflite), modules=modules, runtimes=session.runtimes, layout=layout
-        )
+        float_edge = EdgeFile(OpGraph.read(float_tflite), **options)
         _check_borders(edge, float_edge, name)
     return QuantizedModel(
         edge,

@@ -331,7 +331,7 @@ class _OpsApart:
             form.graph, subgraph, lambda index: whole.tensor(index).shape, partners, constants
         )
         self._outputs = [(op.index, index) for op, index in cut.outputs]
-        self._runner = EdgeFile(cut.content).runner("builtin")
+        self._runner = EdgeFile(cut.content, runtimes=form.runtimes).runner("builtin")
         self.operands = [
             _Operand(
                 name,

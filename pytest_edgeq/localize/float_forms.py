@@ -377,7 +377,7 @@ def _in_float(made: EdgeFile, operands: Mapping[tuple[int, int], Array]) -> Edge
         is_same = stored is not None and values.shape == stored.tensor.shape
         if stored is not None and is_same and values.dtype.kind == "f":
             constants[subgraph.index, stored.tensor.index] = values
-    written = EdgeFile(write_in_float(made.graph, constants))
+    written = EdgeFile(write_in_float(made.graph, constants), runtimes=made.runtimes)
     return written if made.key is None else written.at(made.key)
 
 
@@ -391,7 +391,11 @@ def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
     if make is None:
         return None
     try:
-        return EdgeFile(make(sample), modules=module_tree(make.traced(sample).model))
+        return EdgeFile(
+            make(sample),
+            modules=module_tree(make.traced(sample).model),
+            runtimes=quantized.edge.runtimes,
+        )
     except RuntimeError as error:
         warn_user(
             f"{quantized.name}: constants are held against torch by what they do alone, not one by "

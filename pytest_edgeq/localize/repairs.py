@@ -42,7 +42,8 @@ def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], 
             return None
         parts = list(grafts[0].parts()) if len(grafts) == 1 else []
         for chosen in (grafts, *([part] for part in parts if len(parts) > 1)):
-            written = EdgeFile(write_with(form.graph, other.graph, chosen))
+            content = write_with(form.graph, other.graph, chosen)
+            written = EdgeFile(content, runtimes=form.runtimes)
             try:
                 if is_right(written if form.key is None else written.at(form.key)):
                     return grafts[0].op

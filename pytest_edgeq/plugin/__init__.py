@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_edgeq import options
+from pytest_edgeq.isolate.bounds import default_memory
+from pytest_edgeq.isolate.session import IsolationSettings
+from pytest_edgeq.isolate.session import begin as begin_isolation
 from pytest_edgeq.plugin.artifacts import Artifacts
 from pytest_edgeq.plugin.collection import (
     pytest_collection_modifyitems,
@@ -40,6 +43,7 @@ from pytest_edgeq.plugin.state import (
     cache_dir_key,
     cache_messages_key,
     collected_key,
+    isolate_memory_key,
     journal_key,
     memory_of,
     owner_of,
@@ -118,7 +122,14 @@ def pytest_configure(config: pytest.Config) -> None:
     runtimes = config.stash[runtimes_key] = _registered(config)
     settings = config.stash[settings_key] = options.resolve(config, runtimes)
     config.stash[running_key] = None
-    config.stash[cache_dir_key] = _cache_dir(config, settings)
+    cache_dir = config.stash[cache_dir_key] = _cache_dir(config, settings)
+    memory = config.stash[isolate_memory_key] = (
+        default_memory(_workers(config))
+        if settings.isolate_memory is None
+        else settings.isolate_memory
+    )
+    isolation = IsolationSettings(settings.isolate, settings.isolate_timeout, memory, cache_dir)
+    config.add_cleanup(begin_isolation(isolation))
     config.stash[progress_key] = progress_of(config)
     config.stash[cache_messages_key] = []
     kept = settings.artifacts
@@ -189,8 +200,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def _cores(config: pytest.Config) -> int:
     """Return the number of cores that this process may use."""
-    input_of_worker = getattr(config, "workerinput", {"workercount": 1})
-    return config.stash[settings_key].cores(input_of_worker["workercount"])
+    return config.stash[settings_key].cores(_workers(config))
+
+
+def _workers(config: pytest.Config) -> int:
+    """Return the number of processes that run tests of this session on this machine."""
+    count: int = getattr(config, "workerinput", {"workercount": 1})["workercount"]
+    return count
 
 
 def _cache_header(config: pytest.Config) -> str:
@@ -245,6 +261,9 @@ def edgeq(
         ),
         progress=config.stash[progress_key],
         journal=config.stash[journal_key],
+        isolate=settings.isolate,
+        isolate_timeout=settings.isolate_timeout,
+        isolate_memory=config.stash[isolate_memory_key],
     )
     yield session
     session.close()

@@ -36,6 +36,7 @@ class EdgeFile:
         threads: Of its interpreters.
         layout: Where its channels stand elsewhere than in the reference; as `Layouts` takes it.
         runtimes: What it can be run on.
+        foreign: Whether the file was made elsewhere.
 
     Raises:
         FileNotFoundError, ValueError, TypeError: As `open_tflite` and `Layouts` say.
@@ -49,11 +50,13 @@ class EdgeFile:
         threads: int = 1,
         layout: LayoutArgument = None,
         runtimes: Runtimes = BUILT_IN,
+        foreign: bool = False,
     ) -> None:
         self.graph = source if isinstance(source, OpGraph) else OpGraph.read(source)
         self.modules = modules
         self.threads = threads
         self.runtimes = runtimes
+        self.foreign = foreign
         self.layout = layout
         self.layouts = Layouts(layout, self.graph.signatures)
         self._key: str | None = None
@@ -144,6 +147,7 @@ class EdgeFile:
                 self.modules,
                 self.runtimes,
                 keep=keep,
+                foreign=self.foreign,
             )
         return self._runners[key]
 

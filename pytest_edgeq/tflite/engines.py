@@ -51,6 +51,10 @@ class Engine:
         """
         raise NotImplementedError
 
+    def tensor(self, index: int) -> npt.NDArray[Any]:
+        """Return a tensor as the last run left it; only of an engine that keeps them all."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Let go of what is more than memory."""
 

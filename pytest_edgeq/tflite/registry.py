@@ -19,7 +19,10 @@ from pytest_edgeq.suggest import nearest
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["BUILT_IN", "Closable", "Runtime", "RuntimeSession", "Runtimes"]
+    from pytest_edgeq.tflite.engines import Engine
+    from pytest_edgeq.tflite.runtimes import Opening
+
+__all__ = ["BUILT_IN", "Closable", "Isolation", "Runtime", "RuntimeSession", "Runtimes"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -88,6 +91,18 @@ class Closable(Protocol):
         """Let go of everything; more than once does no harm."""
 
 
+class Isolation(Protocol):
+    """Decides in which process a file runs."""
+
+    def open(self, opening: Opening, /) -> Engine:
+        """
+        Open a file, here or in a child process.
+
+        Raises:
+            RuntimeError, ValueError: The kernels refuse the file, or ended the child.
+        """
+
+
 class Runtimes:
     """
     The runtimes of a session: the built-in ones and the user's own.
@@ -95,6 +110,7 @@ class Runtimes:
     Args:
         own: The user's, by name.
         hint: How to get at more of them, for the text about an unknown one.
+        isolation: Where files run; None runs all of them in this process.
 
     Raises:
         ValueError: A name that is a built-in one's, or that an option could not spell.
@@ -106,14 +122,20 @@ class Runtimes:
         own: Mapping[str, Runtime] = MappingProxyType({}),
         *,
         hint: str = _WHERE_TO_REGISTER,
+        isolation: Isolation | None = None,
     ) -> None:
         if not isinstance(own, Mapping):
             raise TypeError(f"runtimes: expected a dict of name → runner, got {type(own).__name__}")
         for name, runner in own.items():
             _check(name, runner)
         self.own = dict(own)
+        self.isolation = isolation
         self._hint = hint
         self._opened: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+    def isolated(self, isolation: Isolation) -> Runtimes:
+        """Return the same runtimes, whose files run where an isolation has them run."""
+        return Runtimes(self.own, hint=self._hint, isolation=isolation)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,16 @@ from pytest_edgeq.tflite.source import MappedFile
 from pytest_edgeq.tflite.unsafe import refuse_unsafe
 from pytest_edgeq.unrunnable import UnrunnableError
 
-__all__ = ["BUILT_IN", "KEEPING", "Runner", "Runtime", "RuntimeSession", "Runtimes", "source_of"]
+__all__ = [
+    "BUILT_IN",
+    "KEEPING",
+    "Opening",
+    "Runner",
+    "Runtime",
+    "RuntimeSession",
+    "Runtimes",
+    "source_of",
+]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -33,6 +43,50 @@ __tracebackhide__ = True
 
 # Kernels without a delegate, which would compute whole stretches of the file in its own memory.
 KEEPING = ("builtin", "reference")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opening:
+    """
+    A file that is to be opened on a runtime.
+
+    Attributes:
+        source: Path or content of the file.
+        graph: Its graph.
+        signature: The entry point to run.
+        runtime: Its name.
+        threads: Of an interpreter.
+        own: The runner of a user's own runtime; None for a built-in one.
+        modules: To name ops.
+        keep: Keep every intermediate tensor.
+        foreign: Whether the file was made elsewhere.
+    """
+
+    source: Source
+    graph: OpGraph
+    signature: Signature
+    runtime: str
+    threads: int
+    own: Runtime | None = None
+    modules: ModulePaths | None = None
+    keep: bool = False
+    foreign: bool = False
+
+    def here(self) -> Engine:
+        """
+        Open the file in this process.
+
+        Raises:
+            RuntimeError, ValueError: The kernels cannot allocate the file.
+            ModuleNotFoundError: The runtime needs a package that is not installed.
+        """
+        if self.own is not None:
+            return _OwnEngine(self.own, self.source, self.signature)
+        if self.runtime == "compiled":
+            return CompiledEngine(self.source, self.graph, self.signature, self.threads)
+        return InterpreterEngine(
+            self.source, self.signature, self.runtime, self.threads, keep=self.keep
+        )
 
 
 class Runner:
@@ -48,6 +102,7 @@ class Runner:
         modules: To name the op that refuses.
         runtimes: Those that there are.
         keep: Keep every intermediate tensor, for `tensor` to read.
+        foreign: Whether the file was made elsewhere.
 
     Raises:
         ValueError: Unknown runtime, or one that keeps no intermediate tensors.
@@ -66,14 +121,23 @@ class Runner:
         runtimes: Runtimes = BUILT_IN,
         *,
         keep: bool = False,
+        foreign: bool = False,
     ) -> None:
-        self._source = source
         self._graph = graph
-        self._signature = signature
         self._runtime = runtimes.check(runtime)
-        self._threads = threads
         self._modules = modules
-        self._keep = keep
+        self._isolation = runtimes.isolation
+        self._opening = Opening(
+            source,
+            graph,
+            signature,
+            runtime,
+            threads,
+            runtimes.own.get(runtime),
+            modules,
+            keep=keep,
+            foreign=foreign,
+        )
         if keep and runtime not in KEEPING:
             raise ValueError(
                 f"the {runtime} runtime keeps no intermediate tensors; these do: "
@@ -82,9 +146,11 @@ class Runner:
         if self._runtime not in runtimes.own:
             refuse_unsafe(graph, self._runtime, modules)
         try:
-            self._engine = self._open(runtimes)
+            self._engine = self._open(self._opening)
         except (RuntimeError, ValueError, MemoryError) as error:
             raise self._refusal("load", error, {}) from error.__cause__
+        if self._opening.own is not None:
+            runtimes.opened(self._engine)
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """
@@ -107,28 +173,20 @@ class Runner:
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
         """A tensor of the subgraph as the last run left it; of a runner that keeps them."""
-        assert isinstance(self._engine, InterpreterEngine), "only interpreters keep tensors"
         return self._engine.tensor(index)
 
     def close(self) -> None:
         """Let go of what is more than memory, such as a user's own session."""
         self._engine.close()
 
-    def _open(self, runtimes: Runtimes) -> Engine:
-        own = runtimes.own.get(self._runtime)
-        if own is not None:
-            engine = _OwnEngine(own, self._source, self._signature)
-            runtimes.opened(engine)
-            return engine
-        if self._runtime == "compiled":
-            return CompiledEngine(self._source, self._graph, self._signature, self._threads)
-        return InterpreterEngine(
-            self._source, self._signature, self._runtime, self._threads, keep=self._keep
-        )
+    def _open(self, opening: Opening) -> Engine:
+        return opening.here() if self._isolation is None else self._isolation.open(opening)
 
     def _refusal(
         self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
     ) -> UnrunnableError:
+        if isinstance(error, UnrunnableError):
+            return error
         said = str(error)
         if isinstance(error, _OwnError):
             return UnrunnableError(self._runtime, f"cannot {what} the .tflite file{said}")
@@ -144,7 +202,7 @@ class Runner:
         stderr (ai-edge-litert 2.3.0).
         """
         try:
-            engine = InterpreterEngine(self._source, self._signature, "xnnpack", self._threads)
+            engine = self._open(replace(self._opening, runtime="xnnpack"))
             if inputs:
                 engine.run(inputs)
         except (RuntimeError, ValueError, KeyError) as error:

@@ -29,11 +29,16 @@ class Edgeq:
         cache_log,
         journal,
         progress,
+        isolate,
+        isolate_timeout,
+        isolate_memory,
     ):
         self.runtime, self.threads, self.seed = runtime, threads, seed
         self.directory, self.memory = directory, memory
         self.localize_timeout = localize_timeout
         self.cache, self.cache_dir = cache, cache_dir
+        self.isolate, self.isolate_timeout = isolate, isolate_timeout
+        self.isolate_memory = isolate_memory
     def close(self):
         pass
 stub.Edgeq = Edgeq
@@ -65,6 +70,9 @@ def refused(pytester: pytest.Pytester, *args: str) -> str:
         ("localize_timeout", "0", "expected an integer from 1, got '0'"),
         ("cache", "of", "'of' is none of the valid values: on, off, refresh"),
         ("cache_dir", "tox.ini", "tox.ini is a file; a folder is wanted"),
+        ("isolate", "yes", "'yes' is none of the valid values: auto, on, off"),
+        ("isolate_timeout", "0", "expected an integer from 1, got '0'"),
+        ("isolate_memory", "4X", "expected a size such as 4G, 512M or 2048 (MiB), got '4X'"),
         ("artifacts", "tox.ini", "tox.ini is a file; a folder is wanted"),
         ("artifacts", "tox.ini/sub", "expected a folder that can be written, got "),
         ("json", ".", " is a folder; a file is wanted"),
@@ -207,6 +215,7 @@ def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) ->
     pytester.makeini(
         "[pytest]\nedgeq_threads = 2\nedgeq_seed = 3\nedgeq_localize_timeout = 5\n"
         "edgeq_cache = refresh\nedgeq_cache_dir = kept\n"
+        "edgeq_isolate = on\nedgeq_isolate_timeout = 7\nedgeq_isolate_memory = 1500\n"
     )
     pytester.makepyfile(
         """
@@ -220,6 +229,8 @@ def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) ->
             assert edgeq.cache == "refresh"
             assert edgeq.cache_dir == request.config.rootpath / "kept"
             assert edgeq.memory is memory_of(request.config)
+            assert (edgeq.isolate, edgeq.isolate_timeout) == ("on", 7)
+            assert edgeq.isolate_memory == 1500 * 2**20
         """
     )
 

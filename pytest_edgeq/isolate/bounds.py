@@ -1,0 +1,84 @@
+"""
+Bounds on the child process.
+
+This module is cheap to import: the plugin resolves its options by it before any test runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+__all__ = ["DEFAULT_SECONDS", "default_memory", "memory_bound", "parse_memory"]
+
+DEFAULT_SECONDS: Final = 300
+"""Bound on one step: ten times what the converter takes for ViT-B/16, the longest one measured."""
+
+_LEAST_MEMORY: Final = 4 << 30
+
+_UNITS: Final = {"": 1 << 20, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+_CGROUPS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+def parse_memory(text: str) -> int:
+    """
+    Return a number of bytes from a text such as `4G`, `512M` or `2048` (MiB).
+
+    Raises:
+        ValueError: No such text.
+    """
+    found = re.fullmatch(r"([0-9]+)\s*([MGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None or not int(found[1]):
+        raise ValueError(f"expected a size such as 4G, 512M or 2048 (MiB), got {text!r}")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def memory_bound(given: int | str | None) -> int:
+    """
+    Return the bound in bytes that a user gave, or the default.
+
+    Raises:
+        ValueError: No size.
+    """
+    if given is None:
+        return default_memory()
+    if isinstance(given, str):
+        return parse_memory(given)
+    if isinstance(given, bool) or not isinstance(given, int) or given <= 0:
+        raise ValueError(f"isolate_memory: expected bytes, or a text such as 4G, got {given!r}")
+    return given
+
+
+def default_memory(workers: int = 1) -> int:
+    """
+    Return the bound of a session that names none: half of what there is, shared by the workers.
+
+    At least 4 GiB, as the converter needs 2.4 GiB for ViT-B/16.
+
+    Args:
+        workers: Sessions that share the machine.
+    """
+    total = _total_memory()
+    return max(min(_LEAST_MEMORY, total), total // 2 // workers)
+
+
+@functools.cache
+def _total_memory() -> int:
+    """Return the bytes of memory of this machine or container; 8 GiB where it cannot be told."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return 2 * _LEAST_MEMORY
+    for path in _CGROUPS:
+        try:
+            total = min(total, int(path.read_text()))
+        except (OSError, ValueError):  # no such control group, or "max"
+            continue
+    return total

@@ -1,0 +1,206 @@
+"""
+What runs in the child process.
+
+It is imported there before anything else of ours, so it imports heavy modules where they are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from pytest_edgeq.tflite.engines import Engine, Source
+
+    Array = npt.NDArray[np.generic]
+
+__all__ = ["LostError", "attempt", "begin", "close", "hello", "load", "run", "step", "tensor"]
+
+_Result = TypeVar("_Result")
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's `prctl`: the signal that this process gets when the thread that started it ends."""
+
+_DUMPED_AT = 0.95
+"""Share of the time limit after which the Python stack is written down."""
+
+
+class LostError(Exception):
+    """The engine was opened in another child, which has ended."""
+
+
+_engines: dict[int, Engine] = {}
+
+
+def begin(output: Connection, parent: int, memory: int) -> None:
+    """
+    Prepare this process: its output, its end and its bounds.
+
+    Args:
+        output: Pipe that takes the place of stdout and stderr.
+        parent: Id of the process that started this one.
+        memory: Bytes of private writable memory that it may map.
+    """
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    if sys.platform == "linux":
+        # Also while native code holds the interpreter's lock.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # pebble's own handler runs between two instructions of Python, so never in a native loop.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable(2, all_threads=False)
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # Not RLIMIT_AS: kernels and allocators reserve address space that they never use.
+        with contextlib.suppress(ValueError):  # above the limit of this user
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None, "unreachable because this process was started by multiprocessing"
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def hello() -> int:
+    """Return the id of this process."""
+    return os.getpid()
+
+
+def step(seconds: float, function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """
+    Call a function; write down the Python stack shortly before the time is up.
+
+    Raises:
+        MemoryError: The function ran out of memory, whatever it made of it.
+        Exception: What the function raises, or a RuntimeError in place of what cannot be sent.
+    """
+    faulthandler.dump_traceback_later(seconds * _DUMPED_AT, file=2)
+    try:
+        return function(*arguments)
+    except BaseException as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, MemoryError):
+                raise MemoryError(str(cause)) from None  # noqa: TRY004 # no check of a type
+            cause = cause.__cause__
+        if isinstance(error, Exception) and _can_be_sent(error):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _can_be_sent(error: Exception) -> bool:
+    try:
+        return str(pickle.loads(pickle.dumps(error))) == str(error)
+    except Exception:  # whatever its class does when it is copied
+        return False
+
+
+def load(
+    key: int,
+    source: Source,
+    signature: str | None,
+    runtime: str,
+    threads: int,
+    keep: bool,
+    own: bytes | None,
+) -> None:
+    """
+    Open a file, and keep the engine under a key.
+
+    Args:
+        key: By which later calls name the engine.
+        source: Path or content of the file.
+        signature: Key of the entry point.
+        runtime: Its name.
+        threads: Of the interpreter.
+        keep: Keep every intermediate tensor.
+        own: A user's own runner, as cloudpickle writes it; None for a built-in runtime.
+    """
+    from pytest_edgeq.tflite.graph import OpGraph
+    from pytest_edgeq.tflite.runtimes import Opening
+
+    runner = None
+    if own is not None:
+        import cloudpickle  # type: ignore[import-untyped] # ships no types
+
+        runner = cloudpickle.loads(own)
+    graph = OpGraph.read(source)
+    (chosen,) = (each for each in graph.signatures if each.key == signature)
+    _engines[key] = Opening(source, graph, chosen, runtime, threads, runner, keep=keep).here()
+
+
+def run(key: int, inputs: Mapping[str, Array]) -> list[Array]:
+    """
+    Run one sample.
+
+    Raises:
+        LostError: The engine is not open here.
+    """
+    return _engine(key).run(inputs)
+
+
+def tensor(key: int, index: int) -> Array:
+    """
+    Return a tensor as the last run left it.
+
+    Raises:
+        LostError: The engine is not open here.
+    """
+    return _engine(key).tensor(index)
+
+
+def _engine(key: int) -> Engine:
+    if key not in _engines:
+        raise LostError
+    return _engines[key]
+
+
+def close(keys: Iterable[int]) -> None:
+    """Close engines; those that are not open here do not count."""
+    for key in keys:
+        engine = _engines.pop(key, None)
+        if engine is not None:
+            engine.close()
+
+
+def attempt(
+    key: int, content: bytes, runtime: str, threads: int, inputs: Mapping[str, Array] | None
+) -> None:
+    """
+    Open a file under a key, run it once where inputs are given, and close it.
+
+    Args:
+        key: By which the engine is known meanwhile.
+        content: Of the file, with the one signature `cut`.
+        runtime: A built-in one.
+        threads: Of the interpreter.
+        inputs: By name.
+    """
+    load(key, content, "cut", runtime, threads, False, None)
+    try:
+        if inputs is not None:
+            run(key, inputs)
+    finally:
+        close([key])

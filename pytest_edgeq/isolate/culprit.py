@@ -1,0 +1,143 @@
+"""Which op of a file ends the process: found by its ops cut out, in further children."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.isolate import child
+from pytest_edgeq.isolate.pool import Child
+from pytest_edgeq.isolate.report import DeathError
+from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.cut import cut_ops
+from pytest_edgeq.tflite.graph import Op
+from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.tflite.runtimes import Opening
+
+__all__ = ["culprit_text"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+_MOST_TRIALS: Final = 16
+"""Files that are tried; by halves this is enough for 2 ** 8 ops."""
+
+_MOST_SECONDS: Final = 30.0
+
+_OF_ONE_TRIAL: Final = 5.0
+"""Seconds after which ops count as hanging."""
+
+_KEY: Final = -1
+"""Of the engine that a trial opens."""
+
+Inputs = Mapping[str, npt.NDArray[Any]]
+
+
+def culprit_text(
+    opening: Opening, step: str, inputs: Inputs, process: Child, seconds: float
+) -> str:
+    """
+    Say which op ended the process.
+
+    Args:
+        opening: The file.
+        step: `load` or `run`.
+        inputs: Of the run; empty for a load.
+        process: The child, which is ended and started again.
+        seconds: Bound on the time of one step.
+    """
+    search = _Search(opening, step, inputs, process, min(seconds, _OF_ONE_TRIAL))
+    try:
+        op = search.found()
+    except _GivenUpError as error:
+        return f"op: not found: {error}"
+    except Exception as error:  # of a damaged file the graph need not make sense
+        return f"op: not found: its ops cannot be cut out ({type(error).__name__}: {error})"[:150]
+    if op is None:
+        return "op: not found: its ops, cut out and run on zeros, end no process"
+    entries = OpDtypeMap(opening.graph, opening.modules)
+    where = [e.where for e in entries if (e.subgraph, e.index) == (op.subgraph, op.index)]
+    return f"op: {where[0] if where else f'{op.name} (op {op.index})'}"
+
+
+class _GivenUpError(Exception):
+    """The search has reached its bounds."""
+
+
+class _Search:
+    """Cuts ops out of a file and tries them, by halves."""
+
+    def __init__(
+        self, opening: Opening, step: str, inputs: Inputs, process: Child, seconds: float
+    ) -> None:
+        self._opening = opening
+        self._runs = step == "run"
+        borders = opening.signature.inputs
+        self._known = {b.tensor.index: inputs[b.name] for b in borders if b.name in inputs}
+        self._child = process
+        self._seconds = seconds
+        self._trials = 0
+        self._begun = time.monotonic()
+
+    def found(self) -> Op | None:
+        """
+        Return the first op that ends the process by itself; None where none does.
+
+        Raises:
+            _GivenUpError: The bounds on trials or time are reached.
+        """
+        ops = self._opening.graph.subgraphs[self._opening.signature.subgraph].ops
+        if not self._ends(ops):
+            return None
+        while len(ops) > 1:
+            half = ops[: len(ops) // 2]
+            ops = half if self._ends(half) else ops[len(half) :]
+        return ops[0] if self._ends(ops) else None
+
+    def _ends(self, ops: tuple[Op, ...]) -> bool:
+        """Whether these ops end the process that they run in."""
+        if self._trials >= _MOST_TRIALS or time.monotonic() - self._begun > _MOST_SECONDS:
+            raise _GivenUpError(
+                f"{self._trials} files with some of its ops were tried, in "
+                f"{time.monotonic() - self._begun:.0f} s"
+            )
+        self._trials += 1
+        graph, subgraph = self._opening.graph, self._opening.signature.subgraph
+        tensors = graph.subgraphs[subgraph].tensors
+
+        def shape_of(index: int) -> tuple[int, ...]:
+            known = self._known.get(index)
+            return tensors[index].shape if known is None else known.shape
+
+        cut = cut_ops(graph, subgraph, shape_of, {op.index for op in ops})
+        if not cut.outputs:
+            return False
+        given = {
+            name: self._known.get(index, np.zeros(shape_of(index), _dtype(tensors[index].dtype)))
+            for name, index in cut.inputs.items()
+        }
+        try:
+            self._child.call(
+                self._seconds,
+                child.attempt,
+                _KEY,
+                cut.content,
+                self._opening.runtime,
+                self._opening.threads,
+                given if self._runs else None,
+            )
+        except DeathError:
+            return True
+        except Exception:  # the kernels refuse them, which ends no process
+            return False
+        return False
+
+
+def _dtype(name: str) -> Any:
+    dtype = numpy_dtype(name)
+    assert dtype is not None, "unreachable because such ops are not cut out"
+    return dtype

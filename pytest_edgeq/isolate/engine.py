@@ -1,0 +1,214 @@
+"""Engines whose files run in the child process."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from pytest_edgeq.isolate import child
+from pytest_edgeq.isolate.child import LostError
+from pytest_edgeq.isolate.culprit import culprit_text
+from pytest_edgeq.isolate.pool import Child
+from pytest_edgeq.isolate.report import DeathError
+from pytest_edgeq.tflite.engines import Arrays, Engine
+from pytest_edgeq.tflite.runtimes import Opening
+from pytest_edgeq.unrunnable import CrashedError
+
+__all__ = ["IsolatedEngine", "TriedEngine"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+_keys = itertools.count()
+
+
+class IsolatedEngine(Engine):
+    """
+    An engine in the child process.
+
+    Args:
+        opening: The file.
+        process: The child.
+        seconds: Bound on the time of one step.
+        own: The user's own runner, as it is sent; None of a built-in runtime.
+
+    Raises:
+        CrashedError: The child ended.
+        RuntimeError, ValueError: The kernels cannot allocate the file.
+    """
+
+    def __init__(
+        self, opening: Opening, process: Child, seconds: float, own: bytes | None = None
+    ) -> None:
+        self._opening = opening
+        self._child = process
+        self._seconds = seconds
+        self._own = own
+        self._key = next(_keys)
+        self._has_run = False
+        self._forget = weakref.finalize(self, process.forget, self._key)
+        self._forget.atexit = False
+        self._load()
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        """
+        Run one sample.
+
+        Raises:
+            CrashedError: The child ended, or has lost what a stateful file keeps.
+            RuntimeError, ValueError, KeyError: The kernels fail.
+        """
+        arrays = dict(inputs)
+        try:
+            outputs: Arrays = self._step("run", arrays, child.run, self._key, arrays)
+        except LostError:
+            # The child has died of something else since then.
+            if self._has_run and self._opening.graph.is_stateful:
+                raise CrashedError(
+                    self._opening.runtime,
+                    "lost the state of the .tflite file: the child process that held it has ended\n"
+                    "cause: another file or another process ended it between two runs\n"
+                    "fix: run the test again by itself",
+                ) from None
+            self._load()
+            outputs = self._step("run", arrays, child.run, self._key, arrays)
+        self._has_run = True
+        return outputs
+
+    def tensor(self, index: int) -> npt.NDArray[Any]:
+        """
+        Return a tensor as the last run left it.
+
+        Raises:
+            CrashedError: The child ended since the run.
+        """
+        try:
+            value: npt.NDArray[Any] = self._step("run", {}, child.tensor, self._key, index)
+        except LostError:
+            raise CrashedError(
+                self._opening.runtime, "lost the tensors of its last run: its process has ended"
+            ) from None
+        return value
+
+    def close(self) -> None:
+        """Have the child let go of the file."""
+        self._forget()
+
+    def _load(self) -> None:
+        opening = self._opening
+        self._step(
+            "load",
+            {},
+            child.load,
+            self._key,
+            opening.source,
+            opening.signature.key,
+            opening.runtime,
+            opening.threads,
+            opening.keep,
+            self._own,
+        )
+
+    def _step(
+        self,
+        name: str,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        function: Callable[..., Any],
+        *arguments: Any,
+    ) -> Any:
+        try:
+            return self._child.call(self._seconds, function, *arguments)
+        except DeathError as error:
+            raise self._crashed(name, inputs, error) from error.__cause__
+
+    def _crashed(
+        self, name: str, inputs: Mapping[str, npt.NDArray[Any]], error: DeathError
+    ) -> CrashedError:
+        opening, death = self._opening, error.death
+        source = opening.source
+        where = "held in memory" if isinstance(source, bytes) else str(source)
+        digest = hashlib.sha256(opening.graph.buffer).hexdigest()
+        facts = [
+            f"step: {name}",
+            f"file: {where} ({len(opening.graph.buffer):,} bytes, sha256 {digest[:16]})",
+        ]
+        if opening.own is None and not death.was_killed:
+            facts.append(culprit_text(opening, name, inputs, self._child, self._seconds))
+        how = "was ended" if death.was_killed or death.kind == "timeout" else "crashed"
+        first = (
+            f"{how} in the step {name}: expected "
+            f"{'outputs' if name == 'run' else 'a file ready to run'}, got {death.what}"
+        )
+        lines = death.told(facts[1:], own=opening.own is not None)
+        return CrashedError(opening.runtime, "\n".join([first, *lines]))
+
+
+class TriedEngine(Engine):
+    """
+    An engine of this process whose file is loaded and run once in the child, first.
+
+    An error that the kernels raise there is not reported: the same one arises here.
+
+    Args:
+        opening: The file.
+        trial: Opens the file in the child.
+        survived: Called once the first run has come back from there.
+
+    Raises:
+        CrashedError: The child ended.
+        RuntimeError, ValueError: The kernels cannot allocate the file.
+    """
+
+    def __init__(
+        self,
+        opening: Opening,
+        trial: Callable[[], IsolatedEngine],
+        survived: Callable[[], None],
+    ) -> None:
+        self._survived = survived
+        self._trial: IsolatedEngine | None = _unless_refused(trial)
+        self._engine = opening.here()
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        """
+        Run one sample.
+
+        Raises:
+            CrashedError: The child ended.
+            RuntimeError, ValueError, KeyError: The kernels fail.
+        """
+        trial = self._trial
+        if trial is not None:
+            _unless_refused(lambda: trial.run(inputs))
+            self._end_trial()
+            self._survived()
+        return self._engine.run(inputs)
+
+    def tensor(self, index: int) -> npt.NDArray[Any]:
+        """Return a tensor as the last run left it."""
+        return self._engine.tensor(index)
+
+    def close(self) -> None:
+        """Let go of what is more than memory."""
+        self._end_trial()
+        self._engine.close()
+
+    def _end_trial(self) -> None:
+        if self._trial is not None:
+            self._trial.close()
+            self._trial = None
+
+
+def _unless_refused(call: Callable[[], Any]) -> Any:
+    """Return what a call returns; None where it raises, but for the end of its process."""
+    try:
+        return call()
+    except CrashedError:
+        raise
+    except Exception:  # raised again by the same call in this process
+        return None

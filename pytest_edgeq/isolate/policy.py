@@ -1,0 +1,218 @@
+"""Which files run in the child process, and which have survived there."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import platform
+import re
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pytest_edgeq.presets import DEFAULT_RUNTIME, ISOLATE_MODES
+from pytest_edgeq.tflite.runtimes import Opening
+from pytest_edgeq.unrunnable import UnrunnableError
+
+if TYPE_CHECKING:
+    from pytest_edgeq.cache.directory import Store
+    from pytest_edgeq.isolate.pool import Child
+    from pytest_edgeq.tflite.engines import Engine
+    from pytest_edgeq.tflite.graph import OpGraph
+
+__all__ = ["Isolation"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+_Result = TypeVar("_Result")
+
+_KIND: Final = "isolate"
+"""Of the entries of the cache directory that say what has survived."""
+
+_survived: set[str] = set()
+"""Of this process, whatever the session."""
+
+_digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
+
+
+class Isolation:
+    """
+    Opens files in this process or in a child process.
+
+    Args:
+        mode: `auto`, `on` or `off`.
+        seconds: Bound on the time of one step in the child.
+        memory: Bound on its memory, in bytes.
+        store: Remembers across sessions what has survived; None for this process alone.
+        refresh: Try again what earlier sessions remember.
+        note: Called with what could not be done in the child, and why.
+    """
+
+    def __init__(
+        self,
+        mode: str = "auto",
+        *,
+        seconds: float,
+        memory: int,
+        store: Store | None = None,
+        refresh: bool = False,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        assert mode in ISOLATE_MODES, "callers have looked"
+        self._mode = mode
+        self._seconds = seconds
+        self._memory = memory
+        self._store = store
+        self._refresh = refresh
+        self._note = note
+
+    @property
+    def is_on(self) -> bool:
+        """Whether everything runs in the child, conversions included."""
+        return self._mode == "on"
+
+    @property
+    def child(self) -> Child:
+        """The child process; it is started by its first call."""
+        from pytest_edgeq.isolate.pool import child_of
+
+        return child_of(self._memory)
+
+    def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """
+        Call a function in the child.
+
+        Raises:
+            DeathError: The child ended.
+            Exception: What the function raises.
+        """
+        return self.child.call(self._seconds, function, *arguments)
+
+    def open(self, opening: Opening) -> Engine:
+        """
+        Open a file.
+
+        Raises:
+            CrashedError: The child ended.
+            RuntimeError, ValueError: The kernels refuse the file, or, where everything is to run in
+                the child, the user's own runtime cannot be sent there.
+        """
+        from pytest_edgeq.isolate.engine import IsolatedEngine, TriedEngine
+
+        if self._mode == "off" or not (
+            self.is_on or opening.foreign or opening.runtime != DEFAULT_RUNTIME
+        ):
+            return opening.here()
+        key = "" if self.is_on else self._key(opening, b"")
+        if key and opening.own is None and self._has_survived(key):
+            return opening.here()
+        try:
+            own = self._sent(opening)
+        except Exception as error:  # whatever the objects do that the runner holds
+            return self._unsent(opening, error)
+        if self.is_on:
+            return IsolatedEngine(opening, self.child, self._seconds, own)
+        if own is not None:
+            key = self._key(opening, own)
+            if self._has_survived(key):
+                return opening.here()
+        return TriedEngine(
+            opening,
+            lambda: IsolatedEngine(opening, self.child, self._seconds, own),
+            lambda: self._remember(key),
+        )
+
+    def _sent(self, opening: Opening) -> bytes | None:
+        from pytest_edgeq.isolate.sending import sent
+
+        return None if opening.own is None else sent(opening.own)
+
+    def _unsent(self, opening: Opening, error: Exception) -> Engine:
+        why = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+        if self.is_on:
+            raise UnrunnableError(
+                opening.runtime,
+                "cannot run in a child process: expected a runner that can be sent there\n"
+                f"cause: it holds what cannot be copied ({why})\n"
+                "fix: make the runner a function or a class of an importable module, which opens "
+                "files and devices when it is called; or --edgeq-isolate=auto",
+            ) from error
+        self._note(f"runtime {opening.runtime!r} was not tried in a child process first: {why}")
+        return opening.here()
+
+    # --- what has survived ----------------------------------------------------------------------
+
+    def _key(self, opening: Opening, own: bytes) -> str:
+        told = [
+            _digest_of(opening.graph),
+            opening.signature.key,
+            opening.runtime,
+            hashlib.sha256(own).hexdigest(),
+            _source_digest(opening.own),
+            _versions(opening.runtime),
+            _cpu(),
+        ]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+    def _has_survived(self, key: str) -> bool:
+        if key in _survived:
+            return True
+        known = (
+            self._store is not None
+            and not self._refresh
+            and self._store.read(_KIND, key) is not None
+        )
+        if known:
+            _survived.add(key)
+        return known
+
+    def _remember(self, key: str) -> None:
+        if key not in _survived:
+            _survived.add(key)
+            if self._store is not None:
+                self._store.write(_KIND, key, {})
+
+
+def _digest_of(graph: OpGraph) -> str:
+    if graph not in _digests:
+        _digests[graph] = hashlib.sha256(graph.buffer).hexdigest()
+    return _digests[graph]
+
+
+def _source_digest(runner: object) -> str:
+    """Return a hash of the file that defines a user's own runner; nothing where there is none."""
+    if runner is None:
+        return ""
+    try:
+        source = inspect.getsourcefile(runner if inspect.isroutine(runner) else type(runner))
+        return hashlib.sha256(Path(source or "").read_bytes()).hexdigest()
+    except (TypeError, OSError):
+        return ""
+
+
+@functools.cache
+def _versions(runtime: str) -> str:
+    """Return the version of what runs files on a built-in runtime."""
+    names = ("tensorflow", "tensorflow-cpu") if runtime == "tensorflow" else ("ai-edge-litert",)
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+@functools.cache
+def _cpu() -> str:
+    """Return what tells CPUs with other kernels apart."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    lines = re.compile(r"^(?:model name|flags|Features|CPU part)\s*:.*$", re.MULTILINE)
+    told = set(lines.findall(info.read_text()))
+    return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()

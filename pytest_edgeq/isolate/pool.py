@@ -1,0 +1,287 @@
+"""
+The child process of a session: a pool of one, started when it is first needed.
+
+pebble starts and ends the process, gives it tasks, and tells of its death. It is spawned, as torch
+has threads that a fork would cut off.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any, TypeVar
+
+from pytest_edgeq.isolate import child
+from pytest_edgeq.isolate.report import Death, DeathError, Memory
+
+__all__ = ["Child", "child_of", "close_children"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+_Result = TypeVar("_Result")
+
+_TICK = 0.05
+"""Seconds between two looks at the child's memory and output."""
+
+_GRACE = 2.0
+"""Seconds that pebble has to tell of the death of a process that is gone."""
+
+_KEPT_BYTES = 1 << 16
+"""Of what the child printed last."""
+
+_OUT_OF_MEMORY = ("bad_alloc", "Cannot allocate memory", "out of memory", "Out of memory")
+"""What libraries print when an allocation fails, before they end the process."""
+
+_NEAR = 0.9
+"""Share of the bound at which a death is one for want of memory."""
+
+
+@contextlib.contextmanager
+def _no_main_module() -> Iterator[None]:
+    """
+    Keep multiprocessing from importing the main module in the child.
+
+    It would run a user's script a second time, and import all of pytest.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+class _Process(SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # the name that multiprocessing calls
+        with _no_main_module():
+            return SpawnProcess._Popen(process_obj)
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
+class Child:
+    """
+    A process that runs one function at a time.
+
+    Args:
+        memory: Bytes of private writable memory that it may map.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self._closing = threading.Event()
+        self._output: Connection | None = None
+        self._printed: collections.deque[bytes] = collections.deque()
+        self._pid: int | None = None
+        self._closed: collections.deque[int] = collections.deque()
+
+    def forget(self, key: int) -> None:
+        """Have an engine closed before the next call."""
+        self._closed.append(key)
+
+    def call(self, seconds: float, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """
+        Call a function in the child.
+
+        Args:
+            seconds: After which the child is ended.
+            function: One that can be imported there.
+            arguments: They are sent through a pipe of the two processes.
+
+        Raises:
+            DeathError: The child ended, or was ended by the bounds of time and memory.
+            Exception: What the function raises.
+        """
+        with self._lock:
+            if self._pid is None:
+                self._pid = self._once(seconds, child.hello)
+            closed = [self._closed.popleft() for _ in range(len(self._closed))]
+            if closed:
+                self._once(seconds, child.close, closed)
+            try:
+                return self._once(seconds, function, *arguments)
+            finally:
+                self._forward()
+
+    def _once(self, seconds: float, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        for _ in range(2):
+            # A pool gives up where its child was killed between two calls: nothing of this one ran.
+            try:
+                future: Future[_Result] = self._started().schedule(
+                    child.step, args=(seconds, function, *arguments), timeout=seconds
+                )
+            except RuntimeError:
+                self._drop()
+                continue
+            try:
+                return self._result(future, seconds)
+            except BrokenProcessPool:
+                self._drop()
+        raise DeathError(Death("start", bound=self.memory, printed=self._tail()))
+
+    def _started(self) -> Any:
+        if self._pool is None:
+            ready = threading.Event()
+            # A child ends with the thread that started it, see `child.begin`.
+            keeper = threading.Thread(target=self._keep, args=(ready,), daemon=True)
+            keeper.start()
+            ready.wait()
+        return self._pool
+
+    def _keep(self, ready: threading.Event) -> None:
+        from pebble import ProcessPool
+
+        context = _Context()
+        reader, writer = context.Pipe(duplex=False)
+        os.set_blocking(reader.fileno(), False)
+        closing = self._closing = threading.Event()
+        pool: Any = ProcessPool(
+            max_workers=1,
+            initializer=child.begin,
+            initargs=(writer, os.getpid(), self.memory),
+            context=context,
+        )
+        started = pool.active  # asking starts it
+        self._output, self._pool = reader, pool
+        ready.set()
+        if started:
+            closing.wait()
+        pool.stop()
+        pool.join()
+        reader.close()
+        writer.close()
+
+    def _result(self, future: Future[_Result], seconds: float) -> _Result:
+        memory = None if self._pid is None else Memory.of(self._pid)
+        gone: float | None = None
+        try:
+            while not wait([future], timeout=_TICK).done:
+                self._drain()
+                now = None if self._pid is None else Memory.of(self._pid)
+                memory = now or memory
+                if now is not None or self._pid is None:
+                    gone = None
+                elif gone is None:
+                    gone = time.monotonic()
+                elif time.monotonic() - gone > _GRACE and not _is_alive(self._pid):
+                    # pebble tells of no process that ends with status 0.
+                    raise DeathError(self._death("exit", memory, exit_code=0))  # noqa: TRY301
+        except DeathError:
+            self._drop()
+            raise
+        except BaseException:
+            future.cancel()  # which ends the child
+            self._pid = None
+            raise
+        self._drain()
+        return self._taken(future, memory, seconds)
+
+    def _taken(self, future: Future[_Result], memory: Memory | None, seconds: float) -> _Result:
+        from pebble import ProcessExpired
+
+        try:
+            return future.result()
+        except ProcessExpired as error:
+            self._pid = None
+            code = error.exitcode
+            if code >= 0:
+                death = self._death("exit", memory, exit_code=code)
+            else:
+                death = self._death("signal", memory, signal=-code)
+            raise DeathError(death) from None
+        except MemoryError as error:
+            death = self._death("memory", memory)
+            self._drop()
+            raise DeathError(death) from error
+        except FutureTimeout as error:
+            if hasattr(error, "traceback"):  # the function raised it
+                raise
+            self._pid = None
+            raise DeathError(self._death("timeout", memory, seconds=seconds)) from None
+
+    def _death(self, kind: str, memory: Memory | None, **facts: Any) -> Death:
+        self._drain()
+        printed = self._tail()
+        self._printed.clear()
+        ran_out = any(word in printed for word in _OUT_OF_MEMORY) or (
+            memory is not None and memory.data > _NEAR * self.memory
+        )
+        if ran_out and kind == "signal":
+            kind = "memory"
+        return Death(kind, memory=memory, bound=self.memory, printed=printed, **facts)
+
+    def _drain(self) -> None:
+        """Read what the child has printed, and keep the last of it."""
+        assert self._output is not None, "unreachable because the pool is started"
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._output.fileno(), _KEPT_BYTES):
+                self._printed.append(chunk)
+                while sum(map(len, self._printed)) - len(self._printed[0]) > _KEPT_BYTES:
+                    self._printed.popleft()
+
+    def _tail(self) -> str:
+        return b"".join(self._printed).decode(errors="replace")
+
+    def _forward(self) -> None:
+        """Print what the child printed: the same would stand here without it."""
+        if self._printed:
+            text = b"".join(self._printed)
+            self._printed.clear()
+            with contextlib.suppress(OSError):  # stderr is closed
+                os.write(2, text)
+
+    def _drop(self) -> None:
+        """End the child; the next call starts another one."""
+        self._closing.set()
+        self._pool = self._pid = None
+
+    def close(self) -> None:
+        """End the child, and wait for its end."""
+        with self._lock:
+            pool, self._pool, self._pid = self._pool, None, None
+            self._closing.set()
+        while pool is not None and pool._loops and any(loop.is_alive() for loop in pool._loops):
+            time.sleep(_TICK)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+@functools.cache
+def child_of(memory: int) -> Child:
+    """Return the child of this process with a bound on memory; it is shared by all sessions."""
+    made = Child(memory)
+    _children.append(made)
+    return made
+
+
+_children: list[Child] = []
+
+
+def close_children() -> None:
+    """End every child of this process; the next call of one starts it anew."""
+    for each in _children:
+        each.close()

@@ -1,0 +1,56 @@
+"""A user's own runner on its way to the child process."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+__all__ = ["sent"]
+
+
+def sent(runner: Any) -> bytes:
+    """
+    Return a runner as the child can read it.
+
+    Raises:
+        Exception: It holds what cannot be sent: an open file, a lock, a native object.
+    """
+    import cloudpickle  # type: ignore[import-untyped] # ships no types
+
+    module = sys.modules.get(getattr(runner, "__module__", None) or type(runner).__module__)
+    with _by_value(module):
+        content: bytes = cloudpickle.dumps(runner)
+    return content
+
+
+@contextlib.contextmanager
+def _by_value(module: ModuleType | None) -> Iterator[None]:
+    """
+    Send what a module defines, where the child could not import it.
+
+    A `conftest.py` and a test module are known by names that lead elsewhere there, or nowhere.
+    """
+    import cloudpickle
+
+    if module is None or module.__name__ == "__main__" or _can_be_imported(module):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _can_be_imported(module: ModuleType) -> bool:
+    if type(module.__loader__).__module__.startswith("_pytest."):
+        return False  # importing it would bring pytest, and fixtures that are run by nobody
+    try:
+        spec = importlib.util.find_spec(module.__name__)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin == getattr(module, "__file__", None)
