@@ -158,6 +158,7 @@ class Edgeq:
             localize_timeout,
             conversions,
             Progress() if progress is None else progress,
+            isolation.native,
         )
         self._memory = memory
         self._journal = journal

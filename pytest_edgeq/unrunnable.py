@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["CrashedError", "UnrunnableError", "grouped"]
+__all__ = ["CrashedConversionError", "CrashedError", "UnrunnableError", "grouped"]
 
 
 class UnrunnableError(RuntimeError):
@@ -27,6 +27,10 @@ class UnrunnableError(RuntimeError):
 
 class CrashedError(UnrunnableError):
     """A runtime ended the process that it ran in, or was ended by a bound on time or memory."""
+
+
+class CrashedConversionError(RuntimeError):
+    """A library ended the process that a conversion ran in, or was ended by a bound."""
 
 
 def grouped(refusals: Iterable[UnrunnableError]) -> list[str]:

@@ -203,6 +203,7 @@ class ConversionCache:
         simulations: Mapping[str, Simulation] | None = None,
         static: bool | None = None,
         second_pipeline: bool = False,
+        native: litert.Native | None = None,
     ) -> bytes:
         """
         Convert as `litert.convert` does.
@@ -213,6 +214,7 @@ class ConversionCache:
             simulations: The graphs that PT2E made, in place of the models.
             static: As `litert.convert` takes it.
             second_pipeline: As `litert.convert` takes it.
+            native: As `litert.convert` takes it.
         """
         programs: dict[str, torch.export.ExportedProgram] = {}
 
@@ -232,7 +234,11 @@ class ConversionCache:
             if simulations is not None:
                 given = {k: each.of(simulations[k].graph()) for k, each in signatures.items()}
             return litert.convert(
-                given, static=static, second_pipeline=second_pipeline, programs=programs
+                given,
+                static=static,
+                second_pipeline=second_pipeline,
+                programs=programs,
+                native=native,
             )
 
         # Why a graph has no digest was told where it was made.

@@ -22,6 +22,7 @@ from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference
 from pytest_edgeq.samples import Sample
+from pytest_edgeq.unrunnable import CrashedConversionError
 from pytest_edgeq.warn import Warned, warn_user, warnings_kept
 
 __all__ = ["quantize_pt2e"]
@@ -369,6 +370,8 @@ def _refuse_clearly(
     except litert.RefusedError as refused:
         # Says all there is to say.
         raise ValueError(f"{name}: {refused}") from None
+    except CrashedConversionError:
+        raise
     except Exception as error:
         # Whatever it was, the user gets it whole, with the hint first.
         raise _refused(name, who, error, tried) from error

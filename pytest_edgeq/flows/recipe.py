@@ -19,6 +19,7 @@ from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.unrunnable import CrashedConversionError
 
 __all__ = ["convert", "quantize_recipe"]
 
@@ -48,13 +49,16 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
     winners = litert.match_rules(rules, ops)
     float_tflite = bytes(float_edge.graph.buffer)
     threads, cache = request.session.threads, request.session.cache
+    native = request.session.native(request.name)
     entries = {entry.key: entry for entry in request.entries}
 
     progress = request.session.progress
 
     def calibrate(samples: Mapping[str, Iterator[Sample]]) -> Any:
         streams = {key: _by_name(entries[key], float_edge, samples[key]) for key in entries}
-        return litert.calibrate_recipe(float_tflite, recipe, streams, threads=threads)
+        return litert.calibrate_recipe(
+            float_tflite, recipe, streams, threads=threads, native=native
+        )
 
     sources = [entry.calibration for entry in request.entries]
     with progress.step("calibrate", request.name, *sources) as step:
@@ -72,7 +76,7 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
             float_tflite,
             recipe,
             ranges,
-            lambda: litert.quantize_recipe(float_tflite, recipe, ranges),
+            lambda: litert.quantize_recipe(float_tflite, recipe, ranges, native),
         )
     edge = request.edge(tflite)
     _check_taken(rules, ops, winners, _outcomes(float_edge.graph, edge))
@@ -93,6 +97,8 @@ def convert(request: Request, signatures: Mapping[str, litert.Traced], **options
     """
     try:
         return request.session.convert(request.name, signatures, **options)
+    except CrashedConversionError:
+        raise  # it says all there is to say
     except Exception as error:
         # Export and lowering in one call: whatever it was, the user gets it whole.
         who = refuser(error)

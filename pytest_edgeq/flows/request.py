@@ -28,6 +28,7 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
 from pytest_edgeq.tflite.registry import Runtimes
+from pytest_edgeq.unrunnable import CrashedConversionError
 
 __all__ = ["Entry", "Request", "Session", "make_request"]
 
@@ -49,6 +50,8 @@ class Session:
         localize_seconds: How long a check that fails may look for the layer to blame.
         cache: Runs the steps of conversions, or reads their results.
         progress: Told of the steps that may take long.
+        native: Return the process that runs native steps of a model's conversion, by the model's
+            name; None for this one.
     """
 
     runtime: Callable[[], str]
@@ -59,11 +62,12 @@ class Session:
     localize_seconds: float = 0
     cache: ConversionCache = field(default_factory=ConversionCache)
     progress: Progress = field(default_factory=Progress)
+    native: Callable[[str], litert.Native | None] = lambda name: None
 
     def convert(self, name: str, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
         """Convert as `ConversionCache.convert` does, and report it."""
         with self.progress.step("convert", name):
-            return self.cache.convert(name, signatures, **options)
+            return self.cache.convert(name, signatures, native=self.native(name), **options)
 
 
 @dataclass(slots=True)
@@ -250,6 +254,8 @@ def float_file(
         try:
             with seeded(session.seed), frozen_heap():
                 return session.convert(name, {key: given})
+        except CrashedConversionError:
+            raise  # it says all there is to say
         except Exception as error:
             # Export and lowering in one call: whatever it was, the user gets it whole.
             raise RuntimeError(refusal(name, refuser(error), error, [given])) from error

@@ -62,7 +62,9 @@ def begin(output: Connection, parent: int, memory: int) -> None:
         if os.getppid() != parent:
             os._exit(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # pebble's own handler runs between two instructions of Python, so never in a native loop.
+    # pebble ignores Ctrl-C, which the terminal sends to this process, too; and its own handler of
+    # SIGTERM runs between two instructions of Python, so never in a native loop.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(2, all_threads=False)
     if sys.platform != "win32":

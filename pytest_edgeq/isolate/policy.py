@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pytest_edgeq.presets import DEFAULT_RUNTIME, ISOLATE_MODES
 from pytest_edgeq.tflite.runtimes import Opening
-from pytest_edgeq.unrunnable import UnrunnableError
+from pytest_edgeq.unrunnable import CrashedConversionError, UnrunnableError
 
 if TYPE_CHECKING:
     from pytest_edgeq.cache.directory import Store
@@ -83,15 +83,11 @@ class Isolation:
 
         return child_of(self._memory)
 
-    def call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """
-        Call a function in the child.
-
-        Raises:
-            DeathError: The child ended.
-            Exception: What the function raises.
-        """
-        return self.child.call(self._seconds, function, *arguments)
+    def native(self, name: str) -> IsolatedConversion | None:
+        """Return what runs the native steps of a model's conversion; None for this process."""
+        if not self.is_on:
+            return None
+        return IsolatedConversion(name, self.child, self._seconds, self._note)
 
     def open(self, opening: Opening) -> Engine:
         """
@@ -176,6 +172,50 @@ class Isolation:
             _survived.add(key)
             if self._store is not None:
                 self._store.write(_KIND, key, {})
+
+
+class IsolatedConversion:
+    """
+    Runs native steps of a conversion in the child, as `litert.Native` says.
+
+    Args:
+        name: Of the model, for texts.
+        process: The child.
+        seconds: Bound on the time of one step.
+        note: Called with what runs in this process all the same, and why.
+    """
+
+    def __init__(
+        self, name: str, process: Child, seconds: float, note: Callable[[str], None]
+    ) -> None:
+        self._name = name
+        self._child = process
+        self._seconds = seconds
+        self._note = note
+
+    def call(self, step: str, function: Callable[..., _Result], /, *arguments: Any) -> _Result:
+        """
+        Call a function in the child.
+
+        Raises:
+            CrashedConversionError: The child ended.
+            Exception: What the function raises.
+        """
+        from pytest_edgeq.isolate.report import DeathError
+
+        try:
+            return self._child.call(self._seconds, function, *arguments)
+        except DeathError as error:
+            death = error.death
+            lines = [
+                f"{self._name}: expected a result of the step {step}, got {death.what}",
+                *death.told([], own=False),
+            ]
+            raise CrashedConversionError("\n".join(lines)) from error.__cause__
+
+    def stays(self, step: str, why: str, /) -> None:
+        """Take note that a step runs in this process, and why."""
+        self._note(f"{self._name}: the step {step} ran in this process, not in a child: {why}")
 
 
 def _digest_of(graph: OpGraph) -> str:

@@ -7,6 +7,7 @@ has threads that a fork would cut off.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import functools
@@ -85,8 +86,13 @@ class Child:
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
+        self.reset()
+
+    def reset(self) -> None:
+        """Take the child for one that was never started, as it is in a fork of this process."""
         self._lock = threading.Lock()
         self._pool: Any = None
+        self._keeper = threading.Thread()
         self._closing = threading.Event()
         self._output: Connection | None = None
         self._printed: collections.deque[bytes] = collections.deque()
@@ -141,8 +147,8 @@ class Child:
         if self._pool is None:
             ready = threading.Event()
             # A child ends with the thread that started it, see `child.begin`.
-            keeper = threading.Thread(target=self._keep, args=(ready,), daemon=True)
-            keeper.start()
+            self._keeper = threading.Thread(target=self._keep, args=(ready,), daemon=True)
+            self._keeper.start()
             ready.wait()
         return self._pool
 
@@ -256,10 +262,9 @@ class Child:
     def close(self) -> None:
         """End the child, and wait for its end."""
         with self._lock:
-            pool, self._pool, self._pid = self._pool, None, None
-            self._closing.set()
-        while pool is not None and pool._loops and any(loop.is_alive() for loop in pool._loops):
-            time.sleep(_TICK)
+            self._drop()
+            if self._keeper.ident is not None:
+                self._keeper.join()
 
 
 def _is_alive(pid: int) -> bool:
@@ -281,6 +286,17 @@ def child_of(memory: int) -> Child:
 _children: list[Child] = []
 
 
+def _reset_children() -> None:
+    for each in _children:
+        each.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_children)
+
+
+# Before pebble's own, which ends processes and leaves semaphores.
+@atexit.register
 def close_children() -> None:
     """End every child of this process; the next call of one starts it anew."""
     for each in _children:

@@ -35,6 +35,7 @@ from pytest_edgeq.litert.libraries import (
     load_exporter,
     register_operators,
 )
+from pytest_edgeq.litert.native import Native
 from pytest_edgeq.litert.pt2e_graphs import (
     finish_pt2e,
     holds_observers,
@@ -70,6 +71,7 @@ from pytest_edgeq.litert.weights import QuantizedWeight, write_weights
 __all__ = [
     "NODE_METADATA",
     "SIGNATURE",
+    "Native",
     "QuantizedWeight",
     "RefusedError",
     "Rule",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.decompositions import graphs_compiled_on_call, ops_listed_once
 from pytest_edgeq.litert.libraries import converter_module
+from pytest_edgeq.litert.native import Native, lowered_by
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
 from pytest_edgeq.litert.true_constants import true_constants
 
@@ -86,6 +87,7 @@ def convert(
     static: bool | None = None,
     second_pipeline: bool = False,
     programs: Mapping[str, torch.export.ExportedProgram] | None = None,
+    native: Native | None = None,
 ) -> bytes:
     """
     Convert torch models to one `.tflite`.
@@ -99,6 +101,7 @@ def convert(
         second_pipeline: Convert by the one that needs TensorFlow; see `litert.second_pipeline`.
         programs: Of models that were exported before, by signature: what `export` gave. The
             converter changes them.
+        native: The process that runs the converter's native code; None for this one.
     """
     with quiet():
         QuantConfig = converter_module("quantize.quant_config").QuantConfig
@@ -124,10 +127,11 @@ def convert(
             ops_listed_once(),
             graphs_compiled_on_call(),
             _exported_before(exported),
+            lowered_by(native, second_pipeline=second_pipeline),
         ):
             edge = converter.convert(quant_config=config, **pipeline)
-        give = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
-        content: bytes = give()
+            give = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
+            content: bytes = give()
         return content
 
 

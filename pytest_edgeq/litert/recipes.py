@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
+from pytest_edgeq.litert.extensions import find_extensions
 from pytest_edgeq.litert.libraries import recipe_module
+from pytest_edgeq.litert.native import Native
 from pytest_edgeq.litert.rules import check_rules
 from pytest_edgeq.presets import PRESETS
 
@@ -94,6 +96,7 @@ def calibrate_recipe(
     samples: Mapping[str, Iterable[Mapping[str, npt.NDArray[np.generic]]]],
     *,
     threads: int,
+    native: Native | None = None,
 ) -> Any | None:
     """
     Collect the ranges that a recipe needs, by running the float `.tflite`.
@@ -103,24 +106,80 @@ def calibrate_recipe(
         recipe: Its rules.
         samples: By signature, each a stream of inputs by name; read only if the recipe needs them.
         threads: Of the interpreter.
+        native: The process that runs the library; None for this one.
 
     Returns:
         What `quantize_recipe` wants, None where the recipe needs no calibration.
     """
     if not _recipe_quantizer(float_tflite, recipe).need_calibration:
         return None
-    manager = recipe_module("recipe_manager").RecipeManager()
-    with quiet():
-        manager.load_quantization_recipe(recipe)
-        calibrator = recipe_module("calibrator").Calibrator(float_tflite, num_threads=threads)
-    # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it reads
-    # it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held whole. The
-    # ranges gathered are the same.
+    native = _that_can_run("calibrate", native)
+    if native is not None:
+        native.call("calibrate", begin_calibration, float_tflite, recipe, threads)
+        for signature, stream in samples.items():
+            for sample in stream:
+                native.call("calibrate", add_sample, signature, dict(sample))
+        return native.call("calibrate", end_calibration)
+    calibration = _Calibration(float_tflite, recipe, threads)
     for signature, stream in samples.items():
         for sample in stream:
-            with quiet(), _refusals("cannot calibrate for the recipe"):
-                calibrator.calibrate({signature: [sample]}, manager)
-    return calibrator.get_model_qsvs()
+            calibration.add(signature, sample)
+    return calibration.ranges()
+
+
+class _Calibration:
+    """Collects ranges, one sample at a time."""
+
+    def __init__(self, float_tflite: bytes, recipe: Recipe, threads: int) -> None:
+        self._manager = recipe_module("recipe_manager").RecipeManager()
+        with quiet():
+            self._manager.load_quantization_recipe(recipe)
+            library = recipe_module("calibrator")
+            self._calibrator = library.Calibrator(float_tflite, num_threads=threads)
+
+    def add(self, signature: str, sample: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it
+        # reads it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held
+        # whole. The ranges gathered are the same.
+        with quiet(), _refusals("cannot calibrate for the recipe"):
+            self._calibrator.calibrate({signature: [sample]}, self._manager)
+
+    def ranges(self) -> Any:
+        return self._calibrator.get_model_qsvs()
+
+
+_running: list[_Calibration] = []
+"""The calibration that runs in this process for another one."""
+
+
+def begin_calibration(float_tflite: bytes, recipe: Recipe, threads: int) -> None:
+    """Begin to collect ranges for another process."""
+    _running[:] = [_Calibration(float_tflite, recipe, threads)]
+
+
+def add_sample(signature: str, sample: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    """
+    Add a sample to the calibration that runs.
+
+    Raises:
+        RuntimeError: The library refuses it, or another process has ended the calibration.
+    """
+    if not _running:
+        raise RuntimeError("the process that collected the ranges was ended by another test")
+    _running[0].add(signature, sample)
+
+
+def end_calibration() -> Any:
+    """Return the ranges that were collected."""
+    return _running.pop().ranges()
+
+
+def _that_can_run(step: str, native: Native | None) -> Native | None:
+    """Return the other process, unless this one has code in the libraries that it lacks."""
+    if native is not None and (foreign := find_extensions().foreign):
+        native.stays(step, f"{foreign[0]} was put into the libraries by other code")
+        return None
+    return native
 
 
 @contextlib.contextmanager
@@ -147,8 +206,21 @@ def biases_of_any_rank() -> Iterator[None]:
         yield
 
 
-def quantize_recipe(float_tflite: bytes, recipe: Recipe, calibration: Any | None) -> bytes:
-    """Quantize a float `.tflite` by a recipe."""
+def quantize_recipe(
+    float_tflite: bytes, recipe: Recipe, calibration: Any | None, native: Native | None = None
+) -> bytes:
+    """
+    Quantize a float `.tflite` by a recipe.
+
+    Args:
+        float_tflite: The file.
+        recipe: Its rules.
+        calibration: From `calibrate_recipe`.
+        native: The process that runs the library; None for this one.
+    """
+    native = _that_can_run("quantize", native)
+    if native is not None:
+        return native.call("quantize", quantize_recipe, float_tflite, recipe, calibration)
     quantizer = _recipe_quantizer(float_tflite, recipe)
     # ai-edge-quantizer 0.4 has no progress to turn off.
     known = inspect.signature(quantizer.quantize).parameters

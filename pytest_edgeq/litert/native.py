@@ -1,0 +1,115 @@
+"""
+Native steps of a conversion in another process, which takes bytes and gives bytes.
+
+The converter's passes begin at MLIR, and its bytecode holds all that they read: weights, signatures
+and the places that tensors are named after. So torch and the export stay here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.configs import replaced
+from pytest_edgeq.litert.libraries import converter_module, converter_name
+
+__all__ = ["Native", "lowered_by"]
+
+_Result = TypeVar("_Result")
+
+_LIBRARY = "litert_converter.mlir"
+
+_EXTENSION = f"{_LIBRARY}._mlir_libs.converter_api_ext"
+
+
+class Native(Protocol):
+    """Calls functions of this package in another process."""
+
+    def call(self, step: str, function: Callable[..., _Result], /, *arguments: Any) -> _Result:
+        """
+        Call a function that can be imported there.
+
+        Args:
+            step: For texts, such as `convert`.
+            function: It is sent by name.
+            *arguments: Bytes, arrays and plain data.
+
+        Raises:
+            RuntimeError: The process ended.
+        """
+
+    def stays(self, step: str, why: str, /) -> None:
+        """Take note that a step runs in this process, and why."""
+
+
+@contextlib.contextmanager
+def lowered_by(native: Native | None, *, second_pipeline: bool) -> Iterator[None]:
+    """
+    Have the converter run its passes, and write the file, in another process.
+
+    litert-torch 0.10.0 calls both through its module `_convert.litert_converter`. There they end
+    the process for some graphs, as compilers do at a failed check.
+
+    Args:
+        native: The process; None for this one.
+        second_pipeline: Whether the converter uses TensorFlow, which starts from files of its own.
+    """
+    if native is None:
+        yield
+        return
+    if second_pipeline or converter_name() != "litert_torch":
+        what = "the pipeline by TensorFlow" if second_pipeline else converter_name()
+        native.stays("convert", f"{what} has no step that takes bytes and gives bytes")
+        yield
+        return
+    module = converter_module("_convert.litert_converter")
+    with replaced(module, converter_api_ext=_Elsewhere(module.converter_api_ext, native)):
+        yield
+
+
+class _Elsewhere:
+    """Stands in for the converter's native module: runs its two large steps in one call."""
+
+    def __init__(self, original: Any, native: Native) -> None:
+        self._original = original
+        self._native = native
+        self._content = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def run_convert_to_tfl_passes(self, module: Any, passes: Any, config: Any) -> None:
+        bytecode = io.BytesIO()
+        module.operation.write_bytecode(file=bytecode)
+        settings = {name: getattr(config, name) for name in dir(config) if name[0] != "_"}
+        self._content = self._native.call("convert", lower, bytecode.getvalue(), settings)
+
+    def export_flatbuffer_to_bytes(self, module: Any) -> bytes:
+        return self._content
+
+
+def lower(bytecode: bytes, settings: Mapping[str, Any]) -> bytes:
+    """
+    Lower a module to a `.tflite` file.
+
+    Args:
+        bytecode: The module, as MLIR writes it.
+        settings: Attributes of the converter's config.
+    """
+    with quiet():
+        ir = importlib.import_module(f"{_LIBRARY}.ir")
+        passes = importlib.import_module(f"{_LIBRARY}.passmanager")
+        extension = importlib.import_module(_EXTENSION)
+        config = extension.ConvertToTFLConfig()
+        for name, value in settings.items():
+            setattr(config, name, value)
+        context = ir.Context()
+        extension.prepare_mlir_context(context)
+        with context:
+            module = ir.Module.parse(bytecode)
+            extension.run_convert_to_tfl_passes(module, passes.PassManager(), config)
+            return bytes(extension.export_flatbuffer_to_bytes(module.operation))
