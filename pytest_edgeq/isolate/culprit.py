@@ -57,11 +57,20 @@ def culprit_text(
         return f"op: not found: {error}"
     except Exception as error:  # of a damaged file the graph need not make sense
         return f"op: not found: its ops cannot be cut out ({type(error).__name__}: {error})"[:150]
-    if op is None:
-        return "op: not found: its ops, cut out and run on zeros, end no process"
+    if op is not None:
+        return f"op: {_where(op, opening)}"
+    told = "op: not found: its ops, cut out and run on zeros, end no process"
+    if search.left_out:
+        first, why = search.left_out[0]
+        more = f" and {len(search.left_out) - 1} more" if len(search.left_out) > 1 else ""
+        told += f"\n  not cut out: {_where(first, opening)}{more}: {why}"
+    return told
+
+
+def _where(op: Op, opening: Opening) -> str:
     entries = OpDtypeMap(opening.graph, opening.modules)
-    where = [e.where for e in entries if (e.subgraph, e.index) == (op.subgraph, op.index)]
-    return f"op: {where[0] if where else f'{op.name} (op {op.index})'}"
+    found = [e.where for e in entries if (e.subgraph, e.index) == (op.subgraph, op.index)]
+    return found[0] if found else f"{op.name} (op {op.index})"
 
 
 class _GivenUpError(Exception):
@@ -80,6 +89,7 @@ class _Search:
         self._known = {b.tensor.index: inputs[b.name] for b in borders if b.name in inputs}
         self._child = process
         self._seconds = seconds
+        self.left_out: tuple[tuple[Op, str], ...] = ()
         self._trials = 0
         self._begun = time.monotonic()
 
@@ -91,12 +101,14 @@ class _Search:
             _GivenUpError: The bounds on trials or time are reached.
         """
         ops = self._opening.graph.subgraphs[self._opening.signature.subgraph].ops
-        if not self._ends(ops):
+        is_known = self._ends(ops)
+        if not is_known:
             return None
         while len(ops) > 1:
             half = ops[: len(ops) // 2]
-            ops = half if self._ends(half) else ops[len(half) :]
-        return ops[0] if self._ends(ops) else None
+            is_known = self._ends(half)
+            ops = half if is_known else ops[len(half) :]
+        return ops[0] if is_known or self._ends(ops) else None
 
     def _ends(self, ops: tuple[Op, ...]) -> bool:
         """Whether these ops end the process that they run in."""
@@ -114,6 +126,8 @@ class _Search:
             return tensors[index].shape if known is None else known.shape
 
         cut = cut_ops(graph, subgraph, shape_of, {op.index for op in ops})
+        if self._trials == 1:
+            self.left_out = cut.left_out
         if not cut.outputs:
             return False
         given = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
@@ -14,7 +15,7 @@ from pytest_edgeq.isolate import child
 from pytest_edgeq.isolate.child import LostError
 from pytest_edgeq.isolate.culprit import culprit_text
 from pytest_edgeq.isolate.pool import Child
-from pytest_edgeq.isolate.report import DeathError
+from pytest_edgeq.isolate.report import DeathError, size_text
 from pytest_edgeq.tflite.engines import Arrays, Engine
 from pytest_edgeq.tflite.runtimes import Opening
 from pytest_edgeq.unrunnable import CrashedError
@@ -24,7 +25,12 @@ __all__ = ["IsolatedEngine", "TriedEngine"]
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 
+_Result = TypeVar("_Result")
+
 _keys = itertools.count()
+
+_NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?)?\s*")
+"""All that kernels say where an allocation fails."""
 
 
 class IsolatedEngine(Engine):
@@ -125,6 +131,14 @@ class IsolatedEngine(Engine):
             return self._child.call(self._seconds, function, *arguments)
         except DeathError as error:
             raise self._crashed(name, inputs, error) from error.__cause__
+        except RuntimeError as error:
+            if not _NO_REASON.fullmatch(str(error)):
+                raise
+            bound = size_text(self._child.memory)
+            raise RuntimeError(
+                f"{error} No reason is given, as where memory beyond the bound of {bound} is asked "
+                "for (--edgeq-isolate-memory)"
+            ) from None
 
     def _crashed(
         self, name: str, inputs: Mapping[str, npt.NDArray[Any]], error: DeathError
@@ -152,7 +166,8 @@ class TriedEngine(Engine):
     """
     An engine of this process whose file is loaded and run once in the child, first.
 
-    An error that the kernels raise there is not reported: the same one arises here.
+    What the kernels refuse there is not tried here: memory has no bound in this process. A user's
+    own runtime is, as it may depend on what only this process has.
 
     Args:
         opening: The file.
@@ -171,7 +186,8 @@ class TriedEngine(Engine):
         survived: Callable[[], None],
     ) -> None:
         self._survived = survived
-        self._trial: IsolatedEngine | None = _unless_refused(trial)
+        self._is_own = opening.own is not None
+        self._trial: IsolatedEngine | None = self._tried(trial)
         self._engine = opening.here()
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
@@ -184,7 +200,7 @@ class TriedEngine(Engine):
         """
         trial = self._trial
         if trial is not None:
-            _unless_refused(lambda: trial.run(inputs))
+            self._tried(lambda: trial.run(inputs))
             self._end_trial()
             self._survived()
         return self._engine.run(inputs)
@@ -203,12 +219,11 @@ class TriedEngine(Engine):
             self._trial.close()
             self._trial = None
 
-
-def _unless_refused(call: Callable[[], Any]) -> Any:
-    """Return what a call returns; None where it raises, but for the end of its process."""
-    try:
-        return call()
-    except CrashedError:
-        raise
-    except Exception:  # raised again by the same call in this process
-        return None
+    def _tried(self, call: Callable[[], _Result]) -> _Result | None:
+        """Return what a call returns; None where a user's own runtime raises in it."""
+        try:
+            return call()
+        except Exception as error:
+            if not self._is_own or isinstance(error, CrashedError):
+                raise
+            return None

@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 _TICK = 0.05
 """Seconds between two looks at the child's memory and output."""
 
-_GRACE = 2.0
+_GRACE = 1.0
 """Seconds that pebble has to tell of the death of a process that is gone."""
 
 _KEPT_BYTES = 1 << 16
@@ -130,6 +130,7 @@ class Child:
     def _once(self, seconds: float, function: Callable[..., _Result], *arguments: Any) -> _Result:
         for _ in range(2):
             # A pool gives up where its child was killed between two calls: nothing of this one ran.
+            memory = None if self._pid is None else Memory.of(self._pid)
             try:
                 future: Future[_Result] = self._started().schedule(
                     child.step, args=(seconds, function, *arguments), timeout=seconds
@@ -138,7 +139,7 @@ class Child:
                 self._drop()
                 continue
             try:
-                return self._result(future, seconds)
+                return self._result(future, seconds, memory)
             except BrokenProcessPool:
                 self._drop()
         raise DeathError(Death("start", bound=self.memory, printed=self._tail()))
@@ -175,8 +176,7 @@ class Child:
         reader.close()
         writer.close()
 
-    def _result(self, future: Future[_Result], seconds: float) -> _Result:
-        memory = None if self._pid is None else Memory.of(self._pid)
+    def _result(self, future: Future[_Result], seconds: float, memory: Memory | None) -> _Result:
         gone: float | None = None
         try:
             while not wait([future], timeout=_TICK).done:

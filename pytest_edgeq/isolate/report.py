@@ -34,7 +34,9 @@ _DUMP = re.compile(r"^(?:Fatal Python error: .*|Timeout \(.*\)!)$", re.MULTILINE
 
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
-_OWN = "pytest_edgeq/isolate/child.py"
+_OWN = "/pytest_edgeq/"
+
+_CHILD = "/isolate/child.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ class Death:
             frame = _FRAME.match(line)
             if frame is None:
                 frames = []  # of another thread
-            elif frame[1].replace("\\", "/").endswith(_OWN):
-                if frame[3] == "step":
+            elif _OWN in (path := frame[1].replace("\\", "/")):
+                if path.endswith(_CHILD) and frame[3] == "step":
                     return frames
             else:
                 frames.append(f"{frame[1]}, line {frame[2]}, in {frame[3]}")
@@ -160,6 +162,9 @@ class Death:
 
     def _way_out(self, *, own: bool) -> list[str]:
         library = "the runtime of your own" if own else "the library"
+        correct = (
+            "correct the runtime" if own else "report it with the file to the library's authors"
+        )
         if self.was_killed:
             return [
                 "cause: another process sent SIGKILL, as the kernel does where memory runs out "
@@ -171,29 +176,34 @@ class Death:
             return [
                 f"cause: {library} did not return: an endless loop, a wait, or a machine too slow "
                 "for this bound",
-                "fix: report it with the file to the library's authors, or raise the bound: "
-                "--edgeq-isolate-timeout",
+                f"fix: {correct}, or raise the bound: --edgeq-isolate-timeout",
             ]
         if self.kind == "memory":
             return [
-                f"cause: {library} asked for more memory than the bound lets it have: sizes in the "
-                "file that nothing bounds, a leak, or a large model",
-                "fix: look at the shapes of the file, or raise the bound: --edgeq-isolate-memory",
+                f"cause: {library} asked for more memory than the bound lets it have: a leak, a "
+                "large model, or sizes in the file that nothing bounds",
+                f"fix: {correct}, or raise the bound: --edgeq-isolate-memory",
             ]
         if self.kind == "start":
             return [
                 "cause: the child process ended before it could run anything",
                 "fix: read what it printed; --edgeq-isolate=off runs without one",
             ]
+        if self.kind == "exit":
+            return [
+                f"cause: {library} called exit, which ends a process without an error",
+                f"fix: {correct}: let it raise an error",
+            ]
         if own:
             return [
-                "cause: code of the runtime of your own ended its process, where no Python error "
-                "can be raised",
-                "fix: correct the runtime; `where:` names the line of Python that it ended in",
+                "cause: native code that the runtime of your own calls ended its process, where no "
+                "Python error can be raised",
+                "fix: correct the runtime; `where:` is the Python that called the native code",
             ]
         return [
             "cause: native code of the library ended its process, where no Python error can be "
-            "raised: a defect of the library, which a damaged or unusual file brings out",
+            "raised: a defect of the library,",
+            "  which a damaged or unusual file brings out",
             "fix: build the file again, leave the op out, or choose another runtime; report it "
             "with the file to the library's authors",
         ]

@@ -1,0 +1,61 @@
+"""Compare failure texts with golden files, without what differs from machine to machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from pytest_edgeq.isolate import policy
+from pytest_edgeq.isolate.bounds import default_memory
+from pytest_edgeq.isolate.report import size_text
+
+GOLDEN = Path(__file__).parent / "golden"
+
+_VARYING = (
+    (re.compile(r"(?<=^file: )/.*[/\\](?=\w+\.tflite)", re.MULTILINE), "<folder>/"),
+    (re.compile(r"sha256 [0-9a-f]{16}"), "sha256 <hash>"),
+    (re.compile(r"held: .* in RAM, .* mapped"), "held: <size> in RAM, <size> mapped"),
+    (re.compile(rf"bound: {re.escape(size_text(default_memory()))}\)"), "bound: <size>)"),
+    (
+        re.compile(r"^  .*[/\\](\w+\.py), line \d+, in", re.MULTILINE),
+        r"  <folder>/\1, line <n>, in",
+    ),
+)
+
+
+class Golden(Protocol):
+    """Run what must fail, and hold its text against the golden file of this name."""
+
+    def __call__(
+        self, name: str, error: type[Exception], call: Callable[[], object]
+    ) -> pytest.ExceptionInfo[Exception]:
+        """Return the error."""
+
+
+@pytest.fixture(scope="session")
+def golden() -> Golden:
+    """Compare a failure's text with tests/isolate/golden/<name>.txt."""
+
+    def check(
+        name: str, error: type[Exception], call: Callable[[], object]
+    ) -> pytest.ExceptionInfo[Exception]:
+        with pytest.raises(error) as caught:
+            call()
+        text = str(caught.value)
+        for pattern, stands_for in _VARYING:
+            text = pattern.sub(stands_for, text)
+        assert f"{text}\n" == (GOLDEN / f"{name}.txt").read_text("utf-8")
+        assert max(map(len, text.splitlines())) <= 160
+        return caught
+
+    return check
+
+
+@pytest.fixture(autouse=True)
+def _nothing_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test begin with no file known to have survived."""
+    monkeypatch.setattr(policy, "_survived", set())

@@ -1,0 +1,127 @@
+"""What a crash fails with, and that the session goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytest_edgeq import Edgeq, QuantizedModel, assert_runtimes_agree
+from pytest_edgeq.isolate.bounds import default_memory
+from pytest_edgeq.isolate.policy import Isolation
+from pytest_edgeq.unrunnable import CrashedConversionError, CrashedError
+from tests.isolate import runners
+from tests.isolate.conftest import GOLDEN, Golden
+
+SAMPLE = np.array([[1, 2, 3, 4]], np.float32)
+
+
+def _own(way: str, step: str = "run", **bounds: object) -> QuantizedModel:
+    maker = Edgeq(
+        runtimes={"mine": runners.Ending(way, step)},
+        cache_dir=None,
+        **bounds,  # type: ignore[arg-type] # of several types
+    )
+    return maker.load(runners.negation())
+
+
+@pytest.mark.parametrize(
+    "way", ["abort", "segfault", "killed", pytest.param("leave", marks=pytest.mark.slow)]
+)
+def test_a_runtime_of_ones_own_that_ends_its_process(golden: Golden, way: str) -> None:
+    """The step, the file, the signal, what it printed and the line; the next run is made."""
+    model = _own(way)
+    golden(way, CrashedError, lambda: model.run(SAMPLE, runtime="mine"))
+    assert (model.run(SAMPLE, runtime="builtin")["y"] == -SAMPLE).all()
+
+
+def test_a_runtime_of_ones_own_that_crashes_where_it_opens_the_file(golden: Golden) -> None:
+    """The step is another one."""
+    model = _own("abort", "load")
+    golden("abort_load", CrashedError, lambda: model.run(SAMPLE, runtime="mine"))
+
+
+@pytest.mark.parametrize("way", ["hang", pytest.param("loop", marks=pytest.mark.slow)])
+def test_a_runtime_of_ones_own_that_does_not_return(golden: Golden, way: str) -> None:
+    """In Python, and in native code that holds the interpreter's lock."""
+    model = _own(way, isolate_timeout=1)
+    golden(way, CrashedError, lambda: model.run(SAMPLE, runtime="mine"))
+
+
+def test_a_runtime_of_ones_own_that_allocates_for_ever(golden: Golden) -> None:
+    """It meets the bound, and not the machine's."""
+    model = _own("allocate", isolate_memory="600M")
+    golden("allocate", CrashedError, lambda: model.run(SAMPLE, runtime="mine"))
+
+
+def test_kernels_that_crash_on_a_whole_file(golden: Golden, tmp_path: Path) -> None:
+    """The op is found."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(runners.segfault_at_run())
+    model = Edgeq(cache_dir=None).load(path)
+    sample = np.ones((1, 4, 4, 4), np.float32)
+    golden("kernel", CrashedError, lambda: model.run(sample))
+
+
+def test_a_bare_file_is_run_in_the_child(tmp_path: Path) -> None:
+    """Given as a path to an assertion, outside of any session of its own."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(runners.abort_on_reference())
+    sample = np.zeros((1, 512), np.float32)
+    with pytest.raises(CrashedError, match=r"^the reference runtime crashed .* SIGABRT \(abort\)"):
+        assert_runtimes_agree(path, [sample], 0, runtimes=("builtin", "reference"))
+
+
+def test_kernels_that_abort_on_another_runtime_than_the_default() -> None:
+    """The same file runs where they do not."""
+    model = Edgeq(cache_dir=None).load(runners.abort_on_reference())
+    sample = np.zeros((1, 512), np.float32)
+    (scores,) = model.run(sample).values()
+    assert (scores == scores[0, 0]).all()
+    with pytest.raises(CrashedError, match=r"^the reference runtime crashed .* SIGABRT \(abort\)"):
+        model.run(sample, runtime="reference")
+
+
+@pytest.mark.slow
+def test_a_crash_fails_the_check_of_a_model() -> None:
+    """As one of its findings, with the op."""
+    model = Edgeq(cache_dir=None, localize_timeout=0).load(
+        runners.segfault_at_run(), reference=lambda x: -np.asarray(x)
+    )
+    samples = [np.full((1, 4, 4, 4), n, np.float32) for n in range(1, 3)]
+    with pytest.raises(AssertionError, match="got SIGSEGV") as caught:
+        Edgeq(cache_dir=None).check(model, samples)
+    assert "LOCAL_RESPONSE_NORMALIZATION (op 1)" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_kernels_that_never_return(golden: Golden) -> None:
+    """An op that cannot be cut out is named as such."""
+    model = Edgeq(cache_dir=None, isolate_timeout=1).load(runners.endless())
+    golden("endless", CrashedError, lambda: model.run(np.zeros(1, np.int32)))
+
+
+def test_kernels_that_meet_the_bound_on_memory(golden: Golden) -> None:
+    """They refuse without a reason; and the run is not tried again where there is no bound."""
+    model = Edgeq(cache_dir=None, isolate_memory="600M").load(runners.unbounded())
+    sample = np.array([100_000, 100_000], np.int32)
+    golden("unbounded", RuntimeError, lambda: model.run(sample))
+
+
+def test_a_step_of_a_conversion_that_crashes(golden: Golden) -> None:
+    """The model and the step."""
+    isolation = Isolation("on", seconds=60, memory=default_memory())
+    native = isolation.native("small net")
+    assert native is not None
+    golden(
+        "conversion",
+        CrashedConversionError,
+        lambda: native.call("convert", runners.WAYS["abort"]),
+    )
+
+
+def test_every_golden_text_has_its_case() -> None:
+    """A golden file that no test reads would never be looked at again."""
+    source = Path(__file__).read_text("utf-8")
+    assert [path.stem for path in GOLDEN.iterdir() if f'"{path.stem}"' not in source] == []

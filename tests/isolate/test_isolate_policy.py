@@ -1,0 +1,261 @@
+"""What runs in the child process, what is remembered, and that figures are the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fixtures.models import ConvBnRelu, samples, seeded
+from fixtures.tflite import make, stacks
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.cache.log import CacheLog
+from pytest_edgeq.isolate import policy
+from pytest_edgeq.isolate.bounds import default_memory, parse_memory
+from pytest_edgeq.presets import RUNTIMES
+from tests.isolate import runners
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+SAMPLE = np.array([[1, 2, 3, 4]], np.float32)
+NESTED = make.CONVERTED / "nested.int8.tflite"
+
+
+class Noting:
+    """A runtime that notes in a file which process opened and ran what."""
+
+    def __init__(self, notes: Path) -> None:
+        self._notes, self._tested = notes, os.getpid()
+
+    def __call__(self, path: Path, signature: str | None) -> Callable[[Arrays], Arrays]:
+        """Open a file of `negation`."""
+        self._note("open")
+
+        def run(inputs: Arrays) -> Arrays:
+            self._note("run")
+            return {"y": -inputs["x"]}
+
+        return run
+
+    def _note(self, what: str) -> None:
+        where = "here" if os.getpid() == self._tested else "child"
+        with self._notes.open("a", encoding="utf-8") as file:
+            file.write(f"{what} {where}\n")
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Where `Noting` writes."""
+    path = tmp_path / "notes"
+    path.touch()
+    return path
+
+
+def _taken(notes: Path) -> list[str]:
+    lines = notes.read_text("utf-8").splitlines()
+    notes.write_text("", "utf-8")
+    return lines
+
+
+def _load(notes: Path, **options: Any) -> QuantizedModel:
+    options = {"cache_dir": None, **options}
+    return Edgeq(runtimes={"mine": Noting(notes)}, **options).load(runners.negation())
+
+
+def test_auto_makes_the_first_run_in_the_child(notes: Path) -> None:
+    """And all others here, also of another model with the same file."""
+    model = _load(notes)
+    for _ in range(2):
+        assert (model.run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
+    assert _taken(notes) == ["open child", "open here", "run child", "run here", "run here"]
+    _load(notes).run(SAMPLE, runtime="mine")
+    assert _taken(notes) == ["open here", "run here"]
+
+
+def test_on_makes_every_run_in_the_child(notes: Path) -> None:
+    """Opened once."""
+    model = _load(notes, isolate="on")
+    for _ in range(2):
+        assert (model.run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
+    assert _taken(notes) == ["open child", "run child", "run child"]
+
+
+def test_off_makes_none(notes: Path) -> None:
+    """As without this module."""
+    assert (_load(notes, isolate="off").run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
+    assert _taken(notes) == ["open here", "run here"]
+
+
+def test_what_survived_is_remembered_in_the_cache_directory(
+    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the content of the file and the runtime; `refresh` tries again."""
+    told: list[bool] = []
+    for mode in ("on", "on", "refresh"):
+        monkeypatch.setattr(policy, "_survived", set())  # as in another process
+        _load(notes, cache_dir=tmp_path / "cache", cache=mode).run(SAMPLE, runtime="mine")
+        told.append("run child" in _taken(notes))
+    assert told == [True, False, True]
+
+
+def test_what_did_not_run_is_not_remembered() -> None:
+    """Loaded, and refused when it is run."""
+    model = Edgeq(cache_dir=None).load(runners.negation())
+    model.edge.runner("xnnpack")
+    assert not policy._survived
+    model.run(SAMPLE)
+    assert len(policy._survived) == 1
+
+
+def test_a_file_that_the_flow_made_runs_here_on_the_default_runtime() -> None:
+    """On another one its first run is made in the child, and so is that of a file in its place."""
+    maker = Edgeq()
+    net = seeded(ConvBnRelu)
+    model = maker.quantize(net, ConvBnRelu.sample_inputs(), quantizer=None)
+    (sample,) = samples(ConvBnRelu, 1)
+    model.run(*sample)
+    assert not policy._survived
+    model.run(*sample, runtime="builtin")
+    assert len(policy._survived) == 1
+    model.with_tflite(model.tflite).run(*sample)
+    assert len(policy._survived) == 2
+
+
+@pytest.mark.parametrize("runtime", [name for name in RUNTIMES if name != "tensorflow"])
+def test_outputs_are_the_same_to_the_last_bit(runtime: str) -> None:
+    """Of all modes."""
+    sample = stacks.MODELS["nested"][1][0]
+    told = {
+        mode: [
+            value.tobytes()
+            for value in Edgeq(isolate=mode, cache_dir=None)
+            .load(NESTED)
+            .run(sample, runtime=runtime)
+            .values()
+        ]
+        for mode in ("off", "auto", "on")
+    }
+    assert told["auto"] == told["off"]
+    assert told["on"] == told["off"]
+
+
+def test_comparisons_are_the_same_to_the_last_bit() -> None:
+    """With several samples at a time, on interpreters of their own."""
+    data = list(samples(ConvBnRelu, 8, seed=2))
+    told = {}
+    for mode in ("off", "on"):
+        maker = Edgeq(isolate=mode, threads=2)
+        model = maker.quantize(
+            seeded(ConvBnRelu),
+            ConvBnRelu.sample_inputs(),
+            calibration=samples(ConvBnRelu, 8),
+        )
+        told[mode] = (model.tflite, maker.compare(model, data).to_dict())
+    assert told["on"] == told["off"]
+
+
+def test_layers_are_localized_in_the_child() -> None:
+    """Which reads the tensors between."""
+    data = list(samples(ConvBnRelu, 2, seed=2))
+    told = {}
+    for mode in ("off", "on"):
+        maker = Edgeq(isolate=mode)
+        model = maker.quantize(
+            seeded(ConvBnRelu),
+            ConvBnRelu.sample_inputs(),
+            calibration=samples(ConvBnRelu, 8),
+        )
+        told[mode] = maker.localize(model, data).to_dict()
+    assert told["on"] == told["off"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "recipe_static_wi8_ai8", None])
+def test_files_converted_in_the_child_are_the_same_byte_by_byte(quantizer: str | None) -> None:
+    """By the converter's passes, and by ai-edge-quantizer."""
+    told = [
+        Edgeq(isolate=mode, cache="off")
+        .quantize(
+            seeded(ConvBnRelu),
+            ConvBnRelu.sample_inputs(),
+            quantizer=quantizer,
+            calibration=samples(ConvBnRelu, 4),
+        )
+        .tflite
+        for mode in ("off", "on")
+    ]
+    assert told[0] == told[1]
+
+
+def test_a_runner_that_cannot_be_sent() -> None:
+    """Runs here with a note, or is an error where all is to run in the child."""
+    notes: list[str] = []
+    file = Path(__file__).open("rb")  # noqa: SIM115 # closed below
+
+    def runner(path: Path, signature: str | None) -> Callable[[Arrays], Arrays]:
+        assert not file.closed
+        return lambda inputs: {"y": -inputs["x"]}
+
+    def model(mode: str) -> QuantizedModel:
+        log = CacheLog(note=notes.append)
+        maker = Edgeq(runtimes={"mine": runner}, isolate=mode, cache_dir=None, cache_log=log)
+        return maker.load(runners.negation())
+
+    with file:
+        assert (model("auto").run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
+        assert notes == [
+            "runtime 'mine' was not tried in a child process first: "
+            "TypeError: cannot pickle '_io.BufferedReader' object"
+        ]
+        with pytest.raises(RuntimeError, match="cannot run in a child process") as caught:
+            model("on").run(SAMPLE, runtime="mine")
+    assert "fix: make the runner a function or a class of an importable module" in str(caught.value)
+
+
+def test_an_error_of_a_runner_is_that_of_this_process() -> None:
+    """It may need what only this process has, and so it is run here, too."""
+    here = os.getpid()
+
+    def runner(path: Path, signature: str | None) -> Callable[[Arrays], Arrays]:
+        if os.getpid() != here:
+            raise OSError("no device")
+        return lambda inputs: {"y": -inputs["x"]}
+
+    maker = Edgeq(runtimes={"mine": runner}, cache_dir=None)
+    assert (maker.load(runners.negation()).run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
+
+
+def test_what_the_child_prints_is_printed_here(capfd: pytest.CaptureFixture[str]) -> None:
+    """As it is without a child."""
+    maker = Edgeq(runtimes={"mine": runners.Ending("nothing")}, isolate="on", cache_dir=None)
+    maker.load(runners.negation()).run(SAMPLE, runtime="mine")
+    assert "negating 1 input\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"isolate": "yes"}, ValueError, "isolate: expected one of auto, on, off, got 'yes'"),
+        ({"isolate_timeout": 0}, ValueError, "isolate_timeout: expected at least 1, got 0"),
+        ({"isolate_timeout": 1.5}, TypeError, "isolate_timeout: expected a whole number, got 1.5"),
+        ({"isolate_memory": "4X"}, ValueError, "expected a size such as 4G, 512M or 2048"),
+        ({"isolate_memory": 0}, ValueError, "isolate_memory: expected bytes, or a text"),
+    ],
+)
+def test_a_wrong_option_is_told(options: dict[str, Any], error: type[Exception], said: str) -> None:
+    """Of `Edgeq`; those of pytest are tested with the others."""
+    with pytest.raises(error, match=said):
+        Edgeq(**options)
+
+
+def test_sizes() -> None:
+    """A number alone is MiB."""
+    sizes = ("1G", "2 GiB", "512m", "3MB", "64")
+    assert [parse_memory(size) >> 20 for size in sizes] == [1024, 2048, 512, 3, 64]
+    assert default_memory(2) <= default_memory(1)
+    assert default_memory(1000) == min(default_memory(1), 4 << 30)
