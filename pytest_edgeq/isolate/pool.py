@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from pytest_edgeq.isolate import child
 from pytest_edgeq.isolate.report import Death, DeathError, Memory
+from pytest_edgeq.isolate.session import is_abandoned
 
 __all__ = ["Child", "child_of", "close_children"]
 
@@ -114,6 +115,7 @@ class Child:
 
         Raises:
             DeathError: The child ended, or was ended by the bounds of time and memory.
+            KeyboardInterrupt: The controller of this worker of pytest-xdist has ended.
             Exception: What the function raises.
         """
         with self._lock:
@@ -181,6 +183,8 @@ class Child:
         try:
             while not wait([future], timeout=_TICK).done:
                 self._drain()
+                if is_abandoned():
+                    raise KeyboardInterrupt("the controller of this worker has ended")  # noqa: TRY301
                 now = None if self._pid is None else Memory.of(self._pid)
                 memory = now or memory
                 if now is not None or self._pid is None:

@@ -7,6 +7,7 @@ This module is cheap to import: the plugin says here what its options are.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS, default_memory
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.registry import Runtimes
 
-__all__ = ["IsolationSettings", "bare_runtimes", "begin"]
+__all__ = ["IsolationSettings", "bare_runtimes", "begin", "is_abandoned"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +31,14 @@ class IsolationSettings:
         seconds: Bound on the time of one step in the child.
         memory: Bound on its memory, in bytes; None for the default.
         cache_dir: Remembers what has survived; None for this process alone.
+        controller: Id of the process that this one is a worker of; None where it is none.
     """
 
     mode: str = "auto"
     seconds: float = DEFAULT_SECONDS
     memory: int | None = None
     cache_dir: Path | None = None
+    controller: int | None = None
 
 
 _sessions: list[IsolationSettings] = []
@@ -58,6 +61,12 @@ def begin(settings: IsolationSettings) -> Callable[[], None]:
             pool.close_children()
 
     return end
+
+
+def is_abandoned() -> bool:
+    """Return whether this process is a worker whose controller has ended."""
+    controller = _sessions[-1].controller if _sessions else None
+    return controller is not None and os.getppid() != controller
 
 
 def bare_runtimes() -> Runtimes:

@@ -128,7 +128,13 @@ def pytest_configure(config: pytest.Config) -> None:
         if settings.isolate_memory is None
         else settings.isolate_memory
     )
-    isolation = IsolationSettings(settings.isolate, settings.isolate_timeout, memory, cache_dir)
+    isolation = IsolationSettings(
+        settings.isolate,
+        settings.isolate_timeout,
+        memory,
+        cache_dir,
+        controller=os.getppid() if hasattr(config, "workerinput") else None,
+    )
     config.add_cleanup(begin_isolation(isolation))
     config.stash[progress_key] = progress_of(config)
     config.stash[cache_messages_key] = []

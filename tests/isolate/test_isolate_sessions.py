@@ -1,0 +1,270 @@
+"""Whole sessions: what a crash leaves standing, and that no process outlives its session."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped] # ships no types
+import pytest
+
+from pytest_edgeq.options import CI_VARIABLES
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="sends signals of POSIX"),
+]
+
+CRASHES = """
+import os
+
+import numpy as np
+import pytest
+
+from tests.isolate import runners
+
+SAMPLE = np.ones((1, 4), np.float32)
+
+
+def test_before(edgeq):
+    assert (edgeq.load(runners.negation()).run(SAMPLE)["y"] == -1).all()
+
+
+def test_kernel(edgeq):
+    edgeq.load(runners.segfault_at_run()).run(np.ones((1, 4, 4, 4), np.float32))
+
+
+def test_own(edgeq):
+    edgeq.load(runners.negation()).run(SAMPLE, runtime="aborting")
+
+
+def test_after(edgeq):
+    model = edgeq.load(runners.negation())
+    for runtime in ("xnnpack", "builtin", "reference"):
+        assert (model.run(SAMPLE, runtime=runtime)["y"] == -1).all()
+"""
+
+HANGS = """
+import numpy as np
+from tests.isolate import runners
+
+
+def test_hangs(edgeq):
+    edgeq.load(runners.negation()).run(np.ones((1, 4), np.float32), runtime="hanging")
+
+
+def test_after(edgeq):
+    edgeq.load(runners.negation()).run(np.ones((1, 4), np.float32))
+"""
+
+CONFTEST = """
+import ctypes
+import os
+from pathlib import Path
+
+from tests.isolate.runners import Ending
+
+STARTED = Path(__file__).with_name("started")
+
+
+def hang(path, signature):
+    def run(inputs):
+        # Whole once it is there.
+        written = STARTED.with_suffix(".new")
+        written.write_text(str(os.getpid()))
+        written.rename(STARTED)
+        ctypes.PyDLL(None).pause()  # with the interpreter's lock held
+    return run
+
+
+def pytest_edgeq_runtimes(config):
+    return {"hanging": hang, "aborting": Ending("abort")}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder of tests that use the runtimes of `CONFTEST`."""
+    (tmp_path / "conftest.py").write_text(CONFTEST, "utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", "utf-8")
+    return tmp_path
+
+
+def _start(project: Path, tests: str, *options: str) -> subprocess.Popen[str]:
+    (project / "test_it.py").write_text(tests, "utf-8")
+    environment = {k: v for k, v in os.environ.items() if k not in CI_VARIABLES}
+    environment.pop("PYTEST_ADDOPTS", None)
+    environment["LITERT_TORCH_SHOW_PROGRESS"] = "n"
+    plugins = [f"-pno:{name}" for name in ("anyio", "randomly", "hypothesispytest", "syrupy")]
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", *plugins, f"-opythonpath={ROOT}", *options],
+        cwd=project,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def hanging(project: Path, request: pytest.FixtureRequest) -> Iterator[Hanging]:
+    """A session whose child process hangs in native code."""
+    options = request.param if hasattr(request, "param") else ()
+    session = _start(project, HANGS, *options)
+    started = project / "started"
+    while not started.exists():
+        assert session.poll() is None, session.communicate()[0]
+        time.sleep(0.05)
+    found = Hanging(session, psutil.Process(int(started.read_text())))
+    yield found
+    for each in (*found.processes, psutil.Process()):
+        if each.pid != os.getpid() and each.is_running():
+            each.kill()
+    session.communicate()
+
+
+class Hanging:
+    """
+    A session that waits for its child.
+
+    Attributes:
+        session: Its process.
+        child: The child.
+        processes: All that the session has started.
+    """
+
+    def __init__(self, session: subprocess.Popen[str], child: psutil.Process) -> None:
+        self.session, self.child = session, child
+        self.processes = psutil.Process(session.pid).children(recursive=True)
+        assert child in self.processes
+
+    def left_after(self, seconds: float) -> list[psutil.Process]:
+        """Return the processes that are still there after so many seconds."""
+        end = time.monotonic() + seconds
+        while (left := [each for each in self.processes if _runs(each)]) and time.monotonic() < end:
+            time.sleep(0.05)
+        return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["alone", "n2"])
+def test_a_crash_fails_its_test_and_no_other(project: Path, options: tuple[str, ...]) -> None:
+    """The text names what died, and no worker of pytest-xdist is lost."""
+    told, _ = _start(project, CRASHES, *options).communicate()
+    assert re.search(r"2 failed, 2 passed", told), told
+    assert "the xnnpack runtime crashed in the step run: expected outputs, got SIGSEGV" in told
+    assert "op: LOCAL_RESPONSE_NORMALIZATION (op 1)" in told
+    assert "the aborting runtime crashed in the step run: expected outputs, got SIGABRT" in told
+    assert "worker" not in told.partition("FAILURES")[2].replace("[gw", "")
+
+
+def test_without_isolation_the_session_ends(project: Path) -> None:
+    """So it is the child that keeps it alive."""
+    session = _start(project, CRASHES, "--edgeq-isolate=off")
+    session.communicate()
+    assert session.returncode == -signal.SIGSEGV
+
+
+def test_a_file_that_survived_is_not_tried_in_the_next_session(project: Path) -> None:
+    """The cache directory remembers it."""
+    tests = CRASHES.replace("segfault_at_run", "negation").replace("(1, 4, 4, 4)", "(1, 4)")
+    entries = project / ".pytest_cache" / "d" / "edgeq" / "isolate"
+    told, _ = _start(project, tests, "-k", "after or before").communicate()
+    assert "2 passed" in told
+    assert len(list(entries.iterdir())) == 3
+    _start(project, tests, "-k", "after or before").communicate()
+    assert len(list(entries.iterdir())) == 3
+
+
+@pytest.mark.parametrize("hanging", [(), ("-n2",)], ids=["alone", "n2"], indirect=True)
+def test_a_killed_session_leaves_no_process(hanging: Hanging) -> None:
+    """Also while the child hangs in native code that holds the interpreter's lock."""
+    hanging.session.kill()
+    assert hanging.left_after(2) == []
+
+
+@pytest.mark.parametrize("hanging", [("-n2",)], ids=["n2"], indirect=True)
+def test_a_killed_worker_leaves_no_process(hanging: Hanging) -> None:
+    """The session starts another worker, and tells of the one that is lost."""
+    worker = hanging.child.parent()
+    assert worker is not None
+    assert worker.pid != hanging.session.pid
+    worker.kill()
+    hanging.child.wait(2)
+    told, _ = hanging.session.communicate(timeout=60)
+    assert "crashed while running 'test_it.py::test_hangs'" in told
+
+
+def test_ctrl_c_ends_the_child(hanging: Hanging) -> None:
+    """As a terminal sends it: to every process of the group."""
+    os.killpg(hanging.session.pid, signal.SIGINT)
+    hanging.session.communicate(timeout=30)
+    assert hanging.session.returncode == pytest.ExitCode.INTERRUPTED
+    assert hanging.left_after(2) == []
+
+
+def test_an_interrupt_of_the_session_alone_ends_the_child(hanging: Hanging) -> None:
+    """As a program sends it."""
+    hanging.session.send_signal(signal.SIGINT)
+    hanging.session.communicate(timeout=30)
+    assert hanging.session.returncode == pytest.ExitCode.INTERRUPTED
+    assert hanging.left_after(2) == []
+
+
+def test_a_child_that_is_killed_from_outside_is_told_as_that(hanging: Hanging) -> None:
+    """With the memory that it held; the next test runs in another one."""
+    hanging.child.kill()
+    told, _ = hanging.session.communicate(timeout=60)
+    assert "the hanging runtime was ended in the step run: expected outputs, got SIGKILL" in told
+    assert re.search(r"memory held: [\d.]+ MiB in RAM", told)
+    assert "the OOM killer" in told
+    assert "1 failed, 1 passed" in told
+
+
+def test_a_child_that_is_killed_between_two_runs_is_started_again(tmp_path: Path) -> None:
+    """Whatever runs next goes on, and the main module is not run a second time in the child."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+import numpy as np
+from pytest_edgeq import Edgeq
+from tests.isolate import runners
+
+print("begin")
+maker = Edgeq(isolate="on")
+model = maker.load(runners.negation())
+first = model.run(np.ones((1, 4), np.float32))["y"]
+from pytest_edgeq.isolate.child import hello
+process = model.edge.runtimes.isolation.child
+pid = process.call(60, hello)
+os.kill(pid, 9)
+time.sleep(float(sys.argv[1]))
+assert (model.run(np.ones((1, 4), np.float32))["y"] == first).all()
+assert process.call(60, hello) != pid
+print("end")
+""",
+        "utf-8",
+    )
+    for pause in ("0", "0.5"):
+        done = subprocess.run(
+            [sys.executable, str(script), pause], capture_output=True, text=True, check=False
+        )
+        assert done.stdout == "begin\nend\n", done.stderr
+        assert "leaked" not in done.stderr
