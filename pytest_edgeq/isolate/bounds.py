@@ -15,9 +15,15 @@ from typing import Final
 __all__ = ["DEFAULT_SECONDS", "default_memory", "memory_bound", "parse_memory"]
 
 DEFAULT_SECONDS: Final = 300
-"""Bound on one step: ten times what the converter takes for ViT-B/16, the longest one measured."""
+"""
+Bound on one step, such as one run or the passes of the converter.
+
+The longest step measured takes 8 s: the passes for ViT-B/16, on one core of a server. The rest is
+for larger models, slower machines and many workers on one.
+"""
 
 _LEAST_MEMORY: Final = 4 << 30
+"""Twice what conversion, quantization and runs of ViT-B/16 map at most: 1.94 GiB."""
 
 _UNITS: Final = {"": 1 << 20, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -60,7 +66,7 @@ def default_memory(workers: int = 1) -> int:
     """
     Return the bound of a session that names none: half of what there is, shared by the workers.
 
-    At least 4 GiB, as the converter needs 2.4 GiB for ViT-B/16.
+    At least 4 GiB, or all that there is.
 
     Args:
         workers: Sessions that share the machine.

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import _exit_function  # type: ignore[attr-defined] # as pebble does
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -27,7 +28,18 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.generic]
 
-__all__ = ["LostError", "attempt", "begin", "close", "hello", "load", "run", "step", "tensor"]
+__all__ = [
+    "LostError",
+    "attempt",
+    "begin",
+    "close",
+    "end",
+    "hello",
+    "load",
+    "run",
+    "step",
+    "tensor",
+]
 
 _Result = TypeVar("_Result")
 
@@ -185,6 +197,12 @@ def close(keys: Iterable[int]) -> None:
         engine = _engines.pop(key, None)
         if engine is not None:
             engine.close()
+
+
+def end() -> None:
+    """Close all engines, and what multiprocessing made here: this process will be ended."""
+    close(list(_engines))
+    _exit_function()
 
 
 def attempt(

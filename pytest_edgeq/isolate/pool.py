@@ -24,6 +24,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, TypeVar
 
+from pebble import ProcessExpired, ProcessPool
+
 from pytest_edgeq.isolate import child
 from pytest_edgeq.isolate.report import Death, DeathError, Memory
 from pytest_edgeq.isolate.session import is_abandoned
@@ -40,6 +42,9 @@ _TICK = 0.05
 
 _GRACE = 1.0
 """Seconds that pebble has to tell of the death of a process that is gone."""
+
+_END_SECONDS = 10.0
+"""That a child has to close the files of a user's own runtimes."""
 
 _KEPT_BYTES = 1 << 16
 """Of what the child printed last."""
@@ -156,8 +161,6 @@ class Child:
         return self._pool
 
     def _keep(self, ready: threading.Event) -> None:
-        from pebble import ProcessPool
-
         context = _Context()
         reader, writer = context.Pipe(duplex=False)
         os.set_blocking(reader.fileno(), False)
@@ -205,8 +208,6 @@ class Child:
         return self._taken(future, memory, seconds)
 
     def _taken(self, future: Future[_Result], memory: Memory | None, seconds: float) -> _Result:
-        from pebble import ProcessExpired
-
         try:
             return future.result()
         except ProcessExpired as error:
@@ -266,6 +267,10 @@ class Child:
     def close(self) -> None:
         """End the child, and wait for its end."""
         with self._lock:
+            if self._pid is not None:
+                # Whatever the user's own runtimes do in it: the process ends.
+                with contextlib.suppress(DeathError, Exception):
+                    self._once(_END_SECONDS, child.end)
             self._drop()
             if self._keeper.ident is not None:
                 self._keeper.join()
@@ -299,7 +304,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_children)
 
 
-# Before pebble's own, which ends processes and leaves semaphores.
+# Before pebble's own, which ends processes at once: it was registered when pebble was imported.
 @atexit.register
 def close_children() -> None:
     """End every child of this process; the next call of one starts it anew."""
