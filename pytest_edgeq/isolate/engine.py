@@ -16,6 +16,7 @@ from pytest_edgeq.isolate.child import LostError
 from pytest_edgeq.isolate.culprit import culprit_text
 from pytest_edgeq.isolate.pool import Child
 from pytest_edgeq.isolate.report import DeathError, size_text
+from pytest_edgeq.isolate.sending import source_file
 from pytest_edgeq.tflite.engines import Arrays, Engine
 from pytest_edgeq.tflite.runtimes import Opening
 from pytest_edgeq.unrunnable import CrashedError
@@ -147,10 +148,7 @@ class IsolatedEngine(Engine):
         source = opening.source
         where = "held in memory" if isinstance(source, bytes) else str(source)
         digest = hashlib.sha256(opening.graph.buffer).hexdigest()
-        facts = [
-            f"step: {name}",
-            f"file: {where} ({len(opening.graph.buffer):,} bytes, sha256 {digest[:16]})",
-        ]
+        facts = [f"file: {where} ({len(opening.graph.buffer):,} bytes, sha256 {digest[:16]})"]
         if opening.own is None and not death.was_killed:
             facts.append(culprit_text(opening, name, inputs, self._child, self._seconds))
         how = "was ended" if death.was_killed or death.kind == "timeout" else "crashed"
@@ -158,7 +156,7 @@ class IsolatedEngine(Engine):
             f"{how} in the step {name}: expected "
             f"{'outputs' if name == 'run' else 'a file ready to run'}, got {death.what}"
         )
-        lines = death.told(facts[1:], own=opening.own is not None)
+        lines = death.told(facts, own=None if opening.own is None else source_file(opening.own))
         return CrashedError(opening.runtime, "\n".join([first, *lines]))
 
 

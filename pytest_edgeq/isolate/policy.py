@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import platform
 import re
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pytest_edgeq.isolate.sending import sent, source_file
 from pytest_edgeq.presets import DEFAULT_RUNTIME, ISOLATE_MODES
 from pytest_edgeq.tflite.runtimes import Opening
 from pytest_edgeq.unrunnable import CrashedConversionError, UnrunnableError
@@ -98,8 +98,6 @@ class Isolation:
             RuntimeError, ValueError: The kernels refuse the file, or, where everything is to run in
                 the child, the user's own runtime cannot be sent there.
         """
-        from pytest_edgeq.isolate.engine import IsolatedEngine, TriedEngine
-
         if self._mode == "off" or not (
             self.is_on or opening.foreign or opening.runtime != DEFAULT_RUNTIME
         ):
@@ -111,12 +109,15 @@ class Isolation:
             own = self._sent(opening)
         except Exception as error:  # whatever the objects do that the runner holds
             return self._unsent(opening, error)
-        if self.is_on:
-            return IsolatedEngine(opening, self.child, self._seconds, own)
-        if own is not None:
+        if own is not None and not self.is_on:
             key = self._key(opening, own)
             if self._has_survived(key):
                 return opening.here()
+        # Only now, as it imports pebble.
+        from pytest_edgeq.isolate.engine import IsolatedEngine, TriedEngine
+
+        if self.is_on:
+            return IsolatedEngine(opening, self.child, self._seconds, own)
         return TriedEngine(
             opening,
             lambda: IsolatedEngine(opening, self.child, self._seconds, own),
@@ -124,8 +125,6 @@ class Isolation:
         )
 
     def _sent(self, opening: Opening) -> bytes | None:
-        from pytest_edgeq.isolate.sending import sent
-
         return None if opening.own is None else sent(opening.own)
 
     def _unsent(self, opening: Opening, error: Exception) -> Engine:
@@ -209,7 +208,7 @@ class IsolatedConversion:
             death = error.death
             lines = [
                 f"{self._name}: expected a result of the step {step}, got {death.what}",
-                *death.told([], own=False),
+                *death.told([], own=None),
             ]
             raise CrashedConversionError("\n".join(lines)) from error.__cause__
 
@@ -229,9 +228,8 @@ def _source_digest(runner: object) -> str:
     if runner is None:
         return ""
     try:
-        source = inspect.getsourcefile(runner if inspect.isroutine(runner) else type(runner))
-        return hashlib.sha256(Path(source or "").read_bytes()).hexdigest()
-    except (TypeError, OSError):
+        return hashlib.sha256(Path(source_file(runner)).read_bytes()).hexdigest()
+    except OSError:  # typed at a prompt
         return ""
 
 

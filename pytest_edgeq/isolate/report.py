@@ -36,6 +36,8 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
 _OWN = "/pytest_edgeq/"
 
+_SENT = "<dynamic-code>"
+
 _CHILD = "/isolate/child.py"
 
 
@@ -135,18 +137,21 @@ class Death:
         lines = [line.rstrip() for line in text.splitlines()]
         return [line[:_WIDTH] for line in lines if line][-_LINES:]
 
-    def told(self, facts: Sequence[str], *, own: bool) -> list[str]:
+    def told(self, facts: Sequence[str], *, own: str | None) -> list[str]:
         """
         Return the lines behind the first of a failure text.
 
         Args:
             facts: Lines on what was run.
-            own: Whether the user's own code ran.
+            own: Where the user's own code ran, the path of the file that defines it, or nothing if
+                that is not known; None where it did not.
         """
         lines = list(facts)
-        if self.frames and own:
+        if self.frames and own is not None:
             lines.append("where:")
-            lines += [f"  {frame}"[:_WIDTH] for frame in self.frames[:_FRAMES]]
+            # What cloudpickle sends does not know its file.
+            frames = [frame.replace(_SENT, own or _SENT) for frame in self.frames[:_FRAMES]]
+            lines += [f"  {frame}"[:_WIDTH] for frame in frames]
         if self.memory is not None:
             held = f"{size_text(self.memory.resident)} in RAM, {size_text(self.memory.data)} mapped"
         else:
@@ -157,7 +162,7 @@ class Death:
         printed = self.last_lines
         lines.append("printed last:" if printed else "printed: nothing")
         lines += [f"  | {line}" for line in printed]
-        lines += self._way_out(own=own)
+        lines += self._way_out(own=own is not None)
         return lines
 
     def _way_out(self, *, own: bool) -> list[str]:

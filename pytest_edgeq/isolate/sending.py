@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-__all__ = ["sent"]
+__all__ = ["sent", "source_file"]
 
 
 def sent(runner: Any) -> bytes:
@@ -25,6 +26,15 @@ def sent(runner: Any) -> bytes:
     with _by_value(module):
         content: bytes = cloudpickle.dumps(runner)
     return content
+
+
+def source_file(runner: Any) -> str:
+    """Return the path of the file that defines a runner; nothing where it is not known."""
+    try:
+        found = inspect.getsourcefile(runner if inspect.isroutine(runner) else type(runner))
+    except TypeError:
+        return ""
+    return found or ""
 
 
 @contextlib.contextmanager

@@ -70,7 +70,8 @@ class Runtime(Protocol):
     """
     A user's own runtime: a phone over adb, a simulator, another interpreter.
 
-    It is called when a file is first run on it, not before, in the process that runs the test.
+    It is called when a file is first run on it, not before, in the process that runs the test; and
+    before that, for the first run alone, in a child process.
     """
 
     def __call__(self, path: Path, signature: str | None, /) -> RuntimeSession:

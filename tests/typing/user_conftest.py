@@ -45,6 +45,7 @@ def pytest_edgeq_runtimes(config: pytest.Config) -> Mapping[str, Runtime]:
 
 
 edgeq = Edgeq(runtime="phone", threads=1, seed=1, runtimes={"phone": phone}, cache="off")
+Edgeq(isolate="on", isolate_timeout=60, isolate_memory="4G")
 
 
 def no_runtime(path: Path) -> RuntimeSession:
@@ -61,3 +62,4 @@ first: Runtime = no_runtime  # type: ignore[assignment]
 second: Runtime = no_session  # type: ignore[assignment]
 Edgeq(runtimes=[phone])  # type: ignore[arg-type]
 Edgeq(threads="2")  # type: ignore[arg-type]
+Edgeq(isolate=True)  # type: ignore[arg-type]
