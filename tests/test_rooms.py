@@ -12,6 +12,9 @@ import pytest_edgeq
 ROOT = Path(pytest_edgeq.__file__).parent
 CONVERTER = {"litert_torch", "ai_edge_torch", "torchao", "ai_edge_quantizer", "litert_quantizer"}
 
+ISOLATING = {"isolate", "edgeq.py", "options.py", "plugin", "assertions"}
+"""What hands an isolation to those that run files, which know none of it."""
+
 CHARTS = {"bokeh", "jinja2", "PIL"}
 """Of the extra `report`, which need not be installed."""
 
@@ -27,7 +30,7 @@ def _imports(path: Path) -> set[str]:
     return names
 
 
-def _imports_cli(path: Path) -> bool:
+def _imports_package(path: Path, package: str) -> bool:
     tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     names = {
         name
@@ -40,7 +43,7 @@ def _imports_cli(path: Path) -> bool:
             else []
         )
     }
-    return any(f"{name}.".startswith("pytest_edgeq.cli.") for name in names)
+    return any(f"{name}.".startswith(f"pytest_edgeq.{package}.") for name in names)
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
@@ -51,10 +54,12 @@ def test_a_room_imports_only_what_it_may(path: Path) -> None:
         assert not names & CONVERTER
     if where.parts[0] not in ("plugin", "options.py"):
         assert "pytest" not in names
-    if where.parts[0] in ("numerics", "tflite", "snapshots", "report"):
+    if where.parts[0] in ("numerics", "tflite", "snapshots", "report", "isolate"):
         assert "torch" not in names
+    if where.parts[0] not in ISOLATING:
+        assert not _imports_package(path, "isolate")
     if where.parts[:2] != ("report", "html"):
         assert not names & CHARTS
     if where.parts[0] not in ("cli", "__main__.py"):
         assert "click" not in names
-        assert not _imports_cli(path)
+        assert not _imports_package(path, "cli")

@@ -14,6 +14,7 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
@@ -33,6 +34,7 @@ __all__ = [
     "attempt",
     "begin",
     "close",
+    "drop",
     "end",
     "hello",
     "load",
@@ -191,17 +193,25 @@ def _engine(key: int) -> Engine:
     return _engines[key]
 
 
-def close(keys: Iterable[int]) -> None:
-    """Close engines; those that are not open here do not count."""
+def close(key: int) -> None:
+    """Close an engine; one that is not open here does not count."""
+    engine = _engines.pop(key, None)
+    if engine is not None:
+        engine.close()
+
+
+def drop(keys: Iterable[int]) -> None:
+    """Close engines that nobody uses any more, and print what a user's own runtime raises."""
     for key in keys:
-        engine = _engines.pop(key, None)
-        if engine is not None:
-            engine.close()
+        try:
+            close(key)
+        except Exception:  # of the user's own code: the others are closed all the same
+            traceback.print_exc()
 
 
 def end() -> None:
     """Close all engines, and what multiprocessing made here: this process will be ended."""
-    close(list(_engines))
+    drop(list(_engines))
     _exit_function()
 
 
@@ -223,4 +233,4 @@ def attempt(
         if inputs is not None:
             run(key, inputs)
     finally:
-        close([key])
+        close(key)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import tempfile
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -29,6 +31,8 @@ __tracebackhide__ = True
 _Result = TypeVar("_Result")
 
 _keys = itertools.count()
+
+_EXPECTED = {"load": "a file ready to run", "run": "outputs", "close": "a file closed"}
 
 _NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?)?\s*")
 """All that kernels say where an allocation fails."""
@@ -56,6 +60,13 @@ class IsolatedEngine(Engine):
         self._child = process
         self._seconds = seconds
         self._own = own
+        self._source = opening.source
+        if own is not None and isinstance(opening.source, bytes):
+            # Not written by the child, where it would stay when that dies.
+            folder = tempfile.TemporaryDirectory(prefix="edgeq-")
+            self._source = Path(folder.name) / "model.tflite"
+            self._source.write_bytes(opening.source)
+            weakref.finalize(self, folder.cleanup)
         self._key = next(_keys)
         self._has_run = False
         self._forget = weakref.finalize(self, process.forget, self._key)
@@ -103,8 +114,19 @@ class IsolatedEngine(Engine):
         return value
 
     def close(self) -> None:
-        """Have the child let go of the file."""
-        self._forget()
+        """
+        Have the child let go of the file.
+
+        Raises:
+            CrashedError: The child ended.
+            Exception: What a user's own runtime raises.
+        """
+        if self._forget.detach() is None:
+            return
+        if self._own is None:
+            self._child.forget(self._key)  # with the next call
+        else:
+            self._step("close", {}, child.close, self._key)
 
     def _load(self) -> None:
         opening = self._opening
@@ -113,7 +135,7 @@ class IsolatedEngine(Engine):
             {},
             child.load,
             self._key,
-            opening.source,
+            self._source,
             opening.signature.key,
             opening.runtime,
             opening.threads,
@@ -152,10 +174,7 @@ class IsolatedEngine(Engine):
         if opening.own is None and not death.was_killed:
             facts.append(culprit_text(opening, name, inputs, self._child, self._seconds))
         how = "was ended" if death.was_killed or death.kind == "timeout" else "crashed"
-        first = (
-            f"{how} in the step {name}: expected "
-            f"{'outputs' if name == 'run' else 'a file ready to run'}, got {death.what}"
-        )
+        first = f"{how} in the step {name}: expected {_EXPECTED[name]}, got {death.what}"
         lines = death.told(facts, own=None if opening.own is None else source_file(opening.own))
         return CrashedError(opening.runtime, "\n".join([first, *lines]))
 
@@ -213,9 +232,9 @@ class TriedEngine(Engine):
         self._engine.close()
 
     def _end_trial(self) -> None:
-        if self._trial is not None:
-            self._trial.close()
-            self._trial = None
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            self._tried(trial.close)
 
     def _tried(self, call: Callable[[], _Result]) -> _Result | None:
         """Return what a call returns; None where a user's own runtime raises in it."""

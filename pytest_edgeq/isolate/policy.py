@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import weakref
@@ -51,6 +52,9 @@ class Isolation:
         store: Remembers across sessions what has survived; None for this process alone.
         refresh: Try again what earlier sessions remember.
         note: Called with what could not be done in the child, and why.
+
+    Raises:
+        ValueError: All is to run in a child on a system where there is none.
     """
 
     def __init__(
@@ -64,6 +68,10 @@ class Isolation:
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         assert mode in ISOLATE_MODES, "callers have looked"
+        if os.name != "posix":
+            if mode == "on":
+                raise ValueError("isolate: 'on' needs Linux or macOS; expected auto or off here")
+            mode = "off"
         self._mode = mode
         self._seconds = seconds
         self._memory = memory

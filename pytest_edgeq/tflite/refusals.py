@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from pytest_edgeq.tflite.graph import Op, OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
@@ -97,7 +98,12 @@ _NEXT_TO_ZERO = 1e-9
 
 
 def refusal(
-    what: str, error: str, graph: OpGraph, runtime: str, modules: ModulePaths | None
+    what: str,
+    error: str,
+    graph: OpGraph,
+    runtime: str,
+    modules: ModulePaths | None,
+    load: Callable[[bytes], object],
 ) -> UnrunnableError:
     """
     Say that a runtime cannot load or run a file: which op, why, the way out, its own words.
@@ -108,13 +114,14 @@ def refusal(
         graph: Of the file.
         runtime: Its name.
         modules: To name the op.
+        load: Has XNNPACK load a file, and raises RuntimeError or ValueError where it refuses.
     """
     unnamed = _UNNAMED in error
     node = re.search(r"Node number (\d+) \((\w+)\)", error)
     tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
     where, op = "", None
     if unnamed:
-        op = refused_op(graph, 0)
+        op = refused_op(graph, 0, load)
         entries = [
             e for e in OpDtypeMap(graph, modules) if op and (e.subgraph, e.index) == (0, op.index)
         ]

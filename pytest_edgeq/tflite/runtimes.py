@@ -192,7 +192,20 @@ class Runner:
             return UnrunnableError(self._runtime, f"cannot {what} the .tflite file{said}")
         if self._runtime == "compiled":
             said = self._words_of_the_interpreter(inputs) or said
-        return refusal(what, said, self._graph, self._runtime, self._modules)
+        return refusal(what, said, self._graph, self._runtime, self._modules, self._load_by_xnnpack)
+
+    def _load_by_xnnpack(self, content: bytes) -> Engine:
+        graph = OpGraph.read(content)
+        opening = replace(
+            self._opening,
+            source=content,
+            graph=graph,
+            signature=graph.signatures[0],
+            runtime="xnnpack",
+            threads=1,
+            keep=False,
+        )
+        return self._open(opening)
 
     def _words_of_the_interpreter(self, inputs: Mapping[str, npt.NDArray[Any]]) -> str:
         """
