@@ -25,6 +25,9 @@ for larger models, slower machines and many workers on one.
 _LEAST_MEMORY: Final = 4 << 30
 """Twice what conversion, quantization and runs of ViT-B/16 map at most: 1.94 GiB."""
 
+_CHILD_ALONE: Final = 256 << 20
+"""Twice what a child maps that has loaded LiteRT and a small file."""
+
 _UNITS: Final = {"": 1 << 20, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 _CGROUPS: Final = (
@@ -38,12 +41,18 @@ def parse_memory(text: str) -> int:
     Return a number of bytes from a text such as `4G`, `512M` or `2048` (MiB).
 
     Raises:
-        ValueError: No such text.
+        ValueError: No such text, or a size that the child's libraries exceed.
     """
     found = re.fullmatch(r"([0-9]+)\s*([MGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None or not int(found[1]):
+    if found is None:
         raise ValueError(f"expected a size such as 4G, 512M or 2048 (MiB), got {text!r}")
-    return int(found[1]) * _UNITS[found[2].upper()]
+    return _at_least(int(found[1]) * _UNITS[found[2].upper()], text)
+
+
+def _at_least(size: int, given: object) -> int:
+    if size < _CHILD_ALONE:
+        raise ValueError(f"expected a size of at least 256M, got {given!r}: libraries take half")
+    return size
 
 
 def memory_bound(given: int | str | None) -> int:
@@ -51,15 +60,16 @@ def memory_bound(given: int | str | None) -> int:
     Return the bound in bytes that a user gave, or the default.
 
     Raises:
-        ValueError: No size.
+        ValueError: No size, or one that the child's libraries exceed.
+        TypeError: Neither a number of bytes nor a text.
     """
     if given is None:
         return default_memory()
     if isinstance(given, str):
         return parse_memory(given)
-    if isinstance(given, bool) or not isinstance(given, int) or given <= 0:
-        raise ValueError(f"isolate_memory: expected bytes, or a text such as 4G, got {given!r}")
-    return given
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(f"isolate_memory: expected bytes, or a text such as 4G, got {given!r}")
+    return _at_least(given, given)
 
 
 def default_memory(workers: int = 1) -> int:

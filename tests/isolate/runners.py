@@ -55,23 +55,38 @@ class Ending:
 
     Attributes:
         way: A key of `WAYS`.
-        step: `load` or `run`.
+        step: `load`, `run` or `close`.
     """
 
     way: str
     step: str = "run"
 
-    def __call__(self, path: Path, signature: str | None) -> Callable[[Arrays], Arrays]:
+    def __call__(self, path: Path, signature: str | None) -> EndingSession:
         """Open a file of `negation`."""
-        if self.step == "load":
+        self.end_at("load")
+        return EndingSession(self)
+
+    def end_at(self, step: str) -> None:
+        """End the process if this is the step."""
+        if step == self.step:
             WAYS[self.way]()
 
-        def run(inputs: Arrays) -> Arrays:
-            print(f"negating {len(inputs)} input", flush=True)
-            WAYS[self.way]()
-            return {"y": -inputs["x"]}
 
-        return run
+@dataclass(frozen=True)
+class EndingSession:
+    """A file of `negation`, open on an `Ending`."""
+
+    runtime: Ending
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """Negate."""
+        print(f"negating {len(inputs)} input", flush=True)
+        self.runtime.end_at("run")
+        return {"y": -inputs["x"]}
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.runtime.end_at("close")
 
 
 def negation(factor: int = 1) -> bytes:

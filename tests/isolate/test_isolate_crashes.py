@@ -42,6 +42,18 @@ def test_a_runtime_of_ones_own_that_crashes_where_it_opens_the_file(golden: Gold
     golden("abort_load", CrashedError, lambda: model.run(SAMPLE, runtime="mine"))
 
 
+def test_a_runtime_of_ones_own_that_crashes_where_it_closes_the_file() -> None:
+    """Told where the file is closed."""
+    ending = {"mine": runners.Ending("abort", "close")}
+    maker = Edgeq(runtimes=ending, cache_dir=None, isolate="on")
+    assert (maker.load(runners.negation()).run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
+    model = maker.load(runners.negation())
+    model.run(SAMPLE, runtime="mine")
+    with pytest.raises(RuntimeError, match=r"mine runtime crashed in the step close: .* SIGABRT"):
+        maker.close()
+    assert (model.run(SAMPLE, runtime="builtin")["y"] == -SAMPLE).all()
+
+
 @pytest.mark.parametrize("way", ["hang", pytest.param("loop", marks=pytest.mark.slow)])
 def test_a_runtime_of_ones_own_that_does_not_return(golden: Golden, way: str) -> None:
     """In Python, and in native code that holds the interpreter's lock."""

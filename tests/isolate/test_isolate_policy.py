@@ -244,7 +244,8 @@ def test_what_the_child_prints_is_printed_here(capfd: pytest.CaptureFixture[str]
         ({"isolate_timeout": 0}, ValueError, "isolate_timeout: expected at least 1, got 0"),
         ({"isolate_timeout": 1.5}, TypeError, "isolate_timeout: expected a whole number, got 1.5"),
         ({"isolate_memory": "4X"}, ValueError, "expected a size such as 4G, 512M or 2048"),
-        ({"isolate_memory": 0}, ValueError, "isolate_memory: expected bytes, or a text"),
+        ({"isolate_memory": 2**20}, ValueError, "expected a size of at least 256M, got 1048576"),
+        ({"isolate_memory": 0.5}, TypeError, "isolate_memory: expected bytes, or a text"),
     ],
 )
 def test_a_wrong_option_is_told(options: dict[str, Any], error: type[Exception], said: str) -> None:
@@ -255,7 +256,9 @@ def test_a_wrong_option_is_told(options: dict[str, Any], error: type[Exception],
 
 def test_sizes() -> None:
     """A number alone is MiB."""
-    sizes = ("1G", "2 GiB", "512m", "3MB", "64")
-    assert [parse_memory(size) >> 20 for size in sizes] == [1024, 2048, 512, 3, 64]
+    sizes = ("1G", "2 GiB", "512m", "300MB", "640")
+    assert [parse_memory(size) >> 20 for size in sizes] == [1024, 2048, 512, 300, 640]
+    with pytest.raises(ValueError, match="at least 256M, got '255'"):
+        parse_memory("255")
     assert default_memory(2) <= default_memory(1)
     assert default_memory(1000) == min(default_memory(1), 4 << 30)
