@@ -32,6 +32,9 @@ _Result = TypeVar("_Result")
 
 _keys = itertools.count()
 
+_MOST_OPENINGS = 3
+"""Of a file in one run: so often the child may have died of something else."""
+
 _EXPECTED = {"load": "a file ready to run", "run": "outputs", "close": "a file closed"}
 
 _NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?)?\s*")
@@ -78,25 +81,27 @@ class IsolatedEngine(Engine):
         Run one sample.
 
         Raises:
-            CrashedError: The child ended, or has lost what a stateful file keeps.
+            CrashedError: The child ended, or others have ended it and a file has lost its state.
             RuntimeError, ValueError, KeyError: The kernels fail.
         """
         arrays = dict(inputs)
-        try:
-            outputs: Arrays = self._step("run", arrays, child.run, self._key, arrays)
-        except LostError:
-            # The child has died of something else since then.
-            if self._has_run and self._opening.graph.is_stateful:
-                raise CrashedError(
-                    self._opening.runtime,
-                    "lost the state of the .tflite file: the child process that held it has ended\n"
-                    "cause: another file or another process ended it between two runs\n"
-                    "fix: run the test again by itself",
-                ) from None
-            self._load()
-            outputs = self._step("run", arrays, child.run, self._key, arrays)
-        self._has_run = True
-        return outputs
+        for _ in range(_MOST_OPENINGS):
+            try:
+                outputs: Arrays = self._step("run", arrays, child.run, self._key, arrays)
+            except LostError:
+                # The child has died of something else since then.
+                if self._has_run and self._opening.graph.is_stateful:
+                    break
+                self._load()
+            else:
+                self._has_run = True
+                return outputs
+        raise CrashedError(
+            self._opening.runtime,
+            "lost the .tflite file: the child process that held it has ended\n"
+            "cause: another file or another process ended it between two steps\n"
+            "fix: run the test again by itself",
+        )
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
         """

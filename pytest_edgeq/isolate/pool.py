@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, TypeVar
@@ -43,13 +44,16 @@ _TICK = 0.05
 _GRACE = 1.0
 """Seconds that pebble has to tell of the death of a process that is gone."""
 
+_START_SECONDS = 60.0
+"""That a child has to start; a quarter of one is enough on a machine that does nothing else."""
+
 _END_SECONDS = 10.0
 """That a child has to close the files of a user's own runtimes."""
 
 _KEPT_BYTES = 1 << 16
 """Of what the child printed last."""
 
-_OUT_OF_MEMORY = ("bad_alloc", "Cannot allocate memory", "out of memory", "Out of memory")
+_OUT_OF_MEMORY = ("bad_alloc", "Cannot allocate memory", "ut of memory", "emory allocation")
 """What libraries print when an allocation fails, before they end the process."""
 
 _NEAR = 0.9
@@ -86,8 +90,9 @@ class Child:
     """
     A process that runs one function at a time.
 
-    Args:
+    Attributes:
         memory: Bytes of private writable memory that it may map.
+        pid: Its id; None while it is not started.
     """
 
     def __init__(self, memory: int) -> None:
@@ -103,7 +108,7 @@ class Child:
         self._failure = ""
         self._output: Connection | None = None
         self._printed: collections.deque[bytes] = collections.deque()
-        self._pid: int | None = None
+        self.pid: int | None = None
         self._closed: collections.deque[int] = collections.deque()
 
     def forget(self, key: int) -> None:
@@ -125,8 +130,8 @@ class Child:
             Exception: What the function raises.
         """
         with self._lock:
-            if self._pid is None:
-                self._pid = self._once(seconds, child.hello)
+            if self.pid is None:
+                self.pid = self._once(seconds, child.hello)
             self._drop_closed(seconds)
             try:
                 return self._once(seconds, function, *arguments)
@@ -146,7 +151,7 @@ class Child:
     def _once(self, seconds: float, function: Callable[..., _Result], *arguments: Any) -> _Result:
         for _ in range(2):
             # A pool gives up where its child was killed between two calls: nothing of this one ran.
-            memory = None if self._pid is None else Memory.of(self._pid)
+            memory = None if self.pid is None else Memory.of(self.pid)
             pool = self._started()
             try:
                 future: Future[_Result] = pool.schedule(
@@ -202,27 +207,24 @@ class Child:
         writer.close()
 
     def _result(self, future: Future[_Result], seconds: float, memory: Memory | None) -> _Result:
-        gone: float | None = None
+        begun, gone = time.monotonic(), None
         try:
             while not wait([future], timeout=_TICK).done:
                 self._drain()
                 if is_abandoned():
                     raise KeyboardInterrupt("the controller of this worker has ended")  # noqa: TRY301
-                now = None if self._pid is None else Memory.of(self._pid)
-                memory = now or memory
-                if now is not None or self._pid is None:
-                    gone = None
-                elif gone is None:
-                    gone = time.monotonic()
-                elif time.monotonic() - gone > _GRACE and not _is_alive(self._pid):
+                now = time.monotonic()
+                if self.pid is None:
+                    if now - begun > _START_SECONDS:
+                        raise DeathError(self._death("start", memory))  # noqa: TRY301
+                    continue
+                memory = Memory.of(self.pid) or memory
+                gone = None if _is_alive(self.pid) else gone or now
+                if gone is not None and now - gone > _GRACE:
                     # pebble tells of no process that ends with status 0.
                     raise DeathError(self._death("exit", memory, exit_code=0))  # noqa: TRY301
-        except DeathError:
-            self._drop()
-            raise
         except BaseException:
-            future.cancel()  # which ends the child
-            self._pid = None
+            self._drop()
             raise
         self._drain()
         return self._taken(future, memory, seconds)
@@ -231,33 +233,35 @@ class Child:
         try:
             return future.result()
         except ProcessExpired as error:
-            self._pid = None
             code = error.exitcode
-            if code >= 0:
-                death = self._death("exit", memory, exit_code=code)
-            else:
-                death = self._death("signal", memory, signal=-code)
-            raise DeathError(death) from None
+            facts = {"exit_code": code} if code >= 0 else {"signal": -code}
+            kind = "exit" if code >= 0 else "signal"
+            raise DeathError(self._death(kind, memory, **facts)) from None
         except MemoryError as error:
-            death = self._death("memory", memory)
-            self._drop()
-            raise DeathError(death) from error
+            raise DeathError(self._death("memory", memory)) from error
         except FutureTimeout as error:
             if hasattr(error, "traceback"):  # the function raised it
                 raise
-            self._pid = None
             raise DeathError(self._death("timeout", memory, seconds=seconds)) from None
 
     def _death(self, kind: str, memory: Memory | None, **facts: Any) -> Death:
+        """
+        Tell how the child ended, and start another one with the next call.
+
+        Its pipes and locks end with it: a process that is killed may hold a lock for ever, or have
+        left half of a message.
+        """
         self._drain()
         printed = self._tail()
         self._printed.clear()
+        self._drop()
         ran_out = any(word in printed for word in _OUT_OF_MEMORY) or (
             memory is not None and memory.data > _NEAR * self.memory
         )
-        if ran_out and kind == "signal":
-            kind = "memory"
-        return Death(kind, memory=memory, bound=self.memory, printed=printed, **facts)
+        death = Death(kind, memory=memory, bound=self.memory, printed=printed, **facts)
+        if ran_out and kind in ("signal", "exit") and not death.was_killed:
+            return replace(death, kind="memory")
+        return death
 
     def _drain(self) -> None:
         """Read what the child has printed, and keep the last of it."""
@@ -282,12 +286,12 @@ class Child:
     def _drop(self) -> None:
         """End the child; the next call starts another one."""
         self._closing.set()
-        self._pool = self._pid = None
+        self._pool = self.pid = None
 
     def close(self) -> None:
         """End the child, and wait for its end."""
         with self._lock:
-            if self._pid is not None:
+            if self.pid is not None:
                 # Whatever the user's own runtimes do in it: the process ends.
                 with contextlib.suppress(DeathError, Exception):
                     self._once(_END_SECONDS, child.end)

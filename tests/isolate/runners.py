@@ -89,11 +89,11 @@ class EndingSession:
         self.runtime.end_at("close")
 
 
-def negation(factor: int = 1) -> bytes:
-    """Write a sound file of one op; another one for each factor."""
+def negation(width: int = 4) -> bytes:
+    """Write a sound file of one op."""
     file = FileWriter()
-    graph = file.graph(f"times {factor}")
-    x, y = (graph.tensor("float32", (1, 4)) for _ in range(2))
+    graph = file.graph()
+    x, y = (graph.tensor("float32", (1, width)) for _ in range(2))
     graph.op("NEG", [x], [y])
     graph.borders([x], [y])
     file.signature("serving_default", [("x", x)], [("y", y)])

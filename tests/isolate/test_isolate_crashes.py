@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +111,35 @@ def test_a_crash_fails_the_check_of_a_model() -> None:
     with pytest.raises(AssertionError, match="got SIGSEGV") as caught:
         Edgeq(cache_dir=None).check(model, samples)
     assert "LOCAL_RESPONSE_NORMALIZATION (op 1)" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_are_told_or_not_noticed() -> None:
+    """Also between two steps, and in the middle of a message; none makes a run wait for ever."""
+    model = Edgeq(isolate="on", cache_dir=None).load(runners.negation(2_000_000))
+    sample = np.ones((1, 2_000_000), np.float32)
+    isolation = model.edge.runtimes.isolation
+    assert isinstance(isolation, Isolation)
+    left, chance = 6, random.Random(0)
+
+    def kill() -> None:
+        nonlocal left
+        while left:
+            time.sleep(chance.random() / 2)
+            pid = isolation.child.pid
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    left -= 1
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    while killer.is_alive():
+        try:
+            assert (model.run(sample)["y"] == -1).all()
+        except CrashedError as error:
+            assert "got SIGKILL from outside" in str(error)  # noqa: PT017 # it need not be raised
+    assert (model.run(sample)["y"] == -1).all()
 
 
 @pytest.mark.slow
