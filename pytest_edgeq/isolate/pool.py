@@ -60,6 +60,10 @@ _NEAR = 0.9
 """Share of the bound at which a death is one for want of memory."""
 
 
+_MAIN = threading.Lock()
+"""Held while the main module is hidden."""
+
+
 @contextlib.contextmanager
 def _no_main_module() -> Iterator[None]:
     """
@@ -67,12 +71,13 @@ def _no_main_module() -> Iterator[None]:
 
     It would run a user's script a second time, and import all of pytest.
     """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _MAIN:  # a pool that ends may start a child while the next pool does
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 class _Process(SpawnProcess):
