@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
-from pytest_edgeq.agree import Agreement
+from pytest_edgeq.agree import SAMPLES, Agreement
 from pytest_edgeq.compare import Comparer
 from pytest_edgeq.evaluation import notes_on
+from pytest_edgeq.executors.chunks import SampleError
 from pytest_edgeq.localize.cause import WAYS_OUT
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LOWERING, SPREAD, LayerError, LayerErrors
 from pytest_edgeq.measurement import Outcome
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.distances import Distances
 from pytest_edgeq.numerics.findings import (
     CALIBRATION_OVERLAP,
     INPUT_KINDS,
     NONFINITE,
 )
+from pytest_edgeq.numerics.machine import Machine
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.numerics.wiped import is_below_a_step
 from pytest_edgeq.parallel import Beside, on_one_thread, state_of
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.snapshots.errors import REGRESSED, is_explained
 from pytest_edgeq.snapshots.op_changes import describe_change
@@ -43,6 +44,12 @@ from pytest_edgeq.tflite.origin import origin_findings
 from pytest_edgeq.tflite.same import border_differences, op_differences
 from pytest_edgeq.unrunnable import UnrunnableError, grouped
 from pytest_edgeq.warn import warn_user
+
+if TYPE_CHECKING:
+    from pytest_edgeq.executors.check import CheckingElsewhere
+    from pytest_edgeq.executors.chunks import Chunk
+    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.executors.ops import CheckedSample
 
 __all__ = ["CheckResult", "check"]
 
@@ -115,6 +122,7 @@ def check(
     progress: Progress,
     on_result: Callable[[CheckResult], None] = lambda result: None,
     keeps_points: bool = False,
+    engine: Engine | None = None,
 ) -> None:
     """
     Hold a model against everything that is known of it, in one pass over the samples.
@@ -129,6 +137,8 @@ def check(
         progress: Told of the samples.
         on_result: Called with what was measured and found, whatever it is.
         keeps_points: Whether to keep elements of the outputs, for charts.
+        engine: Measures the samples behind the first few elsewhere, to the same figures; None for
+            this process.
 
     Raises:
         AssertionError: Lists all that is wrong.
@@ -136,7 +146,7 @@ def check(
     """
     gate = _Gate(quantized, runtime, keeps_points)
     with on_one_thread(), progress.step("check", quantized.name, inputs) as step:
-        gate.look(inputs, threads, step)
+        gate.look(inputs, threads, step, engine)
     unwritten = writes and bool(gate.findings)
     if not unwritten:
         gate.hold_against(claims(gate.comparison))
@@ -164,27 +174,45 @@ class _Choice:
         edges = (quantized.edge, quantized.float_edge)
         self._takes_all = any(edge is not None and edge.is_stateful for edge in edges)
         self._count = 0
-        self._worst: list[float] = []
+        self._distances = Distances()
+
+    @property
+    def worst(self) -> list[float] | None:
+        """The greatest distance of each output so far; None before the first sample."""
+        return self._distances.worst
 
     def is_next(self, outcome: Outcome | None) -> bool:
         """Whether to measure the ops on the next sample, which gave these outputs."""
-        self._count += 1
         if outcome is None:
+            self._count += 1
             return True
-        pairs = zip(outcome.values["edge"], outcome.values["float"], strict=True)
-        errors = [_distance(one, two) for one, two in pairs]
-        worst = self._worst or [-1.0] * len(errors)
-        self._worst = [max(pair) for pair in zip(errors, worst, strict=True)]
-        return self._takes_all or self._count <= _CHOSEN or self._worst != worst
+        return self.takes(Distances.between(outcome.values["edge"], outcome.values["float"]))
+
+    def takes(self, distances: Sequence[float]) -> bool:
+        """Whether to measure the ops on the next sample, whose outputs are so far from torch's."""
+        self._count += 1
+        is_furthest = self._distances.exceeds(distances)
+        return self._takes_all or self._count <= _CHOSEN or is_furthest
 
 
-def _distance(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> float:
-    """Return the sum of the squared differences of two outputs; what is NaN in one is infinite."""
-    with np.errstate(all="ignore"):
-        apart = np.where(one == two, 0.0, one.astype(np.float64) - two)
-        apart[np.isnan(one) & np.isnan(two)] = 0.0
-        total = float(np.square(apart).sum())
-    return total if math.isfinite(total) else math.inf
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """
+    One pass over the samples.
+
+    Attributes:
+        comparer: Measures outputs.
+        localizer: Measures ops; None where that is not possible, or not any more.
+        agreement: Runs every runtime.
+        choice: Of the samples whose ops are measured.
+        runs: Whether file and reference can be compared.
+    """
+
+    comparer: Comparer
+    localizer: Localizer | None
+    agreement: Agreement
+    choice: _Choice
+    runs: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -203,47 +231,44 @@ class _Gate:
     answers: bool = True
     of_torch: bool = False
 
-    def look(self, inputs: Iterable[Any], threads: int, step: Step) -> None:
+    def look(
+        self, inputs: Iterable[Any], threads: int, step: Step, engine: Engine | None = None
+    ) -> None:
         """Measure everything, each sample once: from the second one on ops beside the outputs."""
         quantized = self.quantized
         # First, as it says what is wrong with the call.
-        comparer = Comparer(quantized, self.runtime, keeps_points=self.keeps_points)
+        comparer = Comparer(
+            quantized,
+            self.runtime,
+            keeps_points=self.keeps_points,
+            by_sample=isinstance(inputs, SampleSource),
+        )
         self._look_at_origin()
         agreement = Agreement(quantized)
-        runs = self.runtime in agreement.opened
+        samples = read_samples(inputs, quantized.spec, "evaluation")
+        machines: Sequence[Machine] = ()
         with ExitStack() as stack:
+            by: CheckingElsewhere | None = None
+            if engine is not None:
+                from pytest_edgeq.executors.check import CheckingElsewhere
+                from pytest_edgeq.executors.run import Reading
+
+                reading = Reading(quantized, inputs, samples)
+                by = CheckingElsewhere(engine, reading, self.runtime, self.keeps_points)
+                samples = reading.items()
             stack.enter_context(comparer)
             localizer = self._localizer(stack)
-            state = state_of(quantized) if threads > 1 else None
-            beside: Beside | None = None
-            choice = _Choice(quantized)
-            pending: Callable[[], None] | None = None
-            for sample in step.each(read_samples(inputs, quantized.spec, "evaluation")):
-                if not self.fits:
-                    continue  # the samples are read all the same: one may not be a sample at all
-                outcome = self._compare(comparer, sample) if runs else None
-                runs = outcome is not None
-                if pending is not None and not self._is_held(pending):
-                    localizer = None
-                pending = None
-                if localizer is not None and self.answers:
-                    pending = self._localizing(localizer, choice, sample, outcome)
-                    if beside is not None:
-                        pending = beside.start(pending)
-                if self.fits:
-                    agreement.update(sample, None if outcome is None else outcome.values["float"])
-                if pending is not None and beside is None:
-                    localizer = localizer if self._is_held(pending) else None
-                    pending = None
-                if beside is None and state is not None and state == state_of(quantized):
-                    beside = stack.enter_context(contextlib.closing(Beside()))
-                state = None
-            if pending is not None and not self._is_held(pending):
-                localizer = None
-            if not self.answers:
-                localizer = None
-        if runs:
-            self.comparison = comparer.result()
+            pass_ = _Pass(comparer, localizer, agreement, _Choice(quantized))
+            pass_.runs = self.runtime in agreement.opened
+            if by is None or not by.prepares():
+                self._measure(pass_, step.each(samples), threads, stack)
+            else:
+                # What is run on every runtime is run here.
+                self._measure(pass_, step.each(itertools.islice(samples, SAMPLES)), 1, stack)
+                machines = self._measure_elsewhere(by, pass_, step)
+            localizer = pass_.localizer if self.answers else None
+        if pass_.runs:
+            self.comparison = comparer.result(machines)
             self._look_at_health(self.comparison)
             self._look_at_total(self.comparison.total, comparer.calibration)
         if localizer is not None:
@@ -255,6 +280,74 @@ class _Gate:
         self._add(_RUNS, *grouped([*self.refusals, *agreed.unable]))
         self._add(_RUNTIMES, *agreed.apart)
         self.notes += agreed.notes
+
+    def _measure(
+        self, pass_: _Pass, samples: Iterable[Sample], threads: int, stack: ExitStack
+    ) -> None:
+        """Measure samples here, in order."""
+        state = state_of(self.quantized) if threads > 1 else None
+        beside: Beside | None = None
+        pending: Callable[[], None] | None = None
+        for sample in samples:
+            if not self.fits:
+                continue  # the samples are read all the same: one may not be a sample at all
+            outcome = self._compare(pass_.comparer, sample) if pass_.runs else None
+            pass_.runs = outcome is not None
+            if pending is not None and not self._is_held(pending):
+                pass_.localizer = None
+            pending = None
+            if pass_.localizer is not None and self.answers:
+                pending = self._localizing(pass_.localizer, pass_.choice, sample, outcome)
+                if beside is not None:
+                    pending = beside.start(pending)
+            if self.fits:
+                known = None if outcome is None else outcome.values["float"]
+                pass_.agreement.update(sample, known)
+            if pending is not None and beside is None:
+                pass_.localizer = pass_.localizer if self._is_held(pending) else None
+                pending = None
+            if beside is None and state is not None and state == state_of(self.quantized):
+                beside = stack.enter_context(contextlib.closing(Beside()))
+            state = None
+        if pending is not None and not self._is_held(pending):
+            pass_.localizer = None
+
+    def _measure_elsewhere(
+        self, by: CheckingElsewhere, pass_: _Pass, step: Step
+    ) -> Sequence[Machine]:
+        """Measure the samples that are left elsewhere; return the machines."""
+        if not (pass_.runs and self.fits and self.answers):
+            self._measure(pass_, step.each(by.reading.items()), 1, ExitStack())
+            return ()
+
+        def held(each: CheckedSample, add: Callable[[bool], None]) -> None:
+            """Add the ops of one sample to the localizer, if there is one."""
+            is_chosen = pass_.choice.takes(each.distances or ())
+            if pass_.localizer is not None and not self._is_held(lambda: add(is_chosen)):
+                pass_.localizer = None
+
+        try:
+            machines = by.measure(pass_.comparer, pass_.localizer, pass_.choice, held, step)
+        except SampleError as failed:
+            if failed.chunk is None:
+                raise failed.error from None
+            self._look_at_failed(failed.chunk, failed.error, failed.index, by, pass_)
+            return ()
+        if machines is None:
+            self._measure(pass_, step.each(by.reading.items()), 1, ExitStack())
+        return machines or ()
+
+    def _look_at_failed(
+        self, chunk: Chunk, error: Exception, index: int, by: CheckingElsewhere, pass_: _Pass
+    ) -> None:
+        """Measure the samples of a chunk here, up to the one that failed."""
+        pass_.comparer.count = chunk.start
+        samples = by.samples_of(chunk, self.quantized)
+        self._measure(pass_, itertools.islice(samples, index + 1 - chunk.start), 1, ExitStack())
+        if pass_.runs:  # it fails on the worker alone
+            raise error
+        for _ in by.reading.items() if by.reading.source is None else ():
+            pass  # one may not be a sample at all
 
     @staticmethod
     def _localizing(

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,16 +20,24 @@ from pytest_edgeq.numerics.evaluated import EvaluatedLedger
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
     Finding,
+    SampleLedger,
     overlap_finding,
     repeated_finding,
 )
+from pytest_edgeq.numerics.machine import Machine
 from pytest_edgeq.parallel import MOST_WORKERS, begin, on_one_thread, run_together
-from pytest_edgeq.progress import Progress
+from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import undisturbed
+from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.samples import Sample, read_samples
 
-__all__ = ["Comparer", "compare"]
+if TYPE_CHECKING:
+    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.executors.parcel import Parcel
+    from pytest_edgeq.executors.run import Reading
+
+__all__ = ["Comparer", "Tally", "compare"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -45,6 +53,7 @@ def compare(
     progress: Progress | None = None,
     on_localized: OnLocalized | None = None,
     keeps_points: bool = False,
+    engine: Engine | None = None,
 ) -> Comparison:
     """
     Measure the errors of every stage that the model's flow has.
@@ -60,6 +69,7 @@ def compare(
         progress: Told of the comparison, and of that search.
         on_localized: Called with what was measured when it has looked, and the seconds of it.
         keeps_points: Whether to keep elements of the outputs, for charts.
+        engine: Measures the samples elsewhere, to the same figures; None for this process.
 
     Raises:
         ValueError: No sample, one that does not fit, no reference, or outputs that differ in
@@ -69,12 +79,29 @@ def compare(
     """
     progress = Progress() if progress is None else progress
     comparer = Comparer(
-        quantized, runtime, localize_seconds, progress, on_localized, keeps_points=keeps_points
+        quantized,
+        runtime,
+        localize_seconds,
+        progress,
+        on_localized,
+        keeps_points=keeps_points,
+        by_sample=isinstance(inputs, SampleSource),
     )
+    machines: Sequence[Machine] = ()
     with progress.step("compare", quantized.name, inputs) as step, comparer:
-        samples = step.each(read_samples(inputs, quantized.spec, "evaluation"))
-        comparer.update_all(samples, threads)
-    return comparer.result()
+        samples = read_samples(inputs, quantized.spec, "evaluation")
+        parcel = None
+        if engine is not None:
+            from pytest_edgeq.executors.run import Reading
+
+            reading = Reading(quantized, inputs, samples)
+            parcel = reading.prepared(runtime)
+            samples = reading.items()
+        if engine is not None and parcel is not None:
+            machines = comparer.update_by(engine, parcel, reading, step)
+        else:
+            comparer.update_all(step.each(samples), threads)
+    return comparer.result(machines)
 
 
 class Comparer:
@@ -91,6 +118,11 @@ class Comparer:
         progress: As `compare` takes it.
         on_localized: As `compare` takes it.
         keeps_points: As `compare` takes it.
+        by_sample: Whether the fingerprint is one over a digest of each sample, which processes that
+            read the samples themselves can put together.
+
+    Attributes:
+        count: How many samples were read.
 
     Raises:
         ValueError: No reference, or an unknown runtime.
@@ -105,6 +137,7 @@ class Comparer:
         on_localized: OnLocalized | None = None,
         *,
         keeps_points: bool = False,
+        by_sample: bool = False,
     ) -> None:
         quantized.edge.runtimes.check(runtime)
         if quantized.float_model is None:
@@ -120,8 +153,9 @@ class Comparer:
         self._runner = SampleRunner(quantized, runtime)
         self._keeps_points = keeps_points
         self._measurement = self._new_measurement()
-        self._overlap = self._count = 0
-        self._evaluated = EvaluatedLedger()
+        self._tally = Tally()
+        self._by_sample = by_sample
+        self.count = 0
         self._digest = hashlib.sha256()
         self._open = contextlib.ExitStack()
         self._changed: Sequence[str] = ()
@@ -153,8 +187,8 @@ class Comparer:
             TypeError: A sample of another kind or dtype.
             RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
         """
-        outcome = self._runner.run(sample, self._count)
-        self._measurement.update(self._count, sample, outcome)
+        outcome = self._runner.run(sample, self.count)
+        self._measurement.update(self.count, sample, outcome)
         self._note(sample)
         return outcome
 
@@ -173,6 +207,38 @@ class Comparer:
             if begin(samples, self._quantized, threads, self.update):
                 self._update_together(samples, min(threads, MOST_WORKERS))
 
+    def update_by(
+        self, engine: Engine, parcel: Parcel, reading: Reading, step: Step
+    ) -> Sequence[Machine]:
+        """
+        Measure samples elsewhere.
+
+        Args:
+            engine: Runs the tasks.
+            parcel: Of the model.
+            reading: Of the samples.
+            step: Told of the progress.
+
+        Returns:
+            The machines that have measured.
+
+        Raises:
+            Exception: As `Stream.run` does.
+        """
+        from pytest_edgeq.executors.jobs import CompareJob
+        from pytest_edgeq.executors.run import streamed
+
+        stream = streamed(
+            engine,
+            parcel,
+            CompareJob(reading.source, self._keeps_points),
+            reading,
+            lambda _, found: self.merge(*found),
+            step,
+            on_read=lambda sample: self.pass_on(sample.arrays()),
+        )
+        return stream.machines
+
     def _update_together(self, samples: Iterator[Sample], count: int) -> None:
         def worker() -> tuple[SampleRunner, Measurement]:
             return self._runner.apart(), self._new_measurement()
@@ -183,7 +249,7 @@ class Comparer:
 
         def numbered() -> Iterator[tuple[int, Sample]]:
             for sample in samples:
-                yield self._count, sample.clone()
+                yield self.count, sample.clone()
                 self._note(sample)
 
         for _, measurement in run_together(numbered(), worker, measure, count):
@@ -191,21 +257,41 @@ class Comparer:
 
     def _note(self, sample: Sample) -> None:
         arrays = sample.arrays()
-        self._digest_sample(arrays)
-        self._evaluated.add(arrays)
-        self._overlap += arrays in self._quantized.ledger
-        self._count += 1
+        self._tally.add(self.count, arrays, self._quantized.ledger)
+        self.pass_on(arrays)
+
+    def pass_on(self, arrays: Arrays) -> None:
+        """Add a sample to the fingerprint alone; another process measures it."""
+        if not self._by_sample:
+            self._digest_sample(arrays)
+        self.count += 1
+
+    def merge(self, measurement: Measurement, tally: Tally) -> None:
+        """Add samples that were measured elsewhere, in whatever order."""
+        self._measurement.merge(measurement)
+        self._tally.merge(tally)
+
+    @property
+    def quantized(self) -> QuantizedModel:
+        """The file and its references."""
+        return self._quantized
 
     @property
     def calibration(self) -> Calibration:
         """Return how the samples measured relate to those of the calibration."""
-        return Calibration(self._count, self._overlap)
+        return self._tally.calibration
 
-    def result(self) -> Comparison:
-        """Give what was measured."""
+    def result(self, machines: Sequence[Machine] = ()) -> Comparison:
+        """
+        Give what was measured.
+
+        Args:
+            machines: Where, if elsewhere.
+        """
         quantized, measurement = self._quantized, self._measurement
         findings = measurement.findings(self.calibration)
-        met_again = overlap_finding(self._overlap, self._count, chance=quantized.ledger.chance)
+        count, overlap = self.calibration
+        met_again = overlap_finding(overlap, count, chance=quantized.ledger.chance)
         findings += [each for each in (met_again, repeated_finding(quantized.ledger)) if each]
         if self._changed:
             findings.append(_stateful(quantized.name, self._changed))
@@ -217,8 +303,9 @@ class Comparer:
             runtime=self._runtime,
             health=(*findings, *static_findings(quantized.edge)),
             worst_samples=worst,
-            evaluated=self._evaluated.result(),
-            fingerprint=self._digest.hexdigest(),
+            evaluated=self._tally.evaluated.result(),
+            fingerprint=self._fingerprint(),
+            machines=tuple(machines),
             build=functools.partial(
                 build_of, quantized.edge, quantized.ledger, quantized.float_model
             ),
@@ -228,10 +315,15 @@ class Comparer:
             **results,
         )
 
+    def _fingerprint(self) -> str:
+        if self._by_sample:
+            return self._tally.evaluated.fingerprint(self._quantized.input_names)
+        return self._digest.hexdigest()
+
     def _digest_sample(self, arrays: Arrays) -> None:
         for name, array in zip(self._quantized.input_names, arrays, strict=True):
             # repr of the names, so that no two lists of inputs read the same.
-            head = repr((self._count, name, array.dtype.str, array.shape))
+            head = repr((self.count, name, array.dtype.str, array.shape))
             self._digest.update(head.encode())
             self._digest.update(np.ascontiguousarray(array).data)
 
@@ -248,6 +340,43 @@ class Comparer:
                 return explain(quantized, step.each(iter(samples)), seconds, self._on_localized)
 
         return functools.cache(explain)
+
+
+class Tally:
+    """
+    Counts samples, the different ones, and those of the calibration; tallies merge.
+
+    Attributes:
+        evaluated: Digests of the samples.
+    """
+
+    def __init__(self) -> None:
+        self.evaluated = EvaluatedLedger()
+        self._count = self._overlap = 0
+
+    def add(self, index: int, arrays: Arrays, ledger: SampleLedger) -> None:
+        """
+        Count one sample.
+
+        Args:
+            index: Of the sample, over all processes.
+            arrays: Of its inputs.
+            ledger: Digests of the calibration samples.
+        """
+        self.evaluated.add(index, arrays)
+        self._overlap += arrays in ledger
+        self._count += 1
+
+    def merge(self, other: Tally) -> None:
+        """Count what another tally has counted."""
+        self.evaluated.merge(other.evaluated)
+        self._overlap += other._overlap
+        self._count += other._count
+
+    @property
+    def calibration(self) -> Calibration:
+        """Return how the samples counted relate to those of the calibration."""
+        return Calibration(self._count, self._overlap)
 
 
 def _stateful(name: str, changed: Sequence[str]) -> Finding:

@@ -15,6 +15,8 @@ from pytest_edgeq.presets import CACHE_MODES, ISOLATE_MODES
 from pytest_edgeq.report.journal import Booking, booking
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     import torch
 
     from pytest_edgeq.cache.log import CacheLog
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.report.journal import Journal
+    from pytest_edgeq.sample_source import SampleSource
     from pytest_edgeq.snapshots.session import SnapshotSession
     from pytest_edgeq.tflite.registry import Runtime, Runtimes
     from pytest_edgeq.tflite.source import TflitePath
@@ -67,6 +70,10 @@ class Edgeq:
         isolate_timeout: Seconds after which one step in the child has failed.
         isolate_memory: Bytes that the child may use, or a text such as `"4G"`; by default half of
             the machine's memory, at least 4 GiB.
+        executor: Measures the samples of every call that names no executor of its own:
+            `processes:N` for N processes of this machine, `dask:ADDRESS` for a cluster of
+            dask.distributed (`pytest-edgeq[dask]`), or any `concurrent.futures.Executor`. None
+            measures in this process. Figures are the same to the last bit.
 
     Raises:
         ValueError: Unknown runtime, cache mode or isolation mode, a runtime of your own with a
@@ -93,11 +100,13 @@ class Edgeq:
         isolate: str = "auto",
         isolate_timeout: int = DEFAULT_SECONDS,
         isolate_memory: int | str | None = None,
+        executor: str | Executor | None = None,
     ) -> None:
         with naming_missing_libraries():
             from pytest_edgeq.cache.conversions import ConversionCache
             from pytest_edgeq.cache.directory import Store
             from pytest_edgeq.cache.log import CacheLog
+            from pytest_edgeq.executors.resolve import SessionExecutor
             from pytest_edgeq.flows.request import Session
             from pytest_edgeq.isolate.policy import Isolation
             from pytest_edgeq.progress import Progress
@@ -159,6 +168,7 @@ class Edgeq:
             conversions,
             Progress() if progress is None else progress,
             isolation.native,
+            SessionExecutor(executor),
         )
         self._memory = memory
         self._journal = journal
@@ -297,7 +307,12 @@ class Edgeq:
 
     @names_missing_libraries
     def compare(
-        self, quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str | None = None
+        self,
+        quantized: QuantizedModel,
+        inputs: Iterable[Any],
+        *,
+        runtime: str | None = None,
+        executor: Executor | None = None,
     ) -> Comparison:
         """
         Measure the errors of every stage on the same samples.
@@ -307,17 +322,23 @@ class Edgeq:
             inputs: Any iterable of samples; read once, in order, one held at a time and core.
             runtime: What runs the file: `xnnpack`, `builtin`, `reference`, `compiled`,
                 `tensorflow`, or one of your own; the session's own by default.
+            executor: Any `concurrent.futures.Executor`, whose workers measure the samples to the
+                same figures; the session's own by default. A model whose samples depend on those
+                before them is measured in this process, which a warning tells.
 
         Raises:
             ValueError: No sample, one that does not fit, no reference, an unknown runtime, or
                 outputs that differ from the reference's in number or shape.
-            TypeError: A sample of another kind or dtype.
-            RuntimeError: The kernels cannot allocate the file.
+            TypeError: A sample of another kind or dtype, or, with an executor, a reference, a
+                runtime of your own or a factory of samples that cannot be sent to its workers.
+            RuntimeError: The kernels cannot allocate the file, or every worker that measured some
+                samples died.
             ModuleNotFoundError: The runtime needs a package that is not installed.
         """
         from pytest_edgeq.compare import compare
 
         _require_model("compare", quantized)
+        engine = self._session.executor.engine(executor)
 
         def on_localized(layers: LayerErrors, seconds: float) -> None:
             if self._journal is not None:
@@ -333,12 +354,18 @@ class Edgeq:
                 on_localized=on_localized,
                 keeps_points=self._keeps_points,
                 progress=self._session.progress,
+                engine=engine,
             )
         return booked.comparison
 
     @names_missing_libraries
     def localize(
-        self, quantized: QuantizedModel, inputs: Iterable[Any], *, runtime: str = "builtin"
+        self,
+        quantized: QuantizedModel,
+        inputs: Iterable[Any],
+        *,
+        runtime: str = "builtin",
+        executor: Executor | None = None,
     ) -> LayerErrors:
         """
         Measure every op of the file by itself, and name the one that is to blame.
@@ -356,6 +383,7 @@ class Edgeq:
             inputs: Any iterable of samples; read once, in order, as many held at a time as there
                 are cores.
             runtime: `builtin` or `reference`: kernels that keep every tensor between.
+            executor: As `compare` takes it. The first sample is measured in this process.
 
         Raises:
             ValueError: No sample, one that does not fit, no reference, or another runtime.
@@ -365,6 +393,7 @@ class Edgeq:
         from pytest_edgeq.localize import localize
 
         _require_model("localize", quantized)
+        engine = self._session.executor.engine(executor)
         with booking(self._journal, "localize", quantized) as booked:
             booked.layers = localize(
                 quantized,
@@ -372,12 +401,18 @@ class Edgeq:
                 runtime=runtime,
                 threads=self._session.threads,
                 progress=self._session.progress,
+                engine=engine,
             )
         return booked.layers
 
     @names_missing_libraries
     def check(
-        self, quantized: QuantizedModel, inputs: Iterable[Any], *, name: str | None = None
+        self,
+        quantized: QuantizedModel,
+        inputs: Iterable[Any],
+        *,
+        name: str | None = None,
+        executor: Executor | None = None,
     ) -> None:
         """
         Hold a model against everything that is known of it: the default gate.
@@ -399,6 +434,8 @@ class Edgeq:
             inputs: Any iterable of samples that the calibration has not seen; read once, in order,
                 one held at a time.
             name: Of the baselines; needed where a test checks several models.
+            executor: As `compare` takes it. The first 4 samples, on which every runtime is run, are
+                measured in this process.
 
         Raises:
             AssertionError: Lists all that is wrong, the most telling first.
@@ -408,6 +445,7 @@ class Edgeq:
         from pytest_edgeq.check import CheckResult, check
 
         _require_model("check", quantized)
+        engine = self._session.executor.engine(executor)
         names = (None, None) if name is None else (f"{name}_op_dtypes", f"{name}_errors")
 
         def claims(comparison: Comparison | None) -> Iterator[Callable[[], None]]:
@@ -431,6 +469,7 @@ class Edgeq:
                 on_result=on_result,
                 keeps_points=self._keeps_points,
                 progress=self._session.progress,
+                engine=engine,
             )
 
     @property
@@ -441,9 +480,33 @@ class Edgeq:
         """
         Close every file that is open on a runtime of your own; inside pytest the fixture does it.
 
-        Models of this session cannot be run on such a runtime any more.
+        Models of this session cannot be run on such a runtime any more. Processes that the session
+        has started as its executor end.
         """
+        self._session.executor.close()
         self._session.runtimes.close()
+
+    @staticmethod
+    def samples(factory: Callable[[range], Iterable[Any]], n: int) -> SampleSource:
+        """
+        Make n samples that are read where they are used: by the workers of an executor, or here.
+
+        Args:
+            factory: Called with a range of indices, gives their samples in order: a function that
+                reads files, for instance. It is sent to the workers, so it holds paths and no open
+                files, and the same index gives the same sample each time.
+            n: How many samples there are.
+
+        Returns:
+            An iterable for any argument that takes samples (or pairs of sample and label).
+
+        Raises:
+            TypeError: A factory that cannot be called, or a number that is none.
+            ValueError: A negative number.
+        """
+        from pytest_edgeq.sample_source import SampleSource
+
+        return SampleSource(factory, n)
 
     def check_op_dtypes(self, quantized: QuantizedModel, *, name: str | None = None) -> None:
         """

@@ -190,6 +190,10 @@ class Measurement:
             if given[border].dtype.kind == "f":
                 input_watch.update(given[border])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the model, which merging does not need."""
+        return {**self.__dict__, "_quantized": None}
+
     def merge(self, other: Measurement) -> None:
         """Add all that another measurement has seen; any split gives the same figures."""
         for name, accumulator in self._stages.items():

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 
 import pytest
 
+from pytest_edgeq.executors.names import check_spec
 from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS, parse_memory
 from pytest_edgeq.parallel import available_cores
 from pytest_edgeq.presets import (
@@ -255,6 +256,14 @@ def _memory(text: str, place: Place) -> int | None:
         raise pytest.UsageError(f"{place.where}: {error}") from None
 
 
+def _executor(text: str, place: Place) -> str | None:
+    """Resolve the name of an executor; dask is looked for, not imported."""
+    try:
+        return check_spec(text) if text else None
+    except (ValueError, ModuleNotFoundError) as error:
+        raise pytest.UsageError(f"{place.where}: {error}") from None
+
+
 OPTIONS: Final = (
     Option(
         "quantizers",
@@ -279,6 +288,14 @@ OPTIONS: Final = (
         "Cores that the session may use; 0 for all, or a fair share beside other workers of "
         "pytest-xdist. Figures are the same for any number.",
         _integer(0),
+    ),
+    Option(
+        "executor",
+        "",
+        "NAME",
+        "Where samples are measured: processes:N for N processes of this machine, dask:ADDRESS for "
+        "a cluster (needs pytest-edgeq[dask]). Figures are the same.",
+        _executor,
     ),
     Option("seed", 0, "N", "Seed of everything random in quantization.", _integer(0, 2**32)),
     Option(
@@ -397,6 +414,7 @@ class Settings:
         quantizers: Presets, absolute paths of recipes, None for float.
         runtime: What runs the `.tflite`.
         threads: Cores that the session may use; 0 for a share of all.
+        executor: `processes:N` or `dask:ADDRESS`; None to measure in this process.
         seed: Seed of everything random in quantization.
         update: Categories of baselines that may be written.
         snapshot_dir: Folder of the baselines; None for beside each test.
@@ -418,6 +436,7 @@ class Settings:
     quantizers: tuple[str | None, ...]
     runtime: str
     threads: int
+    executor: str | None
     seed: int
     update: frozenset[str]
     snapshot_dir: Path | None

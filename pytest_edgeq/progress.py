@@ -21,7 +21,8 @@ class Step:
         total: Number of samples; None where it is not known.
 
     Attributes:
-        done: Number of samples read so far.
+        done: Number of samples read so far; by an executor measured so far.
+        in_flight: Number of chunks that an executor has; None without one.
     """
 
     def __init__(self, what: str, model: str, total: int | None) -> None:
@@ -29,10 +30,11 @@ class Step:
         self.model = model
         self.total = total
         self.done = 0
+        self.in_flight: int | None = None
 
-    def advance(self) -> None:
-        """Count one sample."""
-        self.done += 1
+    def advance(self, count: int = 1) -> None:
+        """Count samples."""
+        self.done += count
 
     def each(self, samples: Iterator[_Sample]) -> Iterator[_Sample]:
         """Count samples when they are read; none is held."""

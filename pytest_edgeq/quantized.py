@@ -19,9 +19,13 @@ from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.edge import EdgeFile
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     import numpy as np
     import torch
 
+    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.executors.resolve import SessionExecutor
     from pytest_edgeq.litert.converter import Traced
     from pytest_edgeq.tflite.graph import OpGraph, SignatureTensor
     from pytest_edgeq.tflite.layout import LayoutArgument
@@ -144,6 +148,7 @@ class QuantizedModel:
         threads: int = 1,
         left_in_float: frozenset[str] = frozenset(),
         quantizer: str | None = None,
+        executor: SessionExecutor | None = None,
     ) -> None:
         self.name = name
         self.flow = flow
@@ -155,6 +160,7 @@ class QuantizedModel:
         self._directory = directory
         self._origin = origin
         self.threads = threads
+        self._executor = executor
         self._left_in_float = left_in_float
         self._path = edge.path
         self._views: dict[str, QuantizedModel] = {}
@@ -221,7 +227,29 @@ class QuantizedModel:
             threads=self.threads,
             left_in_float=self._left_in_float,
             quantizer=self.quantizer,
+            executor=self._executor,
         )
+
+    def apart(self) -> QuantizedModel:
+        """Return the same model with interpreters of its own."""
+        float_edge = None if self._float_edge is None else self._float_edge.apart()
+        return self._with_edge(
+            self._edge.apart(), float_edge, self.name, self._counterparts, self._origin
+        )
+
+    def engine(self, executor: Executor | None = None) -> Engine | None:
+        """
+        Return what measures samples of it elsewhere; None where they are measured in this process.
+
+        Args:
+            executor: Of the call; None for that of the session which made the model.
+
+        Raises:
+            TypeError: Not an executor.
+        """
+        from pytest_edgeq.executors.resolve import SessionExecutor
+
+        return (self._executor or SessionExecutor()).engine(executor)
 
     @property
     def _counterpart(self) -> Counterpart:

@@ -14,6 +14,8 @@ CONVERTER = {"litert_torch", "ai_edge_torch", "torchao", "ai_edge_quantizer", "l
 
 ISOLATING = {"isolate", "edgeq.py", "options.py", "plugin", "assertions"}
 """What hands an isolation to those that run files, which know none of it."""
+ENGINES = {"cloudpickle", "distributed", "loky", "pebble"}
+"""What carries samples to other processes."""
 
 CHARTS = {"bokeh", "jinja2", "PIL"}
 """Of the extra `report`, which need not be installed."""
@@ -60,6 +62,8 @@ def test_a_room_imports_only_what_it_may(path: Path) -> None:
         assert not _imports_package(path, "isolate")
     if where.parts[:2] != ("report", "html"):
         assert not names & CHARTS
+    if where.parts[0] not in ("executors", "isolate"):
+        assert not names & ENGINES
     if where.parts[0] not in ("cli", "__main__.py"):
         assert "click" not in names
         assert not _imports_package(path, "cli")

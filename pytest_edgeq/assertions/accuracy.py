@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,12 @@ from pytest_edgeq.reference import (
 from pytest_edgeq.samples import Sample, is_tensor
 from pytest_edgeq.tflite.edge import EdgeFile
 
-__all__ = ["assert_accuracy_drop"]
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from pytest_edgeq.executors.engines import Engine
+
+__all__ = ["assert_accuracy_drop", "bound_pair", "score_of"]
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
@@ -39,6 +44,8 @@ def assert_accuracy_drop(
     labelled_inputs: Iterable[tuple[Any, Any]],
     metric: Callable[[Any, Any], Any],
     max_drop: float = 0.01,
+    *,
+    executor: Executor | None = None,
 ) -> None:
     """
     Assert that the file scores at most `max_drop` worse than the float model.
@@ -58,11 +65,14 @@ def assert_accuracy_drop(
             tensors where it gives those. Or a torchmetrics `Metric`, updated with
             (outputs, label); where its `higher_is_better` is False the drop is a rise.
         max_drop: More than 0, in the metric's unit: 0.01 of an accuracy is one in a hundred.
+        executor: Any `concurrent.futures.Executor`, whose workers run both models and the metric;
+            that of the model's session by default. The scores are the same to the last bit.
 
     Raises:
         AssertionError: The file scores worse by more, or the data cannot tell; or it gives NaN or
             infinities where the float model does not.
-        TypeError: Not a QuantizedModel, no pairs, a sample or a score of another kind.
+        TypeError: Not a QuantizedModel, no pairs, a sample or a score of another kind, or, with an
+            executor, a reference or a metric that cannot be sent to its workers.
         ValueError: No reference, no samples, samples that do not fit, outputs of another shape, a
             score that is not finite, or a float model that has nothing right.
         RuntimeError: The kernels cannot allocate the file.
@@ -85,14 +95,10 @@ def assert_accuracy_drop(
             "edgeq.load(tflite, reference=model)"
         )
     scorer = scorer_for(metric)
-    n_samples = 0
+    engine = model.engine(executor)
     model.edge.restart()
     with undisturbed(model.float_model, model.name), on_one_thread():
-        pairs = enumerate(_pairs(labelled_inputs, model))
-        for index, (reference, edge), label in _outcomes(model, pairs, scorer):
-            lengths = {len(leaf) for leaf in _leaves(reference) if leaf.ndim}
-            scorer.update(index, (reference, edge), label, lengths)
-            n_samples += 1
+        n_samples = _score_all(model, labelled_inputs, metric, scorer, engine)
     scores = scorer.result()
     bounds = scores.evidence.bounds
     # Written so that NaN fails it.
@@ -112,14 +118,7 @@ def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]
         raise TypeError(f"labelled_inputs: {hint}, got {kind}") from None
     index = -1
     for index, pair in enumerate(iterator):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            what = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else pair
-            raise TypeError(
-                f"labelled_inputs, sample {index}: expected a pair (sample, label), got {what}; "
-                "zip(samples, labels) makes pairs, and a sample of several tensors is a tuple: "
-                "((x, y), label)"
-            )
-        yield model.spec.bind(pair[0], f"labelled sample {index}"), pair[1]
+        yield bound_pair(model, pair, index)
     if index < 0:
         used_up = (
             ". A generator gives its samples once, and this one is used up: make it anew for each "
@@ -129,6 +128,72 @@ def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]
             f"labelled_inputs: there is no sample in the {kind}"
             + (used_up if iterator is labelled else "")
         )
+
+
+def bound_pair(model: QuantizedModel, pair: Any, index: int) -> tuple[Sample, Any]:
+    """
+    Return sample and label of a pair.
+
+    Raises:
+        TypeError, ValueError: No pair, or a sample that does not fit.
+    """
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        what = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else pair
+        raise TypeError(
+            f"labelled_inputs, sample {index}: expected a pair (sample, label), got {what}; "
+            "zip(samples, labels) makes pairs, and a sample of several tensors is a tuple: "
+            "((x, y), label)"
+        )
+    return model.spec.bind(pair[0], f"labelled sample {index}"), pair[1]
+
+
+def score_of(
+    model: QuantizedModel, edge: EdgeFile, scorer: Scorer, index: int, sample: Sample, label: Any
+) -> Any:
+    """
+    Return what a scorer makes of both models' outputs for one sample.
+
+    Args:
+        model: With the reference.
+        edge: The file, with interpreters of the calling thread.
+        scorer: Scores; nothing is added to it.
+        index: Of the sample.
+        sample: The sample.
+        label: Its label.
+
+    Raises:
+        AssertionError: The file gives NaN or infinities where the float model does not.
+        Exception: As `assert_accuracy_drop` raises it.
+    """
+    outputs = _outputs(model, edge, model.runtime, sample, index, scorer)
+    return _score(scorer, index, outputs, label)
+
+
+def _score_all(
+    model: QuantizedModel, labelled: Any, metric: Any, scorer: Scorer, engine: Engine | None
+) -> int:
+    """Score all samples, in order, and return their number."""
+    pairs = _pairs(labelled, model)
+    if engine is not None:
+        from pytest_edgeq.executors.accuracy import score_by
+        from pytest_edgeq.executors.run import Reading
+
+        reading = Reading(model, labelled, pairs, lambda pair: pair[0])
+        parcel = reading.prepared(model.runtime)
+        if parcel is not None:
+            return score_by(engine, parcel, metric, reading, model.name, scorer)
+        pairs = reading.items()
+    n_samples = 0
+    # Scored in this thread, as a metric of the user's need not be safe in several.
+    for index, outputs, label in _outcomes(model, enumerate(pairs), scorer):
+        scorer.add(_score(scorer, index, outputs, label))
+        n_samples += 1
+    return n_samples
+
+
+def _score(scorer: Scorer, index: int, outputs: tuple[Any, Any], label: Any) -> Any:
+    lengths = {len(leaf) for leaf in _leaves(outputs[0]) if leaf.ndim}
+    return scorer.score(index, outputs, label, lengths)
 
 
 _Outcome = tuple[int, tuple[Any, Any], Any]

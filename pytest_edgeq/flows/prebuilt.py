@@ -83,6 +83,7 @@ def load_prebuilt(
         runtime=session.runtime,
         directory=session.directory,
         threads=session.threads,
+        executor=session.executor,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache.conversions import ConversionCache
+from pytest_edgeq.executors.resolve import SessionExecutor
 from pytest_edgeq.flows.conversion_refusals import refusal, refuser
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.process_state import frozen_heap, seeded
@@ -52,6 +53,7 @@ class Session:
         progress: Told of the steps that may take long.
         native: Return the process that runs native steps of a model's conversion, by the model's
             name; None for this one.
+        executor: Measures samples elsewhere.
     """
 
     runtime: Callable[[], str]
@@ -63,6 +65,7 @@ class Session:
     cache: ConversionCache = field(default_factory=ConversionCache)
     progress: Progress = field(default_factory=Progress)
     native: Callable[[str], litert.Native | None] = lambda name: None
+    executor: SessionExecutor = field(default_factory=SessionExecutor)
 
     def convert(self, name: str, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
         """Convert as `ConversionCache.convert` does, and report it."""
@@ -232,6 +235,7 @@ class Request:
             float_edge=float_edge,
             directory=self.session.directory,
             threads=self.session.threads,
+            executor=self.session.executor,
             left_in_float=left_in_float,
             quantizer=self.quantizer,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pytest_edgeq.localize.rows import LayerError, LayerErrors
 
 if TYPE_CHECKING:
+    from pytest_edgeq.executors.engines import Engine
     from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
@@ -28,6 +29,7 @@ def localize(
     runtime: str,
     threads: int,
     progress: Progress,
+    engine: Engine | None = None,
 ) -> LayerErrors:
     """
     Measure every op of a file on the values that it really took.
@@ -38,6 +40,8 @@ def localize(
         runtime: Kernels that keep every tensor.
         threads: Cores that may be used; the figures are the same for any number.
         progress: Told of the samples.
+        engine: Measures the samples behind the first elsewhere, to the same figures; None for this
+            process.
 
     Raises:
         ValueError, TypeError, RuntimeError: As `Edgeq.localize` says.
@@ -47,8 +51,16 @@ def localize(
 
     step = progress.step("localize", quantized.name, inputs)
     with step as running, Localizer(quantized, runtime) as localizer:
-        samples = running.each(read_samples(inputs, quantized.spec, "evaluation"))
-        localizer.update_all(samples, threads)
+        samples = read_samples(inputs, quantized.spec, "evaluation")
+        if engine is not None:
+            from pytest_edgeq.executors.localize import localize_by
+            from pytest_edgeq.executors.run import Reading
+
+            reading = Reading(quantized, inputs, samples)
+            if localize_by(engine, localizer, runtime, reading, running):
+                return localizer.result()
+            samples = reading.items()
+        localizer.update_all(running.each(samples), threads)
         return localizer.result()
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-__all__ = ["AgainstTorch", "Parting"]
+__all__ = ["AgainstTorch", "OutputCheck", "Parting", "Standard"]
 
 Array = npt.NDArray[Any]
 
@@ -102,6 +102,166 @@ class Parting:
     is_reordered: bool = False
 
 
+class Tolerance:
+    """
+    How far outputs of a float form may be from torch's at the precision of float32.
+
+    Args:
+        outputs: Names, in the order of the file.
+        n_ops: Of the form.
+        noise: By output, how far float32 is off from float64 in torch, relative.
+    """
+
+    def __init__(
+        self, outputs: Sequence[str], n_ops: int, noise: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        self._outputs, self._n_ops = list(outputs), n_ops
+        self.noise = dict(noise)
+
+    def compare(
+        self,
+        torchs: _Torchs,
+        made: Sequence[Array],
+        rounding: Mapping[str, float] = MappingProxyType({}),
+    ) -> Parting | None:
+        """Return the first output that is further from torch than float32 and rounding explain."""
+        for output, ours, (theirs, precise) in zip(self._outputs, made, torchs, strict=True):
+            if theirs.dtype.kind != "f":
+                continue
+            off = rounding.get(output, 0.0)
+            apart = self._apart(output, ours, theirs, precise, off)
+            if apart is not None:
+                one, two = (np.sort(each, axis=None) for each in (ours, theirs))
+                same = self._apart(output, one, two, None, off) is None
+                return Parting(output, apart, is_reordered=same)
+        return None
+
+    def _apart(
+        self,
+        output: str,
+        ours: Array,
+        theirs: Array,
+        precise: Array | None,
+        rounding: float = 0.0,
+    ) -> float | None:
+        """Return the SQNR in dB where an output is further from torch than float32 explains."""
+        if ours.size != theirs.size:
+            return -math.inf
+        one, two = (each.astype(np.float64).reshape(-1) for each in (ours, theirs))
+        three = two if precise is None else precise.astype(np.float64).reshape(-1)
+        finite = np.isfinite(two) & np.isfinite(three)
+        if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+            return -math.inf
+        if not finite.any():
+            return None
+        one, two, three = one[finite], two[finite], three[finite]
+        noise = _relative(two - three, three)
+        if noise > _MOST_NOISE:
+            three = two
+        elif precise is not None:
+            self.noise[output] = max(self.noise.get(output, 0.0), noise)
+        peak = float(np.abs(three).max())
+        # Where nothing is known of float32, each op may be as far off.
+        ulps = _ULPS if output in self.noise else _ULPS * self._n_ops
+        allowed = _TIMES * self.noise.get(output, 0.0) * _rms(three) + ulps * ULP * peak + rounding
+        noise = _rms(one - three)
+        if noise <= allowed:
+            return None
+        signal = _rms(three)
+        return 20 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """
+    What outputs of a form are held against on a worker; it is pickled.
+
+    Attributes:
+        form: Content of the float file, and the signature that was chosen of it.
+        is_measured: Whether that file is the one that the ops are measured with.
+        is_kept: Whether it is the flow's own, whose outputs a comparison has.
+        is_aligned: Whether it has constants of torch in the place of its own.
+        n_ops: Of the form, for the tolerance.
+        noise: As `Tolerance` has it.
+    """
+
+    form: tuple[bytes, str | None]
+    is_measured: bool
+    is_kept: bool
+    is_aligned: bool
+    n_ops: int
+    noise: Mapping[str, float]
+
+    @property
+    def state(self) -> object:
+        """What decides whether a sample differs, beside noise that makes the tolerance wider."""
+        return state_of_check(self.is_aligned, self.noise)
+
+
+def state_of_check(is_aligned: bool, noise: Mapping[str, float]) -> object:
+    """Return what two checks of outputs must have alike to be sure to agree on a sound sample."""
+    return is_aligned, frozenset(noise)
+
+
+class OutputCheck:
+    """
+    Tells, on a worker, whether a sample needs to be looked at by `AgainstTorch`.
+
+    Args:
+        quantized: The file and its references.
+        standard: What outputs are held against.
+        reference: What the form should compute; None for the model's own reference.
+    """
+
+    def __init__(
+        self,
+        quantized: QuantizedModel,
+        standard: Standard,
+        reference: Callable[..., Any] | None,
+    ) -> None:
+        self._quantized, self._standard = quantized, standard
+        self._is_own = reference is None
+        self._reference = quantized.float_model if reference is None else reference
+        self._wanted = [border.name for border in quantized.edge.signature.outputs]
+        self._tolerance = Tolerance(self._wanted, standard.n_ops, standard.noise)
+        content, key = standard.form
+        form = EdgeFile(content)
+        self._form = form if key is None else form.at(key)
+
+    def differs(self, sample: Sample, known: Mapping[str, Arrays], measured: Arrays | None) -> bool:
+        """
+        Whether the outputs of the form are further from torch's than float32 explains.
+
+        Args:
+            sample: The sample.
+            known: Outputs that were computed before, by side, as `Outcome.values` has them.
+            measured: Outputs of the form that the ops were measured with, where they were.
+
+        Raises:
+            RuntimeError: torch or the kernels fail.
+        """
+        values = known.get("float") if self._is_own else None
+        if values is None:
+            assert self._reference is not None, "unreachable because a localizer has looked"
+            name = self._quantized.name
+            values = in_file_order(call_reference(self._reference, sample), self._wanted, name)
+        torchs: _Torchs = [(each, None) for each in values]
+        standard = self._standard
+        if measured is not None and standard.is_measured and not standard.is_aligned:
+            return self._tolerance.compare(torchs, measured) is not None
+        kept = known.get("float_tflite") if standard.is_kept and not standard.is_aligned else None
+        if kept is not None and self._tolerance.compare(torchs, kept) is None:
+            return False
+        return self._tolerance.compare(torchs, self._run(sample)) is not None
+
+    def _run(self, sample: Sample) -> Arrays:
+        runner = self._form.runner("builtin", keep=True)
+        runner.run(self._form.encode(list(self._quantized.input_names), sample.arrays()))
+        borders = self._form.signature.outputs
+        outputs = [(border.name, runner.tensor(border.tensor.index)) for border in borders]
+        return in_file_order(outputs, self._wanted, self._quantized.name)
+
+
 class AgainstTorch:
     """
     Compares outputs sample by sample.
@@ -129,8 +289,8 @@ class AgainstTorch:
         # Before interpreters are open: it takes twice the memory of the weights.
         self._first_in_double = self._run_in_double(first)
         self._runner = form.runner("builtin", keep=True)
-        self._n_ops = len(form.graph.subgraphs[form.signature.subgraph].ops)
-        self._noise: dict[str, float] = {}
+        n_ops = len(form.graph.subgraphs[form.signature.subgraph].ops)
+        self._tolerance = Tolerance(self._wanted, n_ops)
         self.parting: Parting | None = None
 
     def update(
@@ -159,19 +319,42 @@ class AgainstTorch:
             self._run(self.aligned, sample)
         elif not is_run:
             kept = known.get("form", known.get("float_tflite") if self._is_kept else None)
-            if kept is not None and self._compare(torchs, kept) is None:
+            if kept is not None and self._tolerance.compare(torchs, kept) is None:
                 return
             self._run(self._form, sample)
-        parting = self._compare(torchs, self._outputs())
+        parting = self._tolerance.compare(torchs, self._outputs())
         if parting is not None and torchs[0][1] is None:
             precise = self._run_in_double(sample)
             if precise is not None:
                 torchs = [(one, two) for (one, _), two in zip(torchs, precise, strict=True)]
-                parting = self._compare(torchs, self._outputs())
+                parting = self._tolerance.compare(torchs, self._outputs())
         if parting is not None and self.aligned is None:
             parting = self._unexplained(sample, torchs, parting)
         if parting is not None:
             self.parting = self._located(sample, torchs, parting)
+
+    @property
+    def reference_elsewhere(self) -> Callable[..., Any] | None:
+        """What the form is held against where that is not the model's reference; else None."""
+        return None if self._reference is self._quantized.float_model else self._reference
+
+    @property
+    def state(self) -> object:
+        """As `Standard.state`, of now."""
+        return state_of_check(self.aligned is not None, self._tolerance.noise)
+
+    @property
+    def standard(self) -> Standard:
+        """What a worker holds outputs against, as of now."""
+        form = self._form if self.aligned is None else self.aligned
+        return Standard(
+            (bytes(form.graph.buffer[:]), form.key),
+            self._forms.checked is self._forms.exact,
+            self._is_kept,
+            self.aligned is not None,
+            len(self._form.graph.subgraphs[self._form.signature.subgraph].ops),
+            dict(self._tolerance.noise),
+        )
 
     def _run(self, form: EdgeFile, sample: Sample, runner: Runner | None = None) -> None:
         inputs = form.encode(list(self._quantized.input_names), sample.arrays())
@@ -182,7 +365,7 @@ class AgainstTorch:
         if self._forms.is_nearest and self._is_explained_by_constants(sample, torchs):
             return None
         if self._forms.shaken is not None:
-            found = self._compare(torchs, self._outputs(), self._rounding(sample))
+            found = self._tolerance.compare(torchs, self._outputs(), self._rounding(sample))
             if found is None:
                 return None
             parting = found
@@ -197,7 +380,7 @@ class AgainstTorch:
         own, aligned = self._runner, self._forms.aligned()
         self._runner = aligned.runner("builtin", keep=True)
         self._run(aligned, sample)
-        if self._compare(torchs, self._outputs()) is None:
+        if self._tolerance.compare(torchs, self._outputs()) is None:
             self.aligned = aligned
             return True
         self._runner = own
@@ -251,24 +434,6 @@ class AgainstTorch:
         ]
         return in_file_order(outputs, self._wanted, self._quantized.name)
 
-    def _compare(
-        self,
-        torchs: _Torchs,
-        made: Sequence[Array],
-        rounding: Mapping[str, float] = MappingProxyType({}),
-    ) -> Parting | None:
-        """Return the first output that is further from torch than float32 and rounding explain."""
-        for output, ours, (theirs, precise) in zip(self._wanted, made, torchs, strict=True):
-            if theirs.dtype.kind != "f":
-                continue
-            off = rounding.get(output, 0.0)
-            apart = self._apart(output, ours, theirs, precise, off)
-            if apart is not None:
-                one, two = (np.sort(each, axis=None) for each in (ours, theirs))
-                same = self._apart(output, one, two, None, off) is None
-                return Parting(output, apart, is_reordered=same)
-        return None
-
     def _run_in_double(self, sample: Sample) -> Sequence[Array] | None:
         """Return what a copy of the reference gives in float64; None where it cannot run in it."""
         clone = sample.clone()
@@ -287,40 +452,6 @@ class AgainstTorch:
             if outputs is not None:
                 return in_file_order(outputs, self._wanted, self._quantized.name)
         return None
-
-    def _apart(
-        self,
-        output: str,
-        ours: Array,
-        theirs: Array,
-        precise: Array | None,
-        rounding: float = 0.0,
-    ) -> float | None:
-        """Return the SQNR in dB where an output is further from torch than float32 explains."""
-        if ours.size != theirs.size:
-            return -math.inf
-        one, two = (each.astype(np.float64).reshape(-1) for each in (ours, theirs))
-        three = two if precise is None else precise.astype(np.float64).reshape(-1)
-        finite = np.isfinite(two) & np.isfinite(three)
-        if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
-            return -math.inf
-        if not finite.any():
-            return None
-        one, two, three = one[finite], two[finite], three[finite]
-        noise = _relative(two - three, three)
-        if noise > _MOST_NOISE:
-            three = two
-        elif precise is not None:
-            self._noise[output] = max(self._noise.get(output, 0.0), noise)
-        peak = float(np.abs(three).max())
-        # Where nothing is known of float32, each op may be as far off.
-        ulps = _ULPS if output in self._noise else _ULPS * self._n_ops
-        allowed = _TIMES * self._noise.get(output, 0.0) * _rms(three) + ulps * ULP * peak + rounding
-        noise = _rms(one - three)
-        if noise <= allowed:
-            return None
-        signal = _rms(three)
-        return 20 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
 
     def _located(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting:
         """Add the first op of the form that differs though all that it takes is torch's."""
@@ -414,7 +545,7 @@ class AgainstTorch:
         """Run a float file; return its runner, or None where its outputs are not torch's."""
         runner = form.runner("builtin", keep=True)
         self._run(form, sample, runner)
-        is_right = self._compare(torchs, self._outputs_of(form, runner)) is None
+        is_right = self._tolerance.compare(torchs, self._outputs_of(form, runner)) is None
         return runner if is_right else None
 
     def _run_as_converted(self, sample: Sample, torchs: _Torchs) -> Runner | None:

@@ -46,6 +46,7 @@ from pytest_edgeq.parallel import MOST_WORKERS, begin, in_order, on_one_thread
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
+from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import Op
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.op_facts import COMPARISONS, HOLDING
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-__all__ = ["Localizer"]
+__all__ = ["Localizer", "SampleErrors"]
 
 _UNKNOWN = 0.5
 """Rounding bound in LSB beyond ½ LSB of an op whose kernel has no rule: one more rounding."""
@@ -95,7 +96,7 @@ class _Output:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _SampleErrors:
+class SampleErrors:
     """
     What one sample tells.
 
@@ -150,10 +151,19 @@ class Localizer:
         """Prepare what needs the float form, which a first sample may be needed for."""
         forms = forms_of(self._quantized, sample)
         self._torch = AgainstTorch(self._quantized, forms, sample)
-        edge, form = self._quantized.edge, forms.exact
-        self._form = form
-        self._is_one_form = forms.checked is form
+        self._is_one_form = forms.checked is forms.exact
         self._modules = forms.modules
+        self.prepare(forms.exact)
+
+    def prepare(self, form: EdgeFile) -> None:
+        """
+        Prepare to measure ops beside those of a float form, without holding it against torch.
+
+        Args:
+            form: The file in float.
+        """
+        edge = self._quantized.edge
+        self._form = form
         subgraphs = (edge.signature.subgraph, form.signature.subgraph)
         self._pairs = paired(edge, form)
         self._structure = Structure(edge.graph, form.graph, subgraphs, self._pairs)
@@ -202,7 +212,7 @@ class Localizer:
 
             def measure(
                 execution: Execution, sample: Sample
-            ) -> tuple[Sample, _SampleErrors, dict[str, Arrays]]:
+            ) -> tuple[Sample, SampleErrors, dict[str, Arrays]]:
                 errors, known = self._measure(execution, sample), dict[str, Arrays]()
                 if self._torch.parting is None:  # else outputs are compared no more
                     known["reference"] = self._torch.reference(sample)
@@ -220,7 +230,53 @@ class Localizer:
                 self._add(errors)
                 self._torch.update(sample, known)
 
-    def _measure(self, execution: Execution, sample: Sample) -> _SampleErrors:
+    @property
+    def quantized(self) -> QuantizedModel:
+        """The file and its references."""
+        return self._quantized
+
+    @property
+    def form(self) -> EdgeFile:
+        """The file in float that ops are measured with; known after the first sample."""
+        return self._form
+
+    @property
+    def against_torch(self) -> AgainstTorch:
+        """What holds it against torch; known after the first sample."""
+        return self._torch
+
+    def measure(self, sample: Sample) -> SampleErrors:
+        """
+        Measure every op on one sample, and add nothing.
+
+        Raises:
+            RuntimeError: The kernels fail.
+            ValueError, TypeError: The sample does not fit the file.
+        """
+        return self._measure(self._execution, sample)
+
+    def take(
+        self, *, is_known: bool, errors: SampleErrors | None, differing: Sample | None
+    ) -> None:
+        """
+        Add the next sample, which was measured elsewhere.
+
+        Args:
+            is_known: Whether the file was calibrated on it.
+            errors: Of its ops, if they were measured.
+            differing: The sample, where the outputs of the form have to be held against torch's.
+
+        Raises:
+            RuntimeError: torch or the kernels fail.
+        """
+        evaluated, known = self._calibration
+        self._calibration = Calibration(evaluated + 1, known + is_known)
+        if errors is not None:
+            self._add(errors)
+        if differing is not None:
+            self._torch.update(differing)
+
+    def _measure(self, execution: Execution, sample: Sample) -> SampleErrors:
         """Measure every op on one sample, by interpreters of which each thread has its own."""
         found, masks = dict[tuple[int, int], Measured](), dict[int, str]()
         waiting: list[tuple[_Output, Made, Beside]] = []
@@ -242,7 +298,7 @@ class Localizer:
                     judge()
                     waiting, elements = [], 0
             judge()
-        return _SampleErrors(found, masks, execution.form_outputs())
+        return SampleErrors(found, masks, execution.form_outputs())
 
     def _note(self, sample: Sample) -> None:
         """Count the sample, and whether the file was calibrated on it."""
@@ -250,7 +306,7 @@ class Localizer:
         is_known = sample.arrays() in self._quantized.ledger
         self._calibration = Calibration(evaluated + 1, known + is_known)
 
-    def _add(self, errors: _SampleErrors) -> None:
+    def _add(self, errors: SampleErrors) -> None:
         for key, measured in errors.measured.items():
             if key in self._measured:
                 self._measured[key].merge(measured)

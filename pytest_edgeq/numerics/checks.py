@@ -132,10 +132,10 @@ class SampleLedger:
     def add(self, arrays: Iterable[Array]) -> None:
         """Remember one sample."""
         known = [np.asarray(array) for array in arrays]
-        digest = _digest(known)
+        digest = sample_digest(known)
         if digest in self._digests:
             self._repeated.add(digest)
-        self._glances.add(_digest(map(_glance, known)))
+        self._glances.add(sample_digest(map(_glance, known)))
         self._digests.add(digest)
         self._n_added += 1
         self._numbers.add(known)
@@ -169,7 +169,10 @@ class SampleLedger:
     def __contains__(self, arrays: Iterable[Array]) -> bool:
         """Return whether the sample was added before."""
         asked = [np.asarray(array) for array in arrays]
-        return _digest(map(_glance, asked)) in self._glances and _digest(asked) in self._digests
+        return (
+            sample_digest(map(_glance, asked)) in self._glances
+            and sample_digest(asked) in self._digests
+        )
 
     def __len__(self) -> int:
         """Return the number of different samples."""
@@ -211,7 +214,8 @@ def _glance(array: Array) -> Array:
     return np.asarray(array.flat[:: max(1, array.size // _GLANCE)])
 
 
-def _digest(arrays: Iterable[Array]) -> bytes:
+def sample_digest(arrays: Iterable[Array]) -> bytes:
+    """Return a digest of 16 bytes over number, dtype, shape and bytes of a sample's arrays."""
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}:".encode())

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .evaluated import NOT_COUNTED, EvaluatedSamples
 from .findings import Finding
+from .machine import Machine
 from .metrics import json_number
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
 
@@ -97,7 +98,9 @@ class Comparison:
         health: what is wrong whatever the budget says.
         worst_samples: the samples of the least SQNR, the worst first.
         evaluated: how many samples there were, and how many of them differ.
-        fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order.
+        fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order; of
+            samples of `edgeq.samples` over a digest of each.
+        machines: where an executor measured it; empty of this process.
         build: gives what of the file the errors may not show, which is remembered beside them.
         points: elements of each output by its name and side, chosen evenly, where they were asked
             for; for charts.
@@ -117,6 +120,7 @@ class Comparison:
     worst_samples: tuple[WorstSample, ...] = ()
     evaluated: EvaluatedSamples = NOT_COUNTED
     fingerprint: str = ""
+    machines: tuple[Machine, ...] = field(default=(), compare=False)
     build: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False, compare=False)
     points: Mapping[str, Mapping[str, npt.NDArray[np.float64]]] = field(
         default_factory=dict, repr=False, compare=False

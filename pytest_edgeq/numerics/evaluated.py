@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from .checks import SampleLedger
+from .checks import sample_digest
+from .fingerprints import BY_SAMPLE
 from .sums import Array
 
 __all__ = ["NOT_COUNTED", "EvaluatedLedger", "EvaluatedSamples"]
@@ -34,21 +36,47 @@ NOT_COUNTED: Final = EvaluatedSamples()
 
 
 class EvaluatedLedger:
-    """Counts the evaluated samples by a digest of each."""
+    """Counts the evaluated samples by a digest of each; ledgers of parts of the samples merge."""
 
     def __init__(self) -> None:
-        self._ledger = SampleLedger()
+        self._digests: dict[int, bytes] = {}
         self._constant = 0
 
-    def add(self, arrays: Iterable[Array]) -> None:
-        """Count one sample."""
+    def add(self, index: int, arrays: Iterable[Array]) -> None:
+        """
+        Count one sample.
+
+        Args:
+            index: Of the sample, over all processes.
+            arrays: Of its inputs.
+        """
         known = [np.asarray(array) for array in arrays]
-        self._ledger.add(known)
+        self._digests[index] = sample_digest(known)
         self._constant += _is_constant(known)
+
+    def merge(self, other: EvaluatedLedger) -> None:
+        """Count the samples that another ledger has counted, none of which is counted here."""
+        self._digests |= other._digests
+        self._constant += other._constant
 
     def result(self) -> EvaluatedSamples:
         """Return the counts so far."""
-        return EvaluatedSamples(self._ledger.n_added, len(self._ledger), self._constant)
+        different = len(set(self._digests.values()))
+        return EvaluatedSamples(len(self._digests), different, self._constant)
+
+    def fingerprint(self, names: Iterable[str]) -> str:
+        """
+        Return `BY_SAMPLE` and SHA-256 over the digests of the samples, in the order of the indices.
+
+        It is the same however the samples were split over processes.
+
+        Args:
+            names: Of the inputs.
+        """
+        digest = hashlib.sha256(repr(tuple(names)).encode())
+        for index in sorted(self._digests):
+            digest.update(self._digests[index])
+        return BY_SAMPLE + digest.hexdigest()
 
 
 def _is_constant(arrays: Iterable[Array]) -> bool:

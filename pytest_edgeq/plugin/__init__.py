@@ -189,6 +189,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
     settings = config.stash[settings_key]
     words = [f"runtime={settings.runtime}", f"threads={_cores(config)}", f"seed={settings.seed}"]
+    if settings.executor is not None:
+        words.append(f"executor={settings.executor}")
     if own := config.stash[runtimes_key].own:
         words.append(f"runtimes={','.join(own)}")
     if settings.update:
@@ -270,6 +272,7 @@ def edgeq(
         isolate=settings.isolate,
         isolate_timeout=settings.isolate_timeout,
         isolate_memory=config.stash[isolate_memory_key],
+        executor=settings.executor,
     )
     yield session
     session.close()

@@ -139,4 +139,7 @@ def _told(step: Step, seconds: float) -> str:
     count = f" {step.done}{of}" if step.done or step.total else ""
     # Of another character it is not known how many columns it takes.
     model = "".join(each if " " <= each <= "~" else "?" for each in step.model)
-    return f"edgeq: {step.what}{count}, {seconds:.0f} s, {model}"
+    rate = ""
+    if step.in_flight is not None:
+        rate = f", {step.done / max(seconds, 1e-3):.1f}/s, {step.in_flight} in flight"
+    return f"edgeq: {step.what}{count}, {seconds:.0f} s{rate}, {model}"

@@ -71,6 +71,7 @@ def comparison_facts(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as the record has it, with the points and pictures that it kept."""
     facts = comparison.to_dict()
     facts["fingerprint"] = comparison.fingerprint
+    facts["machines"] = [each.to_dict() for each in comparison.machines]
     facts["points"] = {
         output: {side: _short(values) for side, values in sides.items()}
         for output, sides in comparison.points.items()

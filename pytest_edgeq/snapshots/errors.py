@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from pytest_edgeq.numerics.fingerprints import BY_SAMPLE
 from pytest_edgeq.snapshots.build import build_problem, describe_build, describe_origin
 from pytest_edgeq.snapshots.paired_limits import (
     HIGHER_IS_BETTER,
@@ -117,6 +118,14 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         A text whose first line tells most; empty if all is within its margin or better.
     """
     if old["fingerprint"] != new["fingerprint"]:
+        if _is_by_sample(old) != _is_by_sample(new):
+            return (
+                f"{NOT_COMPARED}: data hashed in another way: expected {_data(old)}, got "
+                f"{_data(new)}\n"
+                "cause: samples of edgeq.samples(factory, n), which workers read, are hashed one "
+                "by one, those of any other iterable in one go\n"
+                "fix: give them as they were given when the errors were stored"
+            )
         return (
             f"{NOT_COMPARED}: the evaluation data are not those that were remembered: expected "
             f"{_data(old)}, got {_data(new)}\n"
@@ -308,8 +317,14 @@ def _text(value: object) -> str:
     return f"{number:.6f}" if 0.9 <= number < 1 else f"{number:.4g}"
 
 
+def _is_by_sample(data: Mapping[str, Any]) -> bool:
+    return str(data["fingerprint"]).startswith(BY_SAMPLE)
+
+
 def _data(data: Mapping[str, Any]) -> str:
-    return f"{data['n_samples']} sample(s) with SHA-256 {data['fingerprint'][:12]}…"
+    digest = str(data["fingerprint"]).removeprefix(BY_SAMPLE)
+    by = " each" if _is_by_sample(data) else ""
+    return f"{data['n_samples']} sample(s) with SHA-256{by} {digest[:12]}…"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -257,7 +257,7 @@ def test_what_float32_alone_cannot_hold_allows_no_other_value(maker: Edgeq) -> N
     against = AgainstTorch(quantized, forms, _sample(quantized, ResidualNet))
     torchs, precise = np.array([np.inf, 1.0], np.float32), np.array([1e39, 1.0])
     for ours, expected in ((torchs, None), (np.array([7.0, 1.0], np.float32), -np.inf)):
-        assert against._apart("output_0", ours, torchs, precise) == expected
+        assert against._tolerance._apart("output_0", ours, torchs, precise) == expected
 
 
 @pytest.mark.parametrize("codes", [0, 16])

@@ -32,7 +32,9 @@ class Edgeq:
         isolate,
         isolate_timeout,
         isolate_memory,
+        executor,
     ):
+        self.executor = executor
         self.runtime, self.threads, self.seed = runtime, threads, seed
         self.directory, self.memory = directory, memory
         self.localize_timeout = localize_timeout
@@ -214,7 +216,7 @@ def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) ->
     pytester.makeconftest(STUB)
     pytester.makeini(
         "[pytest]\nedgeq_threads = 2\nedgeq_seed = 3\nedgeq_localize_timeout = 5\n"
-        "edgeq_cache = refresh\nedgeq_cache_dir = kept\n"
+        "edgeq_cache = refresh\nedgeq_cache_dir = kept\nedgeq_executor = processes:3\n"
         "edgeq_isolate = on\nedgeq_isolate_timeout = 7\nedgeq_isolate_memory = 1500\n"
     )
     pytester.makepyfile(
@@ -227,6 +229,7 @@ def test_the_rest_of_the_options_reach_the_fixture(pytester: pytest.Pytester) ->
             assert edgeq.localize_timeout == (0 if switch == "off" else 5)
             assert edgeq.directory.is_dir()
             assert edgeq.cache == "refresh"
+            assert edgeq.executor == "processes:3"
             assert edgeq.cache_dir == request.config.rootpath / "kept"
             assert edgeq.memory is memory_of(request.config)
             assert (edgeq.isolate, edgeq.isolate_timeout) == ("on", 7)

@@ -110,6 +110,26 @@ def test_it(progress):
     _assert_nothing_is_left(run)
 
 
+def test_a_step_of_an_executor_tells_its_rate_and_what_is_in_flight(
+    pytester: pytest.Pytester,
+) -> None:
+    """Samples are counted when they have been measured."""
+    pytester.makepyfile(
+        test_it=PROJECT.partition("@pytest.mark")[0].format()
+        + """
+def test_it(progress):
+    with progress.step("compare", "Net", range(10)) as step:
+        step.in_flight = 4
+        step.advance(6)
+        wait()
+"""
+    )
+    run = record(pytester.path)
+
+    assert re.fullmatch(r"edgeq: compare 6 of 10, \d+ s, \d+\.\d/s, 4 in flight, Net", run.steps[0])
+    _assert_nothing_is_left(run)
+
+
 NAME = "_and_" + "a_rather_" * 6 + "long_name"
 WIDTH = len(f"test_it.py::test_with_a_long_step{NAME} ")
 """Columns that `-v` writes before the test runs."""

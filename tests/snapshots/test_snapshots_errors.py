@@ -408,3 +408,13 @@ def test_a_tightened_file_is_of_the_versions_that_tightened_it(
         memory.check("errors", "errors", best)
     (claim,) = memory.record(owner)["claims"]
     assert (claim["written"], claim["since"]) == (True, [])
+
+
+def test_data_that_were_hashed_in_another_way_are_no_comparison(check: Check, data: Data) -> None:
+    """Samples of `edgeq.samples`, where those of a list were remembered, and the other way."""
+    by_sample = {**data, "fingerprint": "by sample " + "ef" * 32}
+    check(data, "new")
+    text = failure(check, by_sample)
+    assert "with SHA-256 each efefefefefef…" in text
+    assert "fix: give them as they were given when the errors were stored" in text
+    assert max(map(len, text.splitlines())) <= 160

@@ -40,8 +40,10 @@ class CallableScorer:
         self._scores = array("d"), array("d")
         self._index = array("q")
 
-    def update(self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]) -> None:
-        """Score one sample, or each item of it."""
+    def score(
+        self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]
+    ) -> tuple[int, list[Floats]]:
+        """Return the index and the scores of both models, of the sample or of each item of it."""
         scores = [
             _checked(self._metric(given, label), f"{self.name}, sample {index}, {side}", batch)
             for side, given in zip(("float", "edge"), outputs, strict=True)
@@ -51,6 +53,11 @@ class CallableScorer:
                 f"{self.name}, sample {index}: expected as many scores for both models, got "
                 f"{len(scores[0])} for float and {len(scores[1])} for edge"
             )
+        return index, scores
+
+    def add(self, scored: tuple[int, list[Floats]]) -> None:
+        """Add the scores of the next sample."""
+        index, scores = scored
         for kept, given in zip(self._scores, scores, strict=True):
             kept.extend(given)
         self._index.extend([index] * len(scores[0]))

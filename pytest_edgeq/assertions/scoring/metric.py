@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from pytest_edgeq.assertions.scoring.scores import Floats, Scores
 from pytest_edgeq.numerics.paired import SEED, Resampled, bootstrap_bounds
 from pytest_edgeq.samples import as_array, is_tensor
 
-__all__ = ["MetricScorer"]
+__all__ = ["MetricScorer", "ScoredSample"]
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
@@ -28,6 +28,19 @@ LIST_RESAMPLES = 200
 
 MOST_NUMBERS = 20_000
 """In a Metric's sums, one copy a resample and side: 2 × 1,000 × 20,000 × 8 bytes = 320 MB."""
+
+
+class ScoredSample(NamedTuple):
+    """
+    What a Metric has made of one sample.
+
+    Attributes:
+        added: Of each model, what the sample adds to sums, flat, and to lists.
+        example: Outputs and target, by which a Metric counts as updated.
+    """
+
+    added: tuple[tuple[Floats, list[list[Any]]], tuple[Floats, list[list[Any]]]]
+    example: tuple[Any, Any] | None
 
 
 class MetricScorer:
@@ -99,14 +112,14 @@ class MetricScorer:
                 "each sample by a callable metric(outputs, label)"
             )
 
-    def update(self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]) -> None:
+    def score(
+        self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]
+    ) -> ScoredSample:
         """Let the Metric see one sample of each model."""
         del batch
         target = _target(label)
-        weights = np.concatenate([[1], self._random.poisson(1.0, len(self._times) - 1)])
-        self._times += weights
         added = []
-        for side, given in enumerate(outputs):
+        for given in outputs:
             self._metric.reset()
             try:
                 self._metric.update(given, target)
@@ -117,16 +130,22 @@ class MetricScorer:
                     "batch dimension that the outputs have. Of several outputs choose one in a "
                     "subclass of the Metric, or score by a callable metric(outputs, label)"
                 ) from error
-            row, items = self._state()
+            added.append(self._state())
+        return ScoredSample((added[0], added[1]), (outputs[0], target))
+
+    def add(self, scored: ScoredSample) -> None:
+        """Draw the next sample for each resample, and add what it has added to the states."""
+        weights = np.concatenate([[1], self._random.poisson(1.0, len(self._times) - 1)])
+        self._times += weights
+        for side, (row, items) in enumerate(scored.added):
             at = np.flatnonzero(row)
             self._totals[side][:, at] += weights[:, None] * row[at]
-            added.append((row, items))
             if self._lists:
                 self._items[side].append(items)
         if self._lists:
             self._weights.append(weights.astype(np.uint8))
-        self._n_changed += not _same(*added)
-        self._example = outputs[0], target
+        self._n_changed += not _same(*scored.added)
+        self._example = scored.example
 
     def _state(self) -> tuple[Floats, list[list[Any]]]:
         """What the last sample added: to sums, flat, and to lists."""

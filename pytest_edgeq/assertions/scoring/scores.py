@@ -41,14 +41,14 @@ class Scores:
 
 
 class Scorer(Protocol):
-    """Takes the outputs of both models, sample by sample."""
+    """Scores the outputs of both models, sample by sample."""
 
     wants_tensors: bool
     """Whether outputs come as torch tensors, whatever the reference gives."""
 
-    def update(self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]) -> None:
+    def score(self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]) -> Any:
         """
-        Score one sample.
+        Score one sample; what is returned can be pickled, and is added by `add`.
 
         Args:
             index: Of the sample.
@@ -56,6 +56,9 @@ class Scorer(Protocol):
             label: As it was given.
             batch: Lengths of the outputs' first dimensions.
         """
+
+    def add(self, scored: Any) -> None:
+        """Add what `score` has returned for the next sample."""
 
     def result(self) -> Scores:
         """What all samples say."""

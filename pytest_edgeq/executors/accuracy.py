@@ -1,0 +1,92 @@
+"""The job of `assert_accuracy_drop`: both models and the metric, on workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_edgeq.assertions.accuracy import bound_pair, score_of
+from pytest_edgeq.assertions.scoring import Scorer, scorer_for
+from pytest_edgeq.assertions.scoring.metric import ScoredSample
+from pytest_edgeq.executors.engines import Engine
+from pytest_edgeq.executors.parcel import Parcel
+from pytest_edgeq.executors.run import Reading, streamed
+from pytest_edgeq.progress import Step
+from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.sample_source import SampleSource
+from pytest_edgeq.samples import Sample
+
+__all__ = ["score_by"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+
+@dataclass(frozen=True)
+class AccuracyJob:
+    """
+    Score both models.
+
+    Attributes:
+        source: Where workers read pairs; None where the tasks bring them.
+        metric: As the user gave it.
+    """
+
+    source: SampleSource | None
+    metric: Any
+    what: str = "the metric, or the factory of the samples,"
+
+    def station(self, model: QuantizedModel, runtime: str) -> _AccuracyStation:
+        """Return what scores samples of a model."""
+        del runtime
+        return _AccuracyStation(model, self.metric)
+
+    def bound(self, model: QuantizedModel, given: Any, index: int) -> tuple[Sample, Any]:
+        """Return sample and label of a pair that the user's factory gave."""
+        return bound_pair(model, given, index)
+
+
+class _AccuracyStation:
+    def __init__(self, model: QuantizedModel, metric: Any) -> None:
+        self._model, self._edge = model, model.edge.apart()
+        self._scorer = scorer_for(metric)
+
+    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> list[Any]:
+        del extra
+        found: list[Any] = []
+        for index, (sample, label) in items:
+            if found and isinstance(found[-1], ScoredSample):
+                # The last one of all is used, which may be the last one here.
+                found[-1] = found[-1]._replace(example=None)
+            found.append(score_of(self._model, self._edge, self._scorer, index, sample, label))
+        return found
+
+
+def score_by(
+    engine: Engine, parcel: Parcel, metric: Any, reading: Reading, name: str, scorer: Scorer
+) -> int:
+    """
+    Score all samples, and return their number.
+
+    Args:
+        engine: Runs the tasks.
+        parcel: Of the model.
+        metric: As the user gave it.
+        reading: Of the pairs.
+        name: Of the model.
+        scorer: Adds the scores, in order.
+
+    Raises:
+        CannotTravelError: The metric or the factory cannot be pickled.
+        Exception: As `Stream.run` does.
+    """
+
+    def add(_: object, scored: list[Any]) -> None:
+        for each in scored:
+            scorer.add(each)
+
+    step = Step("accuracy", name, None)
+    job = AccuracyJob(reading.source, metric)
+    streamed(engine, parcel, job, reading, add, step, in_order=True)
+    return step.done

@@ -1,0 +1,147 @@
+"""Split samples into chunks, lazily, of a size that suits their cost."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_edgeq.sample_source import SampleSource
+
+__all__ = ["Chunk", "Chunks", "SampleError", "chunk_size"]
+
+_SECONDS = 0.5
+"""
+How long a chunk should take.
+
+To send a chunk, to answer and to merge it takes 2 to 5 ms beside its samples, at most 1 % of that.
+With a worker that dies no more than two chunks are lost.
+"""
+
+_MOST_BYTES = 1 << 22
+"""Of the samples of a chunk, which the client keeps until it is done."""
+
+_MOST_SAMPLES = 512
+"""Of a chunk, whatever they cost."""
+
+
+def chunk_size(seconds: float | None, left: int | None, workers: int) -> int:
+    """
+    Return the number of samples of the next chunk.
+
+    Args:
+        seconds: That a sample takes on a worker; None while nothing is known, when one sample is
+            sent.
+        left: How many samples are left; None where that is not known.
+        workers: How many chunks run at a time: towards the end each gets a part of what is left.
+    """
+    if seconds is None:
+        return 1
+    size = _MOST_SAMPLES if not seconds else min(_MOST_SAMPLES, int(_SECONDS / seconds))
+    if left is not None:
+        size = min(size, -(-left // (2 * workers)))
+    return max(size, 1)
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """
+    Samples that are measured together.
+
+    Attributes:
+        start: Index of the first one.
+        stop: Index behind the last one.
+        samples: Their pickles; None where the workers read them.
+        extra: As `Task.extra`.
+        deaths: How many workers died of it.
+        attached: Keys of parcels to send along.
+        copies: How many tasks run it now.
+        generation: Of the engine when the last of them was begun.
+        since: When the last of them was begun.
+        is_done: Whether an answer has come.
+    """
+
+    start: int
+    stop: int
+    samples: tuple[bytes, ...] | None
+    extra: Any = None
+    deaths: int = 0
+    attached: frozenset[str] = frozenset()
+    copies: int = 0
+    generation: int = 0
+    since: float = 0.0
+    is_done: bool = False
+
+    @property
+    def told(self) -> str:
+        """Which samples, for texts."""
+        last = self.stop - 1
+        return f"sample {self.start}" if last == self.start else f"samples {self.start}…{last}"
+
+
+class SampleError(Exception):
+    """
+    Reading or measuring a sample failed; all samples in front of its chunk have been measured.
+
+    Attributes:
+        error: What was raised.
+        index: Of the sample.
+        chunk: That it is in; None where it could not be read.
+    """
+
+    def __init__(self, error: Exception, index: int, chunk: Chunk | None) -> None:
+        super().__init__(str(error))
+        self.error, self.index, self.chunk = error, index, chunk
+
+
+@dataclass(slots=True)
+class Chunks:
+    """
+    Chunks of the samples, read when they are asked for.
+
+    Attributes:
+        inputs: What is read: samples, each in the form that it travels in; or a source, of which
+            the workers read them.
+        on_read: Called with each sample that is read here.
+        next_index: Index of the next sample.
+        error: What reading raised, if it did.
+    """
+
+    inputs: Iterator[Any] | SampleSource
+    on_read: Callable[[Any], None] = lambda sample: None
+    next_index: int = 0
+    error: Exception | None = None
+    _is_over: bool = field(default=False, init=False)
+
+    @property
+    def total(self) -> int | None:
+        """How many samples there are; None where that is not known."""
+        return len(self.inputs) if isinstance(self.inputs, SampleSource) else None
+
+    def take(self, size: int) -> Chunk | None:
+        """Return the next chunk, of so many samples at the most; None where there are no more."""
+        start = self.next_index
+        if isinstance(self.inputs, SampleSource):
+            stop = min(start + size, len(self.inputs))
+            self.next_index = stop
+            return Chunk(start, stop, None) if stop > start else None
+        if self._is_over:
+            return None
+        packed: list[bytes] = []
+        n_bytes = 0
+        while len(packed) < size and n_bytes < _MOST_BYTES:
+            try:
+                sample = next(self.inputs)
+            except StopIteration:
+                self._is_over = True
+                break
+            except Exception as error:  # raised once the samples before have been measured
+                self._is_over, self.error = True, error
+                break
+            self.on_read(sample)
+            packed.append(pickle.dumps(sample))
+            n_bytes += len(packed[-1])
+            del sample  # before the next one is made
+        self.next_index = start + len(packed)
+        return Chunk(start, self.next_index, tuple(packed)) if packed else None

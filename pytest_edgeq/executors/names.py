@@ -1,0 +1,36 @@
+"""Names of executors, as options spell them; cheap to import."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+__all__ = ["NEEDS_DASK", "SPEC", "check_spec"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+NEEDS_DASK = (
+    "dask:ADDRESS needs dask.distributed, which is not installed: pip install 'pytest-edgeq[dask]'"
+)
+
+SPEC = re.compile(r"(?:processes:(?P<count>[1-9]\d*)|dask:(?P<address>\S+))")
+
+
+def check_spec(text: str) -> str:
+    """
+    Return the name of a session's executor if it is valid; dask is looked for, not imported.
+
+    Raises:
+        ValueError: Neither `processes:N` nor `dask:ADDRESS`.
+        ModuleNotFoundError: dask.distributed is not installed.
+    """
+    match = SPEC.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"executor: expected processes:N with N from 1, or dask:ADDRESS as in "
+            f"dask:tcp://127.0.0.1:8786, got {text!r}"
+        )
+    if match["address"] and importlib.util.find_spec("distributed") is None:
+        raise ModuleNotFoundError(NEEDS_DASK)
+    return text

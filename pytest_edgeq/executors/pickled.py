@@ -1,0 +1,115 @@
+"""
+Pickle what a user gave, so that a process that lacks its source code can load it.
+
+Functions and classes of modules that no distribution has installed, such as a test module, travel
+by value; all others by their name.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import site
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+__all__ = ["CannotTravelError", "pickled"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+
+class CannotTravelError(TypeError):
+    """A user's object cannot be sent to another process."""
+
+
+_MOST_TOLD = 60
+"""Characters of what Python says of an object that cannot be pickled."""
+
+
+def pickled(value: Any, what: str, fix: str) -> bytes:
+    """
+    Return the pickle of a user's object.
+
+    Args:
+        value: Any object.
+        what: For texts, for instance `the reference <lambda>`.
+        fix: What the user can do where it cannot be pickled.
+
+    Raises:
+        CannotTravelError: It cannot be pickled, or holds an open file.
+    """
+    stream = io.BytesIO()
+    try:
+        with _by_value():
+            _Pickler(stream).dump(value)
+    except Exception as error:  # of whatever the object holds
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CannotTravelError(
+            f"executor: {what} cannot travel to a worker: {first[:_MOST_TOLD]}\nfix: {fix}"
+        ) from error
+    return stream.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, no-any-unimported, unused-ignore] # untyped
+    """Refuses open files, of which cloudpickle would send the content as it is now."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        standard = (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+        if isinstance(obj, io.IOBase) and not any(obj is each for each in standard):
+            name = getattr(obj, "name", None)
+            raise TypeError(f"an open file{'' if name is None else f', {name!r}'}")
+        return super().reducer_override(obj)
+
+
+_REGISTRY = threading.RLock()
+"""Held while cloudpickle's registry, which all threads share, has the modules of users."""
+
+
+@contextmanager
+def _by_value() -> Iterator[None]:
+    """Let functions and classes of a user's modules travel by value."""
+    with _REGISTRY:
+        known = set(cloudpickle.list_registry_pickle_by_value())
+        added: dict[str, ModuleType] = {}
+        for module in list(sys.modules.values()):
+            name, path = getattr(module, "__name__", ""), getattr(module, "__file__", None)
+            if isinstance(module, ModuleType) and isinstance(path, str) and _is_users(name, path):
+                added[name] = module
+        added = {
+            name: each
+            for name, each in added.items()
+            if name not in known and sys.modules.get(name) is each
+        }
+        for each in added.values():
+            cloudpickle.register_pickle_by_value(each)
+        try:
+            yield
+        finally:
+            for each in added.values():
+                cloudpickle.unregister_pickle_by_value(each)
+
+
+@cache
+def _is_users(name: str, path: str) -> bool:
+    """Whether a module comes of a working tree, and not of an installation."""
+    if not path or name.partition(".")[0] in ("pytest_edgeq", "__main__", "__mp_main__"):
+        return False
+    return not path.startswith(_installations())
+
+
+@cache
+def _installations() -> tuple[str, ...]:
+    """Return the directories in which installed packages and the standard library lie."""
+    paths = {sysconfig.get_paths()[each] for each in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {*site.getsitepackages(), site.getusersitepackages()}
+    return tuple({f"{Path(each)}{os.sep}" for each in paths | set(map(os.path.realpath, paths))})

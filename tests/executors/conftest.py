@@ -1,0 +1,101 @@
+"""Models and samples that are measured elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from fixtures.models import ResidualNet, samples, seeded
+from pytest_edgeq import Comparison, Edgeq, QuantizedModel
+from pytest_edgeq.executors import worker
+
+
+@pytest.fixture(scope="session")
+def quantized() -> QuantizedModel:
+    """A network with a quantized torch graph between torch and the file."""
+    return Edgeq().quantize(
+        seeded(ResidualNet), ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 8)
+    )
+
+
+@pytest.fixture(scope="session")
+def recipe() -> QuantizedModel:
+    """The same one with a float file between torch and the file."""
+    return Edgeq().quantize(
+        seeded(ResidualNet),
+        ResidualNet.sample_inputs(),
+        quantizer="recipe_static_wi8_ai8",
+        calibration=samples(ResidualNet, 8),
+    )
+
+
+@pytest.fixture(scope="session")
+def given() -> list[Any]:
+    """Samples, two of which are alike, one with a calibration sample among them."""
+    made = list(samples(ResidualNet, 21, seed=2))
+    return [*made, made[3], next(iter(samples(ResidualNet, 1)))]
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], Executor]]:
+    """Make executors of threads, whose parcels are forgotten afterwards."""
+    made: list[Executor] = []
+
+    def make(count: int) -> Executor:
+        made.append(ThreadPoolExecutor(count))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.shutdown()
+    worker.forget()
+
+
+class AtOnce(Executor):
+    """Runs each task where it is submitted."""
+
+    def __init__(self, workers: int) -> None:
+        self.num_workers = workers
+        self.count = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a task now."""
+        future: Future[Any] = Future()
+        self.count += 1
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # as executors do
+            future.set_exception(error)
+        return future
+
+
+def told(comparison: Comparison) -> list[Any]:
+    """Return every figure of a comparison."""
+    stages = {name: stage.to_dict() for name, stage in comparison.stages.items()}
+    kept = [
+        (each.index, each.sqnr_db, [_bits(tensor) for tensor in each.inputs.tensors])
+        for each in comparison.worst_samples
+    ]
+    points = {
+        output: {side: values.tobytes() for side, values in sides.items()}
+        for output, sides in comparison.points.items()
+    }
+    return [
+        comparison.to_dict(),
+        stages,
+        repr({name: stage.outputs for name, stage in comparison.stages.items()}),
+        comparison.fingerprint,
+        comparison.evaluated,
+        [finding.to_dict() for finding in comparison.health],
+        kept,
+        points,
+    ]
+
+
+def _bits(tensor: Any) -> tuple[Any, ...]:
+    array = tensor.detach().numpy() if isinstance(tensor, torch.Tensor) else tensor
+    return array.dtype.str, array.shape, array.tobytes()

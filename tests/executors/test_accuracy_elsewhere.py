@@ -1,0 +1,107 @@
+"""`assert_accuracy_drop` by an executor: the same scores, bounds and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
+
+from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
+from pytest_edgeq.assertions.scoring import metric
+from pytest_edgeq.executors import chunks
+from tests.executors.conftest import AtOnce
+
+Threads = Callable[[int], Executor]
+
+
+@pytest.fixture(scope="module")
+def pairs(quantized: QuantizedModel, given: list[Any]) -> list[tuple[Any, Any]]:
+    """Samples with the class that torch sees, but for each third, which has another one."""
+    reference: Any = quantized.float_model
+    with torch.no_grad():
+        classes = [reference(*sample).argmax(-1) for sample in given]
+    return [
+        (s, (c + (i % 3 == 0)) % 10) for i, (s, c) in enumerate(zip(given, classes, strict=True))
+    ]
+
+
+def _squared(outputs: Any, label: Any) -> Any:
+    return ((outputs - label) ** 2).mean()
+
+
+METRICS: dict[str, Any] = {
+    "right or wrong": lambda outputs, label: outputs.argmax(-1) == label,
+    "numbers": _squared,
+    "sums": MulticlassAccuracy(10, average="micro"),
+    "lists": MulticlassAUROC(10, thresholds=None),
+}
+
+
+def _text(model: QuantizedModel, pairs: Any, metric: Any, executor: Executor | None) -> str:
+    with pytest.raises(AssertionError) as failure:
+        assert_accuracy_drop(model, pairs, metric, 1e-9, executor=executor)
+    return str(failure.value)
+
+
+@pytest.mark.filterwarnings("ignore:No (positive|negative) samples in targets:UserWarning")
+@pytest.mark.parametrize("name", METRICS)
+def test_scores_do_not_depend_on_workers(
+    name: str,
+    quantized: QuantizedModel,
+    pairs: list[Any],
+    threads: Threads,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The text of a failure has all figures; chunks of one pair and of several."""
+    monkeypatch.setattr(metric, "METRIC_RESAMPLES", 50)
+    monkeypatch.setattr(metric, "LIST_RESAMPLES", 10)
+    alone = _text(quantized, pairs, METRICS[name], None)
+    assert _text(quantized, iter(pairs), METRICS[name], threads(2)) == alone
+    monkeypatch.setattr(chunks, "_SECONDS", 0.0)
+    assert _text(quantized, iter(pairs), METRICS[name], threads(5)) == alone
+
+
+def test_pairs_are_read_where_they_are_used(
+    quantized: QuantizedModel, pairs: list[Any], threads: Threads
+) -> None:
+    """A factory of pairs; one that gives none is an error with the sample's number."""
+    right = METRICS["right or wrong"]
+    source = Edgeq.samples(lambda indices: (pairs[index] for index in indices), len(pairs))
+    assert _text(quantized, source, right, threads(2)) == _text(quantized, pairs, right, None)
+    wrong = Edgeq.samples(lambda indices: (pairs[index][0][0] for index in indices), len(pairs))
+    with pytest.raises(TypeError, match="sample 0: expected a pair"):
+        assert_accuracy_drop(quantized, wrong, right, 0.5, executor=threads(2))
+
+
+def test_a_metric_that_cannot_travel_is_refused(
+    quantized: QuantizedModel, pairs: list[Any], tmp_path: Path
+) -> None:
+    """Before anything runs."""
+    executor = AtOnce(1)
+    (tmp_path / "classes").write_text("0")
+    with (
+        (tmp_path / "classes").open() as file,
+        pytest.raises(TypeError, match=r"the metric, .* cannot travel to a worker: an open file"),
+    ):
+        assert_accuracy_drop(
+            quantized, pairs, lambda outputs, label: bool(file), 0.5, executor=executor
+        )
+    assert not executor.count
+
+
+def test_the_executor_of_the_session_serves_its_models(
+    quantized: QuantizedModel, pairs: list[Any]
+) -> None:
+    """Without an argument."""
+    executor = AtOnce(1)
+    session = Edgeq(executor=executor)
+    loaded = session.load(quantized.tflite, reference=quantized.float_model)
+    right = METRICS["right or wrong"]
+    expected = _text(loaded, pairs, right, None).replace("ResidualNet", "")
+    assert executor.count
+    assert expected == _text(quantized, pairs, right, None).replace("ResidualNet", "")

@@ -1,0 +1,287 @@
+"""Real engines: spawned processes, loky, dask's own command lines; and workers that die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from fixtures.models import ResidualNet, samples, seeded
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.executors.pool import SpawnedPool
+from tests.executors.conftest import told
+from tests.shared_cache import VARIABLE
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def _dask() -> str:
+    """Return the command line of dask beside this Python."""
+    found = shutil.which("dask", path=sysconfig.get_path("scripts"))
+    assert found is not None, "distributed is installed, so its command line is, too"
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _cluster(workers: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """Start a scheduler and workers as the docs do, on loopback TCP."""
+    address = f"tcp://127.0.0.1:{_free_port()}"
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    scheduler = [_dask(), "scheduler", "--host", address, "--no-dashboard"]
+    worker = [_dask(), "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+    with contextlib.ExitStack() as stack:
+
+        def start(command: list[str]) -> subprocess.Popen[bytes]:
+            process = stack.enter_context(subprocess.Popen(command, env=environment, **quiet))
+            stack.callback(process.kill)
+            return process
+
+        start(scheduler)
+        yield address, [start(worker) for _ in range(workers)]
+
+
+@pytest.fixture(scope="module")
+def many() -> list[Any]:
+    """Samples enough to kill a worker between them."""
+    return list(samples(ResidualNet, 240, seed=2))
+
+
+@pytest.fixture(scope="module")
+def alone(quantized: QuantizedModel, many: list[Any]) -> list[Any]:
+    """The figures of one process."""
+    return told(Edgeq().compare(quantized, many))
+
+
+def test_dask_with_a_worker_killed_in_mid_run(
+    quantized: QuantizedModel, many: list[Any], alone: list[Any], tmp_path: Path
+) -> None:
+    """Two workers, then one: the figures are those of one process, to the last bit."""
+    from distributed import Client
+
+    with _cluster(2) as (address, workers), Client(address) as client:
+        client.wait_for_workers(2)
+        executor = client.get_executor()
+        whole = Edgeq().compare(quantized, many, executor=executor)
+        assert told(whole) == alone
+        assert sum(each.processes for each in whole.machines) == 2
+
+        def generator() -> Iterator[Any]:
+            for index, sample in enumerate(many):
+                if index == 100:
+                    workers[0].kill()
+                yield sample
+
+        broken = Edgeq().compare(quantized, generator(), executor=executor)
+        assert told(broken) == alone
+
+        for index, sample in enumerate(many):
+            np.save(tmp_path / f"{index}.npy", sample[0].numpy())
+
+        def factory(indices: range) -> Iterator[torch.Tensor]:
+            return (torch.from_numpy(np.load(tmp_path / f"{index}.npy")) for index in indices)
+
+        source = Edgeq.samples(factory, len(many))
+        session = Edgeq(executor=f"dask:{address}")
+        elsewhere = session.compare(quantized, source)
+        session.close()
+        assert told(elsewhere) == told(Edgeq().compare(quantized, source))
+
+
+def _killing(samples: list[Any], at: int, pid: int) -> Iterator[Any]:
+    for index, sample in enumerate(samples):
+        if index == at:
+            os.kill(pid, signal.SIGKILL)
+        yield sample
+
+
+def test_a_loky_executor_with_a_worker_killed_in_mid_run(
+    quantized: QuantizedModel, many: list[Any], alone: list[Any]
+) -> None:
+    """The user's own executor; loky's pool breaks with a worker, and is asked for again."""
+    from loky import get_reusable_executor
+
+    executor = get_reusable_executor(max_workers=2)
+    assert told(Edgeq().compare(quantized, many, executor=executor)) == alone
+    pid = executor.submit(os.getpid).result()
+    found = Edgeq().compare(quantized, _killing(many, 100, pid), executor=executor)
+    assert told(found) == alone
+    get_reusable_executor(max_workers=2).shutdown(kill_workers=True)
+
+
+def _children() -> list[int]:
+    return [each.pid for each in psutil.Process().children() if "spawn_main" in _command(each)]
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SpawnedPool]:
+    """Two processes; none is left when it is shut down."""
+    made = SpawnedPool(2)
+    yield made
+    children = [psutil.Process(pid) for pid in _children()]
+    made.shutdown()
+    assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+def test_processes_with_a_worker_killed_in_mid_run(
+    quantized: QuantizedModel, many: list[Any], alone: list[Any], pool: SpawnedPool
+) -> None:
+    """Another process takes its place."""
+    assert told(Edgeq().compare(quantized, many, executor=pool)) == alone
+    before = _children()
+    assert len(before) == 2
+    found = Edgeq().compare(quantized, _killing(many, 100, before[0]), executor=pool)
+    assert told(found) == alone
+
+
+def test_samples_that_end_each_process_are_named(
+    quantized: QuantizedModel, many: list[Any], pool: SpawnedPool
+) -> None:
+    """Behind the third process that they ended, which is named, too."""
+
+    def deadly(path: Path, signature: str | None) -> Any:
+        from ai_edge_litert.interpreter import Interpreter
+
+        run = Interpreter(str(path)).get_signature_runner(signature)
+
+        def call(inputs: Any) -> Any:
+            if not np.ptp(next(iter(inputs.values()))):  # a constant sample
+                os.kill(os.getpid(), signal.SIGKILL)
+            return run(**inputs)
+
+        return call
+
+    dying = Edgeq(runtimes={"deadly": deadly})
+    loaded = dying.load(quantized.tflite, reference=quantized.float_model)
+    wrong = [*many[:5], tuple(torch.zeros_like(each) for each in many[0])]
+    with pytest.raises(
+        RuntimeError, match=r"executor: samples? .*5: .* died .*process \d+"
+    ) as error:
+        dying.compare(loaded, wrong, runtime="deadly", executor=pool)
+    assert "exit code -9" in str(error.value)
+
+
+def test_processes_end_with_a_client_that_is_killed(tmp_path: Path) -> None:
+    """No orphan is left two seconds later."""
+    script = tmp_path / "client.py"
+    script.write_text(
+        "import os, time\n"
+        "from pytest_edgeq.executors.pool import SpawnedPool\n"
+        "if __name__ == '__main__':\n"
+        "    pool = SpawnedPool(2)\n"
+        "    first, second = pool.submit(time.sleep, 0.5), pool.submit(time.sleep, 0.5)\n"
+        "    first.result(), second.result(), pool.submit(time.sleep, 60)\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"ready\n"
+        children = psutil.Process(client.pid).children(recursive=True)
+        assert len(children) >= 2
+        client.kill()
+    _, left = psutil.wait_procs(children, timeout=2)
+    assert not left
+
+
+def test_a_session_on_two_processes(pytester: pytest.Pytester) -> None:
+    """By the option: the figures are those of one process, and the record names the machine."""
+    pytester.makepyfile(
+        """
+        from fixtures.models import ResidualNet, samples, seeded
+        from pytest_edgeq import Edgeq
+        from pytest_edgeq.executors.pool import SpawnedPool
+from tests.executors.conftest import told
+
+        def test_it(edgeq):
+            quantized = edgeq.quantize(
+                seeded(ResidualNet),
+                ResidualNet.sample_inputs(),
+                calibration=samples(ResidualNet, 8),
+            )
+            given = list(samples(ResidualNet, 12, seed=2))
+            elsewhere = edgeq.compare(quantized, given)
+            assert told(elsewhere)[0] == told(Edgeq().compare(quantized, given))[0]
+        """
+    )
+    cache = [f"--edgeq-cache-dir={os.environ[VARIABLE]}"] if VARIABLE in os.environ else []
+    result = pytester.runpytest_subprocess(
+        *("-o", f"pythonpath={ROOT}", "-p", "no:randomly", *cache),
+        *("--edgeq-executor=processes:2", "--edgeq-json=run.json"),
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["edgeq: *executor=processes:2*"])
+    record = json.loads((pytester.path / "run.json").read_text())
+    events = [each for each in record["tests"][0]["events"] if each["event"] == "compare"]
+    (machine,) = events[0]["comparison"]["machines"]
+    assert machine["kernels"] == torch.backends.cpu.get_cpu_capability()
+
+
+class _Pooled(torch.nn.Module):
+    """The mean of each channel, and a layer behind it: next to nothing to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return 4 scores."""
+        scores: torch.Tensor = self.head(x.mean(dim=(2, 3)))
+        return scores
+
+
+def test_memory_of_the_client_does_not_grow_with_the_number_of_samples(pool: SpawnedPool) -> None:
+    """20,000 samples of 24 kB of a generator: 480 MB, of which less than a tenth is kept."""
+    image = torch.zeros(1, 3, 45, 45)
+    session = Edgeq(executor=pool)
+    quantized = session.quantize(seeded(_Pooled), (image,), quantizer="recipe_dynamic_wi8_afp32")
+    generator = torch.Generator().manual_seed(0)
+
+    def generated(count: int) -> Iterator[torch.Tensor]:
+        return (torch.randn(image.shape, generator=generator) for _ in range(count))
+
+    session.compare(quantized, generated(2000))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _memory("VmHWM")
+    comparison = session.compare(quantized, generated(20_000))
+    grown = _memory("VmHWM") - before
+    assert comparison.evaluated == (20_000, 20_000, 0)
+    assert grown < 48, f"{grown:.0f} MB"
+
+
+def _memory(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [each for each in lines if each.startswith(f"{field}:")]
+    return int(line.split()[1]) / 1024

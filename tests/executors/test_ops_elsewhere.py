@@ -1,0 +1,178 @@
+"""`localize` and `check` by an executor: the same rows, findings and texts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures.models import ResidualNet, samples, seeded
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.check import CheckResult, check
+from pytest_edgeq.executors import chunks
+from pytest_edgeq.progress import Progress
+from tests.detection.edits import edited, ops_of
+from tests.detection.flatfile import FlatFile
+from tests.executors.conftest import AtOnce, told
+
+Threads = Callable[[int], Executor]
+
+
+def _damaged(quantized: QuantizedModel) -> QuantizedModel:
+    """Return a file one of whose convolutions has a channel of other weights."""
+    file = FlatFile(quantized.tflite)
+
+    def scaled(values: np.ndarray) -> None:
+        values[1] = values[1] * 1.5
+
+    edited(file, ops_of(file, "CONV_2D")[1], 1, scaled)
+    return quantized.with_tflite(file.content())
+
+
+def _late(given: list[Any]) -> list[Any]:
+    """Return samples of which a later one is the worst."""
+    loud = list(given)
+    loud[9] = tuple(4 * each for each in loud[9])
+    return loud
+
+
+def _checked(model: QuantizedModel, inputs: Any, executor: Executor | None) -> list[Any]:
+    """Return everything that a check measures and finds."""
+    results: list[CheckResult] = []
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        try:
+            check(
+                model,
+                inputs,
+                runtime="xnnpack",
+                threads=1,
+                claims=lambda comparison: (),
+                writes=False,
+                progress=Progress(),
+                on_result=results.append,
+                keeps_points=True,
+                engine=Edgeq(executor=executor)._session.executor.engine(),
+            )
+            text = ""
+        except AssertionError as error:
+            text = str(error)
+    (result,) = results
+    comparison = None if result.comparison is None else told(result.comparison)
+    return [text, result.findings, repr(result.layers), comparison, [str(n.message) for n in notes]]
+
+
+@pytest.mark.parametrize("flow", ["quantized", "recipe"])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_rows_do_not_depend_on_workers_or_chunks(
+    flow: str,
+    is_damaged: bool,
+    given: list[Any],
+    threads: Threads,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every figure of every row to the last bit; of a sound file, and of one that is not."""
+    model = request.getfixturevalue(flow)
+    model = _damaged(model) if is_damaged else model
+    inputs = _late(given)
+    alone = Edgeq().localize(model, inputs)
+    assert (alone.culprit is not None) == is_damaged
+    assert repr(Edgeq().localize(model, iter(inputs), executor=threads(3))) == repr(alone)
+    monkeypatch.setattr(chunks, "_SECONDS", 0.0)
+    source = Edgeq.samples(lambda indices: (inputs[index] for index in indices), len(inputs))
+    assert repr(Edgeq().localize(model, source, executor=threads(5))) == repr(alone)
+
+
+@pytest.mark.parametrize("flow", ["quantized", "recipe"])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_check_does_not_depend_on_workers_or_chunks(
+    flow: str,
+    is_damaged: bool,
+    given: list[Any],
+    threads: Threads,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Text, findings, rows, errors and notes; the samples whose ops are measured are the same."""
+    model = request.getfixturevalue(flow)
+    model = _damaged(model) if is_damaged else model
+    inputs = _late(given)
+    alone = _checked(model, inputs, None)
+    assert ("layer to blame" in alone[0] or "CONV_2D" in alone[0]) == is_damaged
+    assert _checked(model, iter(inputs), threads(3)) == alone
+    monkeypatch.setattr(chunks, "_SECONDS", 0.0)
+    assert _checked(model, iter(inputs), threads(5)) == alone
+
+
+def test_a_sample_that_is_none_is_an_error(
+    quantized: QuantizedModel, given: list[Any], threads: Threads
+) -> None:
+    """Not a finding, read here or where it is used."""
+    wrong = [*given[:7], "no sample", *given[8:]]
+    source = Edgeq.samples(lambda indices: (wrong[index] for index in indices), len(wrong))
+    errors = []
+    for inputs, executor in ((wrong, None), (wrong, threads(2)), (source, threads(2))):
+        with pytest.raises(TypeError, match="evaluation sample 7") as error:
+            Edgeq().check(quantized, inputs, executor=executor)
+        errors.append(str(error.value))
+    assert len(set(errors)) == 1
+
+
+def test_a_file_that_does_not_fit_is_a_finding(given: list[Any], threads: Threads) -> None:
+    """Of a reference with outputs of another shape for a later sample."""
+    quantized = Edgeq().quantize(
+        seeded(ResidualNet), ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 8)
+    )
+    reference: Any = seeded(ResidualNet)
+
+    def other(x: Any) -> Any:
+        made = reference(torch.as_tensor(x)).detach().numpy()
+        return made[:, :3] if abs(x).max() > 8 else made
+
+    loaded = Edgeq().load(quantized.tflite, reference=other)
+    alone = _checked(loaded, _late(given), None)
+    assert "the reference gives shape [1, 3]" in alone[0]
+    assert _checked(loaded, _late(given), threads(2)) == alone
+
+
+def test_the_float_form_that_leaves_torch_is_told(
+    quantized: QuantizedModel, given: list[Any], threads: Threads
+) -> None:
+    """On a later sample alone: the client looks at it, and at none behind it."""
+    reference: Any = seeded(ResidualNet)
+
+    def other(x: Any) -> Any:
+        made = reference(torch.as_tensor(x)).detach().numpy()
+        return made * (2 if abs(x).max() > 8 else 1)
+
+    loaded = Edgeq().load(quantized.tflite, reference=other)
+    inputs = _late(given)
+    alone = Edgeq().localize(loaded, inputs)
+    assert "the file in float does not compute what torch does" in repr(alone)
+    assert repr(Edgeq().localize(loaded, inputs, executor=threads(3))) == repr(alone)
+
+
+def test_models_whose_samples_depend_on_each_other(
+    quantized: QuantizedModel, given: list[Any]
+) -> None:
+    """Are measured here, in order."""
+
+    class Remembering:
+        def __init__(self) -> None:
+            self.net, self.count = seeded(ResidualNet), 0
+
+        def __call__(self, x: Any) -> Any:
+            self.count += 1
+            return self.net(torch.as_tensor(x)).detach().numpy()
+
+    loaded = Edgeq().load(quantized.tflite, reference=Remembering())
+    executor = AtOnce(1)
+    with pytest.warns(UserWarning, match="in this process, in order: the reference changes"):
+        Edgeq().localize(loaded, given[:3], executor=executor)
+    assert not executor.count
