@@ -400,15 +400,16 @@ def test_what_is_no_executor_is_refused(quantized: QuantizedModel, given: list[A
 
 def test_settings_of_torch_travel(quantized: QuantizedModel, given: list[Any]) -> None:
     """A worker whose kernels are set otherwise uses the client's, and gets its own back."""
+    mkldnn: Any = torch.backends.mkldnn
 
     class Otherwise(AtOnce):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            torch.backends.mkldnn.set_flags(False)
+            mkldnn.set_flags(False)
             torch.set_default_dtype(torch.float64)
             future = super().submit(fn, *args, **kwargs)
-            assert not torch.backends.mkldnn.enabled
+            assert not mkldnn.enabled
             assert torch.get_default_dtype() == torch.float64
-            torch.backends.mkldnn.set_flags(True)
+            mkldnn.set_flags(True)
             torch.set_default_dtype(torch.float32)
             return future
 
