@@ -20,7 +20,8 @@ __tracebackhide__ = True
 _PACKAGES = frozenset(
     {
         *("ai_edge_litert", "ai_edge_quantizer", "filelock", "flatbuffers", "jax", "jaxlib"),
-        *("litert_converter", "litert_torch", "ml_dtypes", "numpy", "torch", "torchao"),
+        *("cloudpickle", "litert_converter", "litert_torch", "ml_dtypes", "numpy", "pebble"),
+        *("torch", "torchao"),
     }
 )
 """Packages that pytest-edgeq and the converter import; distributions have hyphens instead."""

@@ -114,7 +114,9 @@ _CPU: Final = (
 _FP32: Final = ("", "matmul", "conv", "rnn")
 """Kinds of operators whose precision oneDNN has a setting for; the first is of all others."""
 
-_LATER: Final = frozenset({"agree", "assertions", "kernels", "localize", "numerics", "snapshots"})
+_LATER: Final = frozenset(
+    {"agree", "assertions", "executors", "kernels", "localize", "numerics", "snapshots"}
+)
 """Packages of ours that look at what was converted; all others take part in a conversion."""
 
 

@@ -55,6 +55,7 @@ class Chunk:
         samples: Their pickles; None where the workers read them.
         extra: As `Task.extra`.
         deaths: How many workers died of it.
+        losses: How often what its worker needs was lost with others.
         attached: Keys of parcels to send along.
         copies: How many tasks run it now.
         generation: Of the engine when the last of them was begun.
@@ -67,6 +68,7 @@ class Chunk:
     samples: tuple[bytes, ...] | None
     extra: Any = None
     deaths: int = 0
+    losses: int = 0
     attached: frozenset[str] = frozenset()
     copies: int = 0
     generation: int = 0

@@ -46,6 +46,9 @@ _AHEAD = 8
 _AGAIN = 2
 """How often a chunk is run again when its worker dies."""
 
+_MOST_LOSSES = 10
+"""How often a chunk is begun anew because the workers that had the model died before it ran."""
+
 _LATE = 4.0
 """How many times as long as expected a chunk takes before it is run a second time."""
 
@@ -121,8 +124,9 @@ class Stream:
             while True:
                 self._fill(chunks, extra)
                 self.step.in_flight = len(self._in_flight)
-                if not self._in_flight:
-                    break
+                left = [each for each in self._in_flight.values() if not each.is_done]
+                if not (left or self._waiting):
+                    break  # second runs of late chunks are not waited for
                 done, _ = wait(self._in_flight, timeout=1.0, return_when=FIRST_COMPLETED)
                 # The oldest first, so that one that broke the engine is told by its own chunk.
                 for future in sorted(done, key=lambda each: self._in_flight[each].start):
@@ -296,13 +300,16 @@ class Stream:
 
     def _bury(self, chunk: Chunk, error: BaseException) -> None:
         """Run a chunk again whose worker died."""
-        chunk.deaths += 1
         said = f"{type(error).__name__}: {error}"
-        if type(error).__name__ == "KilledWorker":  # dask has run it elsewhere by itself
-            raise ExecutorError(_told(chunk, getattr(error, "last_worker", ""), said)) from error
-        if chunk.deaths > _AGAIN:
+        if isinstance(error, CancelledError):
+            chunk.losses += 1
+        else:
+            # dask has run it on several workers by then, but also counts those that it waited on.
+            chunk.deaths += _AGAIN if type(error).__name__ == "KilledWorker" else 1
+        if chunk.deaths > _AGAIN or chunk.losses > _MOST_LOSSES:
             pid, code = getattr(error, "pid", None), getattr(error, "exitcode", None)
-            worker = "" if pid is None else f"process {pid}, exit code {code}"
+            worker = getattr(error, "last_worker", "")
+            worker = worker if pid is None else f"process {pid}, exit code {code}"
             raise ExecutorError(_told(chunk, worker, said)) from error
         if _breaks(error) and chunk.generation == self._generation:
             if not self.engine.renew():

@@ -6,7 +6,8 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -450,4 +451,74 @@ def test_the_parcel_of_a_model_is_made_once(quantized: QuantizedModel, given: li
     found = session.compare(loaded, given[:2], executor=executor)
     assert len(set(keys)) == 2
     assert told(found) == told(Edgeq().compare(loaded, given[:2]))
+    worker.forget()
+
+
+class _Dying(AtOnce):
+    """Raises what an engine raises whose worker died, the first few times that it is asked."""
+
+    def __init__(self, errors: list[BaseException]) -> None:
+        super().__init__(1)
+        self.errors = errors
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Fail, or run a task now."""
+        if not self.errors:
+            return super().submit(fn, *args, **kwargs)
+        future: Future[Any] = Future()
+        future.set_exception(self.errors.pop(0))
+        return future
+
+
+def test_a_pool_that_breaks_is_told(quantized: QuantizedModel, given: list[Any]) -> None:
+    """One of the standard library does not go on: the error names the samples and the way out."""
+    executor = _Dying([BrokenProcessPool("a child process terminated abruptly")])
+    with pytest.raises(RuntimeError, match=r"executor: sample 0: .* the pool broke") as error:
+        Edgeq().compare(quantized, given, executor=executor)
+    assert "--edgeq-executor=processes:N" in str(error.value)
+
+
+def test_what_was_lost_with_other_workers_is_sent_again(
+    quantized: QuantizedModel, given: list[Any]
+) -> None:
+    """As dask cancels tasks whose data died; it is no fault of the chunk, but not for ever."""
+
+    class Lossy(_Dying):
+        def renew(self) -> None:
+            """As the session's own pool has it."""
+
+    alone = told(Edgeq().compare(quantized, given))
+    some = Lossy([CancelledError() for _ in range(5)])
+    assert told(Edgeq().compare(quantized, given, executor=some)) == alone
+    with pytest.raises(RuntimeError, match="each worker that ran them died"):
+        Edgeq().compare(quantized, given, executor=Lossy([CancelledError() for _ in range(99)]))
+    worker.forget()
+
+
+def test_a_slow_worker_does_not_hold_the_others_up(
+    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has not answered in time is run by another one, and its own answer counts no more."""
+    monkeypatch.setattr(stream, "_LATE_SECONDS", 0.05)
+    alone = told(Edgeq().compare(quantized, given))
+    stuck, over = list[int](), threading.Event()
+
+    class Slow(ThreadPoolExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            is_stuck = args[0].start == 1 and not stuck
+            if is_stuck:
+                stuck.append(args[0].start)
+
+            def run() -> Any:
+                if is_stuck:
+                    over.wait(20)
+                return fn(*args, **kwargs)
+
+            return super().submit(run)
+
+    with Slow(3) as executor:
+        assert told(Edgeq().compare(quantized, given, executor=executor)) == alone
+        assert not over.is_set()
+        over.set()
+    assert stuck == [1]
     worker.forget()
