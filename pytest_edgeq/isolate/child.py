@@ -159,7 +159,7 @@ def load(
 
     runner = None
     if own is not None:
-        import cloudpickle  # type: ignore[import-untyped] # ships no types
+        import cloudpickle
 
         runner = cloudpickle.loads(own)
     graph = OpGraph.read(source)

@@ -20,7 +20,7 @@ def sent(runner: Any) -> bytes:
     Raises:
         Exception: It holds what cannot be sent: an open file, a lock, a native object.
     """
-    import cloudpickle  # type: ignore[import-untyped] # ships no types
+    import cloudpickle
 
     module = sys.modules.get(getattr(runner, "__module__", None) or type(runner).__module__)
     with _by_value(module):

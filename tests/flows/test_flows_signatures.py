@@ -143,7 +143,7 @@ def test_a_file_is_opened_once(maker: Edgeq, monkeypatch: pytest.MonkeyPatch) ->
     class Counted(Runner):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            opened.append(self._signature.key)
+            opened.append(self._opening.signature.key)
 
     monkeypatch.setattr("pytest_edgeq.tflite.edge.Runner", Counted)
     model, sample = seeded(TwoSignatures), TwoSignatures.sample_inputs()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped] # ships no types
+import psutil
 import pytest
 
 from pytest_edgeq.options import CI_VARIABLES
