@@ -35,11 +35,3 @@ def test_each_ends_in_a_result_or_a_sentence(kind: str, count: int, outcomes: se
     assert not report.failures, "\n".join(describe(kind, SEED, each) for each in report.failures)
     # Were all refused, or none, the damage would try nothing.
     assert outcomes <= set(report.outcomes)
-
-
-def test_a_case_is_the_same_in_every_process() -> None:
-    """Else a failure could not be tried again."""
-    from tests.faults.cases import KINDS, case_of
-
-    for kind in KINDS:
-        assert case_of(kind, str(SEED), 5) == case_of(kind, str(SEED), 5)
