@@ -126,7 +126,7 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
             not_judged[name] = "its worker did not finish"
     for module, collected in modules.items():
         store.sweep(layout.folder(module))
-        unclaimed = set(layout.folder(module).glob("*.json")) - claimed
+        unclaimed = set(_baselines(layout.folder(module))) - claimed
         gap = collected["gap"] or _unfinished(collected, log)
         if gap and unclaimed:
             not_judged[collected["module"]] = gap
@@ -135,12 +135,24 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
             if why := _why_obsolete(owner, collected, log):
                 obsolete[path] = why
     for parent in {layout.folder(module).parent for module in modules}:
-        for folder in parent.iterdir():
-            for path, owner in _owners(layout, folder.glob("*.json"), None, {}):
+        for folder in _listed(parent):
+            for path, owner in _owners(layout, _baselines(folder), None, {}):
                 if owner.module.exists():
                     break
                 obsolete[path] = f"there is no module {layout.shown(owner.module)}"
     return Survey(dict(sorted(obsolete.items())), unreadable, not_judged)
+
+
+def _baselines(folder: Path) -> list[Path]:
+    return [path for path in _listed(folder) if path.suffix == ".json"]
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return what a folder holds; nothing where there is none, or none any more."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _owners(

@@ -123,10 +123,10 @@ def _put(path: Path, temporary: Path, content: bytes) -> None:
 
 def sweep(folder: Path) -> None:
     """Delete what a process that was killed while it wrote has left in a folder."""
-    for path in folder.glob(".edgeq-*.tmp"):
-        with contextlib.suppress(OSError):  # another process deletes it, or nobody may
+    with contextlib.suppress(OSError):  # another process deletes them, or nobody may
+        for path in list(folder.glob(".edgeq-*.tmp")):
             if not _is_being_written(path):
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 def _is_being_written(path: Path) -> bool:

@@ -61,6 +61,17 @@ def test_a_clean_run_without_a_claim(layout: Layout, owner: Owner, file: Path) -
     )
 
 
+def test_a_folder_that_is_gone_or_a_file(layout: Layout, owner: Owner, file: Path) -> None:
+    """Another process may delete it while the run ends: there is nothing to judge."""
+    log = logged(layout, owner, *((phase, "passed") for phase in PHASES))
+    store.delete(file)
+
+    assert survey(layout, log, COLLECTED) == Survey()
+
+    file.parents[1].write_text("")
+    assert survey(layout, log, COLLECTED) == Survey()
+
+
 @pytest.mark.parametrize(
     "runs",
     [
