@@ -26,22 +26,30 @@ __all__ = ["MEMORY_BYTES"]
 MEMORY_BYTES = 4 << 30
 """What a process may allocate beyond what it has when it starts."""
 
+_STEP_SECONDS = 5
+"""Bound on a step in the child process that a file is first run in; of a sound one it is 0.01 s."""
+
 _RUNTIMES = ("xnnpack", "builtin")
 _INPUT_ELEMENTS = 1 << 20
 
 
 def _try_tflite(case: Case, stage: Callable[[str], None]) -> str:
     from pytest_edgeq.cli.commands.show import _document, _findings
+    from pytest_edgeq.isolate.policy import Isolation
     from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.tflite.registry import BUILT_IN
 
+    # As `edgeq.load` opens it.
+    isolation = Isolation("auto", seconds=_STEP_SECONDS, memory=MEMORY_BYTES)
+    runtimes = BUILT_IN.isolated(isolation)
     stage("load")
     # Kernels that write into a constant end the process where it lies in a mapped file.
     if case.number % 2:
         path = Path("damaged.tflite")
         path.write_bytes(case.content)
-        edge = EdgeFile(path)
+        edge = EdgeFile(path, runtimes=runtimes, foreign=True)
     else:
-        edge = EdgeFile(case.content)
+        edge = EdgeFile(case.content, runtimes=runtimes, foreign=True)
     stage("map")
     edge.op_dtypes.to_dict()
     stage("show")
