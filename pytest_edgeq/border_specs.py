@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_edgeq.numerics.error_sums import BorderSpec
 from pytest_edgeq.tflite.boundary import code_range, qparams
-from pytest_edgeq.tflite.graph import Tensor
+from pytest_edgeq.tflite.subgraph import Tensor
 
 __all__ = ["border_spec"]
 

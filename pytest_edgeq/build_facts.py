@@ -6,8 +6,8 @@ from typing import Any
 
 from pytest_edgeq.numerics.checks import SampleLedger
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Tensor
 from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.subgraph import Tensor
 
 __all__ = ["build_of"]
 

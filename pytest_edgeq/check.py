@@ -46,10 +46,10 @@ from pytest_edgeq.unrunnable import UnrunnableError, grouped
 from pytest_edgeq.warn import warn_user
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.check import CheckingElsewhere
+    from pytest_edgeq.executors.carriers import Engine
+    from pytest_edgeq.executors.checking import CheckingElsewhere
     from pytest_edgeq.executors.chunks import Chunk
-    from pytest_edgeq.executors.engines import Engine
-    from pytest_edgeq.executors.ops import CheckedSample
+    from pytest_edgeq.executors.ops_job import CheckedSample
 
 __all__ = ["CheckResult", "check"]
 
@@ -250,8 +250,8 @@ class _Gate:
         with ExitStack() as stack:
             by: CheckingElsewhere | None = None
             if engine is not None:
-                from pytest_edgeq.executors.check import CheckingElsewhere
-                from pytest_edgeq.executors.run import Reading
+                from pytest_edgeq.executors.checking import CheckingElsewhere
+                from pytest_edgeq.executors.reading import Reading
 
                 reading = Reading(quantized, inputs, samples)
                 by = CheckingElsewhere(engine, reading, self.runtime, self.keeps_points)

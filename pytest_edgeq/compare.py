@@ -33,9 +33,9 @@ from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.samples import Sample, read_samples
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.executors.carriers import Engine
     from pytest_edgeq.executors.parcel import Parcel
-    from pytest_edgeq.executors.run import Reading
+    from pytest_edgeq.executors.reading import Reading
 
 __all__ = ["Comparer", "Tally", "compare"]
 
@@ -92,7 +92,7 @@ def compare(
         samples = read_samples(inputs, quantized.spec, "evaluation")
         parcel = None
         if engine is not None:
-            from pytest_edgeq.executors.run import Reading
+            from pytest_edgeq.executors.reading import Reading
 
             reading = Reading(quantized, inputs, samples)
             parcel = reading.prepared(runtime)
@@ -225,8 +225,8 @@ class Comparer:
         Raises:
             Exception: As `Stream.run` does.
         """
-        from pytest_edgeq.executors.jobs import CompareJob
-        from pytest_edgeq.executors.run import streamed
+        from pytest_edgeq.executors.compare_job import CompareJob
+        from pytest_edgeq.executors.reading import streamed
 
         stream = streamed(
             engine,

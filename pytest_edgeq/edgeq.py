@@ -106,7 +106,7 @@ class Edgeq:
             from pytest_edgeq.cache.conversions import ConversionCache
             from pytest_edgeq.cache.directory import Store
             from pytest_edgeq.cache.log import CacheLog
-            from pytest_edgeq.executors.resolve import SessionExecutor
+            from pytest_edgeq.executors.session_executor import SessionExecutor
             from pytest_edgeq.flows.request import Session
             from pytest_edgeq.isolate.policy import Isolation
             from pytest_edgeq.progress import Progress

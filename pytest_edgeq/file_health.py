@@ -7,8 +7,8 @@ import numpy as np
 from pytest_edgeq.numerics.findings import UNSAFE_OP, Finding
 from pytest_edgeq.numerics.health import check_bias, check_scales
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Tensor
 from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.subgraph import Tensor
 from pytest_edgeq.tflite.unsafe import unsafe_ops
 
 __all__ = ["static_findings", "unsafe_findings"]

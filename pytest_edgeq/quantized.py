@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pytest_edgeq.executors.engines import Engine
-    from pytest_edgeq.executors.resolve import SessionExecutor
+    from pytest_edgeq.executors.carriers import Engine
+    from pytest_edgeq.executors.session_executor import SessionExecutor
     from pytest_edgeq.litert.converter import Traced
-    from pytest_edgeq.tflite.graph import OpGraph, SignatureTensor
+    from pytest_edgeq.tflite.graph import OpGraph
     from pytest_edgeq.tflite.layout import LayoutArgument
     from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
     from pytest_edgeq.tflite.source import TflitePath
+    from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 
 __all__ = ["Border", "Counterpart", "QuantizedModel"]
@@ -247,7 +248,7 @@ class QuantizedModel:
         Raises:
             TypeError: Not an executor.
         """
-        from pytest_edgeq.executors.resolve import SessionExecutor
+        from pytest_edgeq.executors.session_executor import SessionExecutor
 
         return (self._executor or SessionExecutor()).engine(executor)
 

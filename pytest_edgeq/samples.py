@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.suggest import nearest
-from pytest_edgeq.tflite.graph import Signature, SignatureTensor
 from pytest_edgeq.tflite.layout import UNTURNED, Layouts, mismatch_hint
+from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
 __all__ = ["InputSpec", "Sample", "SampleSpec", "as_array", "read_samples"]
 

@@ -12,8 +12,8 @@ from pytest_edgeq.agree.pair import make_pair
 from pytest_edgeq.agree.runtime_results import RuntimeResults
 from pytest_edgeq.tflite.cut import KEPT_GROUPS, Cut, cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Op
 from pytest_edgeq.tflite.runtimes import Runner
+from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
 
 __all__ = ["Alone"]

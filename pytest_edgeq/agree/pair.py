@@ -14,8 +14,9 @@ from pytest_edgeq.kernels import float_bound, float_reach, hybrid_position, roun
 from pytest_edgeq.kernels.floats import reduction_length
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["GREATEST", "Pair", "make_pair", "problem_together"]
 

@@ -18,7 +18,7 @@ from pytest_edgeq.assertions.dtypes import (
 )
 from pytest_edgeq.assertions.numbers import assert_size, assert_within_budget
 from pytest_edgeq.assertions.qparams import assert_qparams
-from pytest_edgeq.assertions.runtimes import assert_runtimes_agree
+from pytest_edgeq.assertions.same_codes import assert_runtimes_agree
 
 __all__ = [
     "assert_accuracy_drop",

@@ -29,7 +29,7 @@ from pytest_edgeq.tflite.edge import EdgeFile
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.executors.carriers import Engine
 
 __all__ = ["assert_accuracy_drop", "bound_pair", "score_of"]
 
@@ -175,8 +175,8 @@ def _score_all(
     """Score all samples, in order, and return their number."""
     pairs = _pairs(labelled, model)
     if engine is not None:
-        from pytest_edgeq.executors.accuracy import score_by
-        from pytest_edgeq.executors.run import Reading
+        from pytest_edgeq.executors.accuracy_job import score_by
+        from pytest_edgeq.executors.reading import Reading
 
         reading = Reading(model, labelled, pairs, lambda pair: pair[0])
         parcel = reading.prepared(model.runtime)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Op, Tensor
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 __all__ = ["granularities"]
 

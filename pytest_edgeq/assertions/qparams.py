@@ -24,9 +24,9 @@ from pytest_edgeq.assertions.expect import (
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Op, Tensor
 from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
 from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 from pytest_edgeq.unmatched import UnmatchedError
 
 __all__ = ["assert_qparams"]

@@ -11,7 +11,7 @@ from pytest_edgeq.cli.text import table
 
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.edge import EdgeFile
-    from pytest_edgeq.tflite.graph import SignatureTensor
+    from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 __all__ = ["PATH", "border_document", "border_table", "open_file"]
 

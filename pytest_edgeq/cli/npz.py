@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.suggest import nearest
-from pytest_edgeq.tflite.graph import SignatureTensor
+from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 __all__ = ["read_samples"]
 

@@ -17,8 +17,8 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_edgeq.executors.carriers import Engine
 from pytest_edgeq.executors.chunks import Chunk, Chunks, SampleError, chunk_size
-from pytest_edgeq.executors.engines import Engine
 from pytest_edgeq.executors.machines import gathered
 from pytest_edgeq.executors.parcel import Label, Parcel
 from pytest_edgeq.executors.tasks import (

@@ -22,10 +22,11 @@ from pytest_edgeq.reference import (
 from pytest_edgeq.samples import Sample, SampleSpec
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import OpGraph, Signature
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.layout import LayoutArgument, Layouts
 from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.source import TflitePath
+from pytest_edgeq.tflite.subgraph import Signature
 
 __all__ = ["load_prebuilt"]
 

@@ -11,7 +11,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache.conversions import ConversionCache
-from pytest_edgeq.executors.resolve import SessionExecutor
+from pytest_edgeq.executors.session_executor import SessionExecutor
 from pytest_edgeq.flows.conversion_refusals import refusal, refuser
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.process_state import frozen_heap, seeded

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.isolate import child
-from pytest_edgeq.isolate.pool import Child
-from pytest_edgeq.isolate.report import DeathError
+from pytest_edgeq.isolate.child_process import Child
+from pytest_edgeq.isolate.death import DeathError
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.cut import cut_ops
-from pytest_edgeq.tflite.graph import Op
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.runtimes import Opening
+from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["culprit_text"]
 

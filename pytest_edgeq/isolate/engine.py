@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from pytest_edgeq.isolate import child
 from pytest_edgeq.isolate.child import LostError
+from pytest_edgeq.isolate.child_process import Child
 from pytest_edgeq.isolate.culprit import culprit_text
-from pytest_edgeq.isolate.pool import Child
-from pytest_edgeq.isolate.report import DeathError, size_text
+from pytest_edgeq.isolate.death import DeathError, size_text
 from pytest_edgeq.isolate.sending import source_file
 from pytest_edgeq.tflite.engines import Arrays, Engine
 from pytest_edgeq.tflite.runtimes import Opening

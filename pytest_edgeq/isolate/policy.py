@@ -21,7 +21,7 @@ from pytest_edgeq.unrunnable import CrashedConversionError, UnrunnableError
 
 if TYPE_CHECKING:
     from pytest_edgeq.cache.directory import Store
-    from pytest_edgeq.isolate.pool import Child
+    from pytest_edgeq.isolate.child_process import Child
     from pytest_edgeq.tflite.engines import Engine
     from pytest_edgeq.tflite.graph import OpGraph
 
@@ -87,7 +87,7 @@ class Isolation:
     @property
     def child(self) -> Child:
         """The child process; it is started by its first call."""
-        from pytest_edgeq.isolate.pool import child_of
+        from pytest_edgeq.isolate.child_process import child_of
 
         return child_of(self._memory)
 
@@ -208,7 +208,7 @@ class IsolatedConversion:
             CrashedConversionError: The child ended.
             Exception: What the function raises.
         """
-        from pytest_edgeq.isolate.report import DeathError
+        from pytest_edgeq.isolate.death import DeathError
 
         try:
             return self._child.call(self._seconds, function, *arguments)

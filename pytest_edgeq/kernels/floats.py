@@ -11,7 +11,8 @@ import numpy.typing as npt
 from pytest_edgeq.kernels.hybrid import hybrid_position, is_packed
 from pytest_edgeq.kernels.site import ULP, elements, option, reach_of
 from pytest_edgeq.tflite.boundary import numpy_dtype
-from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 __all__ = ["float_bound", "float_reach", "reduction_length"]
 

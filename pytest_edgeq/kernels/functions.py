@@ -18,7 +18,7 @@ from pytest_edgeq.kernels.site import (
     scale_of,
 )
 from pytest_edgeq.kernels.tables import table_excess
-from pytest_edgeq.tflite.graph import Tensor
+from pytest_edgeq.tflite.subgraph import Tensor
 
 __all__ = [
     "hard_swish",

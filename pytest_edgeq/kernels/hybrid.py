@@ -27,7 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.kernels.site import option
-from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 __all__ = ["HybridInput", "hybrid_position", "is_packed"]
 

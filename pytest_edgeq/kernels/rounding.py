@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pytest_edgeq.kernels import functions, linear
 from pytest_edgeq.kernels.site import Site, scale_of, site_of
 from pytest_edgeq.kernels.xnnpack import xnnpack_excess
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["rounding_bound"]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.flatbuffer import enum_names
-from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 __all__ = ["ULP", "Site", "elements", "magnitude", "option", "reach_of", "scale_of", "site_of"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pytest_edgeq.localize.rows import LayerError, LayerErrors
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.executors.carriers import Engine
     from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
@@ -53,8 +53,8 @@ def localize(
     with step as running, Localizer(quantized, runtime) as localizer:
         samples = read_samples(inputs, quantized.spec, "evaluation")
         if engine is not None:
-            from pytest_edgeq.executors.localize import localize_by
-            from pytest_edgeq.executors.run import Reading
+            from pytest_edgeq.executors.localizing import localize_by
+            from pytest_edgeq.executors.reading import Reading
 
             reading = Reading(quantized, inputs, samples)
             if localize_by(engine, localizer, runtime, reading, running):

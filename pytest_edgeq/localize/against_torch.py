@@ -26,8 +26,8 @@ from pytest_edgeq.localize.repairs import repaired_op
 from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Op, Subgraph
 from pytest_edgeq.tflite.runtimes import Runner
+from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.differences import Claim, claim_of, explain
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import ratio_text
+from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = [
     "FOLDED",

@@ -18,9 +18,10 @@ from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.cut import KEPT_GROUPS, cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import bias_scales
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_facts import HOLDING
 from pytest_edgeq.tflite.runtimes import Runner
+from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["Execution", "Made"]
 

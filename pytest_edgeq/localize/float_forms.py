@@ -19,8 +19,8 @@ from pytest_edgeq.reference import module_tree, torch_module
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
-from pytest_edgeq.tflite.graph import Signature
 from pytest_edgeq.tflite.roles import stored_constant
+from pytest_edgeq.tflite.subgraph import Signature
 from pytest_edgeq.warn import warn_user
 
 if TYPE_CHECKING:

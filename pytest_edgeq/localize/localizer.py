@@ -47,12 +47,12 @@ from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Op
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.op_facts import COMPARISONS, HOLDING
 from pytest_edgeq.tflite.origin import left_in_float, origin_findings
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import is_of_parameters
+from pytest_edgeq.tflite.subgraph import Op
 
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel

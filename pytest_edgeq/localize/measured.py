@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pytest_edgeq.numerics.health import CLIPPED_LSB
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import shape_along
-from pytest_edgeq.tflite.graph import Op, Tensor
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 __all__ = [
     "SMALL",

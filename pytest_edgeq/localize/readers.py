@@ -12,10 +12,11 @@ from pytest_edgeq.localize.constant_checks import INPUT_AT
 from pytest_edgeq.localize.measured import Measured, code_limits
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import read_constant
-from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_facts import ACTIVATIONS, FIXED_SCALES, HANDS_ON, KEEPS_SCALE, MOVING
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.same import unexpected_qparams
+from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 __all__ = [
     "MASKING",

@@ -11,10 +11,10 @@ from pytest_edgeq.localize.float_forms import paired
 from pytest_edgeq.localize.structure import OF_QUANTIZATION, Pairs
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graft import Graft, write_with
-from pytest_edgeq.tflite.graph import Op
 from pytest_edgeq.tflite.op_facts import HOLDING
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.same import option_differences
+from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["repaired_op"]
 

@@ -24,10 +24,11 @@ from pytest_edgeq.localize.readers import changed_input, is_shared
 from pytest_edgeq.sequences import common
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
-from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_facts import COMMUTATIVE, HOLDING
 from pytest_edgeq.tflite.roles import StoredTensor, role_of, roles_of, stored_constant
 from pytest_edgeq.tflite.same import option_differences, source_of
+from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 __all__ = ["OF_QUANTIZATION", "ConstantPair", "Pairs", "Structure", "pair_ops"]
 

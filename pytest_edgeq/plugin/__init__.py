@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_edgeq import options
+from pytest_edgeq.isolate.bare_files import IsolationSettings
+from pytest_edgeq.isolate.bare_files import begin as begin_isolation
 from pytest_edgeq.isolate.bounds import default_memory
-from pytest_edgeq.isolate.session import IsolationSettings
-from pytest_edgeq.isolate.session import begin as begin_isolation
 from pytest_edgeq.plugin.artifacts import Artifacts
 from pytest_edgeq.plugin.collection import (
     pytest_collection_modifyitems,

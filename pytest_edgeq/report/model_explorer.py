@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.edge import EdgeFile
-    from pytest_edgeq.tflite.graph import OpGraph, Subgraph
+    from pytest_edgeq.tflite.graph import OpGraph
     from pytest_edgeq.tflite.op_dtypes import OpDtypes
+    from pytest_edgeq.tflite.subgraph import Subgraph
 
 __all__ = ["graph_ids", "node_data", "node_keys", "write_node_data"]
 

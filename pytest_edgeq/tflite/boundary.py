@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.tflite.graph import SignatureTensor, Tensor
+from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
 __all__ = ["code_range", "decode", "encode", "numpy_dtype", "qparams"]
 

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 __all__ = ["Constant", "dequantized", "read_constant", "shape_along"]
 

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
-from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 __all__ = ["KEPT_GROUPS", "Cut", "cut_ops", "grouped_ops"]
 

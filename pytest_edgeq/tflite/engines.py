@@ -19,7 +19,8 @@ import numpy.typing as npt
 from pytest_edgeq.presets import NEEDS_TENSORFLOW
 from pytest_edgeq.process_state import destructors_without_stderr, paused_collector
 from pytest_edgeq.tflite.boundary import numpy_dtype
-from pytest_edgeq.tflite.graph import OpGraph, Signature, SignatureTensor
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
 __all__ = ["CompiledEngine", "Engine", "InterpreterEngine"]
 

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
-from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_facts import CASTS
 from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 __all__ = ["bias_scales", "write_in_float"]
 

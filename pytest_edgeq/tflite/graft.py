@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["Graft", "write_with"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_edgeq.tflite.graph import OpGraph, Signature, SignatureTensor, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor, Tensor
 
 __all__ = ["quantized_inputs"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.suggest import nearest
-from pytest_edgeq.tflite.graph import Signature, SignatureTensor
+from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
 __all__ = ["LAYOUTS", "UNTURNED", "LayoutArgument", "Layouts", "mismatch_hint"]
 

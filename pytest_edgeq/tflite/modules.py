@@ -25,8 +25,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of
+from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 __all__ = ["ModuleNode", "ModulePaths", "ModuleTree", "SignatureModules"]
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.roles import Roles, roles_of, stored_constant
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 __all__ = ["BORDER_OPS", "SCHEMES", "OpDtypeMap", "OpDtypes"]
 

@@ -12,9 +12,10 @@ from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.differences import claim_of, explain
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor, role_of
 from pytest_edgeq.tflite.same import parameter_difference, unexpected_qparams
+from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["left_in_float", "origin_findings"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.refused import refused_op
+from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import UnrunnableError
 
 __all__ = ["refusal"]

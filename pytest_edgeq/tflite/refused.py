@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_edgeq.tflite.cut import cut_ops
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["refused_op"]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_edgeq.tflite.graph import Op, OpGraph, Subgraph, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 __all__ = ["Roles", "StoredTensor", "role_of", "roles_of", "stored_constant"]
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.tflite.flatbuffer import enum_names
-from pytest_edgeq.tflite.graph import Op, OpGraph, Signature, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.tflite.subgraph import Op, Signature, Tensor
 
 __all__ = [
     "border_differences",

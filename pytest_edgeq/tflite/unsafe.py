@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pytest_edgeq.tflite.flatbuffer import text
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.tflite.unsafe_scales import (
     aborts_at_scales,
     aborts_at_softmax,

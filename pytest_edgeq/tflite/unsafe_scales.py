@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.tflite.flatbuffer import enum_names
-from pytest_edgeq.tflite.graph import Op, OpGraph, Tensor
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 __all__ = ["aborts_at_scales", "aborts_at_softmax", "lacks_parameters", "null_logger"]
 

@@ -22,7 +22,7 @@ import torch
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.executors.pool import SpawnedPool
+from pytest_edgeq.executors.processes import SpawnedPool
 from tests.executors.conftest import told
 from tests.shared_cache import VARIABLE
 
@@ -195,7 +195,7 @@ def test_processes_end_with_a_client_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "client.py"
     script.write_text(
         "import os, time\n"
-        "from pytest_edgeq.executors.pool import SpawnedPool\n"
+        "from pytest_edgeq.executors.processes import SpawnedPool\n"
         "if __name__ == '__main__':\n"
         "    pool = SpawnedPool(2)\n"
         "    first, second = pool.submit(time.sleep, 0.5), pool.submit(time.sleep, 0.5)\n"

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_edgeq.isolate import policy
 from pytest_edgeq.isolate.bounds import default_memory
-from pytest_edgeq.isolate.report import size_text
+from pytest_edgeq.isolate.death import size_text
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -22,7 +22,8 @@ from pytest_edgeq.kernels import (
     hybrid_position,
     rounding_bound,
 )
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
 

@@ -16,9 +16,10 @@ from fixtures.models import Conv1dNet, DepthwiseSeparable, ResidualNet, SmallMod
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq.localize.constant_checks import check_bias, check_stored_weight, written_scale
 from pytest_edgeq.tflite.constants import Constant, read_constant
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import unexpected_qparams
+from pytest_edgeq.tflite.subgraph import Op
 from tests.localize.builds import PT2E, STATIC, Build, rounded
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fixtures.tflite.writer import one_op
 from pytest_edgeq.tflite.boundary import code_range, decode, encode
-from pytest_edgeq.tflite.graph import OpGraph, SignatureTensor
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 # More code points in one run, the same in every run.
 derandomized = settings(derandomize=True, deadline=None, max_examples=200)

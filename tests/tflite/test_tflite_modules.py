@@ -21,10 +21,11 @@ from fixtures.tflite import make, stacks
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import litert
 from pytest_edgeq.reference import module_tree
-from pytest_edgeq.tflite.graph import Op, OpGraph
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import ModuleNode, ModuleTree
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap, OpDtypes
 from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.subgraph import Op
 
 FILES = sorted(path.name for path in make.CONVERTED.glob("*.tflite"))
 Floats = npt.NDArray[np.float64]

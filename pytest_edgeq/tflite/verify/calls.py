@@ -12,7 +12,7 @@ from pytest_edgeq.tflite.verify.damage import damaged, op_place
 from pytest_edgeq.tflite.verify.flexbuffer import is_flexbuffer
 
 if TYPE_CHECKING:
-    from pytest_edgeq.tflite.graph import Op, Subgraph
+    from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 __all__ = ["verify_calls"]
 

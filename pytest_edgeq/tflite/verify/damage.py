@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_edgeq.tflite.graph import Op, Subgraph, Tensor
+    from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 __all__ = ["damaged", "op_place", "tensor_place"]
 

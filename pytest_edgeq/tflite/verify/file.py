@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.tflite.verify.calls import verify_calls
-from pytest_edgeq.tflite.verify.ops import verify_ops
-from pytest_edgeq.tflite.verify.options import verify_options
+from pytest_edgeq.tflite.verify.op_options import verify_options
+from pytest_edgeq.tflite.verify.operands import verify_ops
 from pytest_edgeq.tflite.verify.signatures import verify_signatures
 from pytest_edgeq.tflite.verify.tensors import verify_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_edgeq.tflite.graph import Signature, Subgraph
     from pytest_edgeq.tflite.source import Buffer
+    from pytest_edgeq.tflite.subgraph import Signature, Subgraph
 
 __all__ = ["verify"]
 

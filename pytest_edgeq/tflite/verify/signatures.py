@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_edgeq.tflite.verify.damage import damaged
 
 if TYPE_CHECKING:
-    from pytest_edgeq.tflite.graph import Signature, Subgraph
+    from pytest_edgeq.tflite.subgraph import Signature, Subgraph
 
 __all__ = ["verify_signatures"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pytest_edgeq.executors.carriers import Engine
 from pytest_edgeq.executors.chunks import Chunk, Chunks, SampleError
-from pytest_edgeq.executors.engines import Engine
 from pytest_edgeq.executors.machines import this_machine
 from pytest_edgeq.executors.parcel import Parcel
 from pytest_edgeq.executors.pickled import CannotTravelError, pickled

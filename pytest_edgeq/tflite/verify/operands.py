@@ -9,7 +9,7 @@ from pytest_edgeq.tflite.verify.arity import ARITY
 from pytest_edgeq.tflite.verify.damage import damaged, op_place, tensor_place
 
 if TYPE_CHECKING:
-    from pytest_edgeq.tflite.graph import Op, Subgraph, Tensor
+    from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 __all__ = ["verify_ops"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytest_edgeq.executors.carriers import Engine
 from pytest_edgeq.executors.chunks import Chunk
-from pytest_edgeq.executors.engines import Engine
-from pytest_edgeq.executors.ops import CheckedChunk, CheckedSample, OpsJob, ops_part, samples_of
-from pytest_edgeq.executors.run import Reading, streamed
+from pytest_edgeq.executors.ops_job import CheckedChunk, CheckedSample, OpsJob, ops_part, samples_of
+from pytest_edgeq.executors.reading import Reading, streamed
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.parallel import on_one_thread
 from pytest_edgeq.progress import Step

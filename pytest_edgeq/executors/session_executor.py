@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.executors.names import SPEC, check_spec
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.executors.carriers import Engine
 
 __all__ = ["SessionExecutor", "check_executor"]
 
@@ -73,7 +73,7 @@ class SessionExecutor:
         """
         if executor is None and self._default is None:
             return None
-        from pytest_edgeq.executors.engines import engine_for
+        from pytest_edgeq.executors.carriers import engine_for
 
         if executor is not None:
             # Of the same executor, which has the parcels of calls before.
@@ -90,7 +90,7 @@ class SessionExecutor:
         match = SPEC.fullmatch(self._default or "")
         assert match is not None, "unreachable because __init__ has looked"
         if match["count"]:
-            from pytest_edgeq.executors.pool import SpawnedPool
+            from pytest_edgeq.executors.processes import SpawnedPool
 
             self._own = SpawnedPool(int(match["count"]))
             return self._own

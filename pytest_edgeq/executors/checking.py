@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from pytest_edgeq.compare import Comparer
+from pytest_edgeq.executors.carriers import Engine
 from pytest_edgeq.executors.chunks import Chunk
-from pytest_edgeq.executors.engines import Engine
-from pytest_edgeq.executors.localize import OpsFolder
-from pytest_edgeq.executors.ops import CheckedChunk, CheckedSample, OpsJob, ops_part, samples_of
+from pytest_edgeq.executors.localizing import OpsFolder
+from pytest_edgeq.executors.ops_job import CheckedChunk, CheckedSample, OpsJob, ops_part, samples_of
 from pytest_edgeq.executors.parcel import Parcel
-from pytest_edgeq.executors.run import Reading, streamed
+from pytest_edgeq.executors.reading import Reading, streamed
 from pytest_edgeq.executors.tasks import unpacked
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.numerics.machine import Machine

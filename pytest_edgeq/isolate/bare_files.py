@@ -56,7 +56,7 @@ def begin(settings: IsolationSettings) -> Callable[[], None]:
 
     def end() -> None:
         _sessions.remove(settings)
-        pool = sys.modules.get("pytest_edgeq.isolate.pool")
+        pool = sys.modules.get("pytest_edgeq.isolate.child_process")
         if not _sessions and pool is not None:
             pool.close_children()
 

@@ -8,7 +8,7 @@ from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.verify.damage import damaged, op_place
 
 if TYPE_CHECKING:
-    from pytest_edgeq.tflite.graph import Subgraph
+    from pytest_edgeq.tflite.subgraph import Subgraph
 
 __all__ = ["verify_options"]
 

@@ -9,9 +9,9 @@ from typing import Any
 from pytest_edgeq.assertions.accuracy import bound_pair, score_of
 from pytest_edgeq.assertions.scoring import Scorer, scorer_for
 from pytest_edgeq.assertions.scoring.metric import ScoredSample
-from pytest_edgeq.executors.engines import Engine
+from pytest_edgeq.executors.carriers import Engine
 from pytest_edgeq.executors.parcel import Parcel
-from pytest_edgeq.executors.run import Reading, streamed
+from pytest_edgeq.executors.reading import Reading, streamed
 from pytest_edgeq.progress import Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.sample_source import SampleSource

@@ -17,7 +17,7 @@ from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import SampleSpec, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.graph import SignatureTensor
+from pytest_edgeq.tflite.subgraph import SignatureTensor
 from pytest_edgeq.unmatched import UnmatchedError
 
 __all__ = ["assert_runtimes_agree"]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pytest_edgeq.compare import Tally
 from pytest_edgeq.executors.chunks import Chunk
-from pytest_edgeq.executors.jobs import bound
+from pytest_edgeq.executors.compare_job import bound
 from pytest_edgeq.executors.tasks import Failure, packed_failure
 from pytest_edgeq.executors.travel import Part, Probe, opened_part, other_reference
 from pytest_edgeq.localize.against_torch import OutputCheck, Standard
