@@ -23,6 +23,7 @@ import torch
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.executors.processes import SpawnedPool
+from pytest_edgeq.isolate.child_process import close_children
 from tests.executors.conftest import told
 from tests.shared_cache import VARIABLE
 
@@ -132,6 +133,8 @@ def test_a_loky_executor_with_a_worker_killed_in_mid_run(
 
 
 def _children() -> list[int]:
+    """Return the ids of the pool's processes; that of the isolation is started by other tests."""
+    close_children()
     return [each.pid for each in psutil.Process().children() if "spawn_main" in _command(each)]
 
 
