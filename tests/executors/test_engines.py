@@ -25,6 +25,7 @@ from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.executors.processes import SpawnedPool
 from pytest_edgeq.isolate.child_process import close_children
 from tests.executors.conftest import told
+from tests.processes import left_after
 from tests.shared_cache import VARIABLE
 
 pytestmark = pytest.mark.slow
@@ -152,7 +153,7 @@ def pool() -> Iterator[SpawnedPool]:
     yield made
     children = [psutil.Process(pid) for pid in _children()]
     made.shutdown()
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not left_after(5, children)
 
 
 def test_processes_with_a_worker_killed_in_mid_run(
@@ -215,8 +216,7 @@ def test_processes_end_with_a_client_that_is_killed(tmp_path: Path) -> None:
         children = psutil.Process(client.pid).children(recursive=True)
         assert len(children) >= 2
         client.kill()
-    _, left = psutil.wait_procs(children, timeout=2)
-    assert not left
+    assert not left_after(2, children)
 
 
 def test_a_session_on_two_processes(pytester: pytest.Pytester) -> None:

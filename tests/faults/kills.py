@@ -21,6 +21,7 @@ import psutil
 
 from pytest_edgeq.cache.directory import Store
 from tests.faults.sessions import SCHEMES, Project, environment, moments
+from tests.processes import left_after
 
 _ENDS_WITHIN = 2.0
 """Seconds in which no process of a killed session is left."""
@@ -70,8 +71,8 @@ def _killed(process: subprocess.Popen[str], moment: float) -> None:
     time.sleep(moment)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    _, alive = psutil.wait_procs(family, timeout=_ENDS_WITHIN)
-    assert not alive, f"{alive} are left after {_ENDS_WITHIN} s"
+    left = left_after(_ENDS_WITHIN, family)
+    assert not left, f"{left} are left after {_ENDS_WITHIN} s"
 
 
 def _without_a_worker(process: subprocess.Popen[str], moment: float) -> None:

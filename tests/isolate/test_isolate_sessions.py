@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from pytest_edgeq.options import CI_VARIABLES
+from tests.processes import left_after
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,21 +151,6 @@ class Hanging:
         assert child in self.children
 
 
-def _left_after(seconds: float, processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Return the processes that are still there after so many seconds."""
-    end = time.monotonic() + seconds
-    while (left := [each for each in processes if _runs(each)]) and time.monotonic() < end:
-        time.sleep(0.05)
-    return left
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.mark.parametrize("options", [(), ("-n2",)], ids=["alone", "n2"])
 def test_a_crash_fails_its_test_and_no_other(project: Path, options: tuple[str, ...]) -> None:
     """The text names what died, and no worker of pytest-xdist is lost."""
@@ -198,9 +184,9 @@ def test_a_file_that_survived_is_not_tried_in_the_next_session(project: Path) ->
 def test_a_killed_session_leaves_no_process(hanging: Hanging) -> None:
     """Also while the child hangs in native code that holds the interpreter's lock."""
     hanging.session.kill()
-    assert _left_after(2, hanging.children) == []
+    assert left_after(2, hanging.children) == []
     # Workers of pytest-xdist take 2 s to notice, whatever they do.
-    assert _left_after(30, hanging.processes) == []
+    assert left_after(30, hanging.processes) == []
 
 
 @pytest.mark.parametrize("hanging", [("-n2",)], ids=["n2"], indirect=True)
@@ -220,7 +206,7 @@ def test_ctrl_c_ends_the_child(hanging: Hanging) -> None:
     os.killpg(hanging.session.pid, signal.SIGINT)
     hanging.session.communicate(timeout=30)
     assert hanging.session.returncode == pytest.ExitCode.INTERRUPTED
-    assert _left_after(2, hanging.processes) == []
+    assert left_after(2, hanging.processes) == []
 
 
 def test_an_interrupt_of_the_session_alone_ends_the_child(hanging: Hanging) -> None:
@@ -228,7 +214,7 @@ def test_an_interrupt_of_the_session_alone_ends_the_child(hanging: Hanging) -> N
     hanging.session.send_signal(signal.SIGINT)
     hanging.session.communicate(timeout=30)
     assert hanging.session.returncode == pytest.ExitCode.INTERRUPTED
-    assert _left_after(2, hanging.processes) == []
+    assert left_after(2, hanging.processes) == []
 
 
 def test_a_child_that_is_killed_from_outside_is_told_as_that(hanging: Hanging) -> None:
