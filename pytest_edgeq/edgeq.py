@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,11 @@ class Edgeq:
         memory: What remembers; given by the plugin.
         runtimes: Runtimes of your own by name (`pytest_edgeq.tflite.runtimes.Runtime`), beside
             the built-in ones. Inside pytest they come from the hook `pytest_edgeq_runtimes`.
+        targets: Machines and CPUs elsewhere by name: the words of a command that starts a Python
+            with numpy and ai_edge_litert there. Each is a runtime by `NAME` and by `NAME:KERNELS`
+            (`xnnpack`, `builtin`, `reference`). Inside pytest they come from `edgeq_targets`.
+        check_targets: Runtimes of targets that `check` runs beside those of this machine.
+        target_timeout: Seconds without an answer after which a target has failed.
         localize_timeout: When a check of a comparison fails, the layer to blame is looked for on
             its worst samples; after so many seconds no further sample is begun. 0 for not at all.
         cache_dir: Keeps finished conversions, for this session and later ones; processes may share
@@ -91,6 +96,9 @@ class Edgeq:
         directory: Path | None = None,
         memory: SnapshotSession | None = None,
         runtimes: Mapping[str, Runtime] | Runtimes | None = None,
+        targets: Mapping[str, Sequence[str]] | None = None,
+        check_targets: Sequence[str] = (),
+        target_timeout: int = DEFAULT_SECONDS,
         localize_timeout: int = 60,
         cache_dir: str | os.PathLike[str] | None = None,
         cache: str = "on",
@@ -110,6 +118,7 @@ class Edgeq:
             from pytest_edgeq.flows.request import Session
             from pytest_edgeq.isolate.policy import Isolation
             from pytest_edgeq.progress import Progress
+            from pytest_edgeq.targets.target import Target
             from pytest_edgeq.tflite.registry import Runtimes
 
         threads = available_cores() if threads is None else threads
@@ -118,6 +127,7 @@ class Edgeq:
             "seed": seed,
             "localize_timeout": localize_timeout,
             "isolate_timeout": isolate_timeout,
+            "target_timeout": target_timeout,
         }
         for setting, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int):
@@ -132,10 +142,19 @@ class Edgeq:
             raise ValueError(
                 f"isolate: expected one of {', '.join(ISOLATE_MODES)}, got {isolate!r}"
             )
-        if isolate_timeout < 1:
-            raise ValueError(f"isolate_timeout: expected at least 1, got {isolate_timeout}")
+        for setting in ("isolate_timeout", "target_timeout"):
+            if numbers[setting] < 1:
+                raise ValueError(f"{setting}: expected at least 1, got {numbers[setting]}")
         if not isinstance(runtimes, Runtimes):
-            runtimes = Runtimes({} if runtimes is None else runtimes)
+            commands = {} if targets is None else targets
+            runtimes = Runtimes(
+                {} if runtimes is None else runtimes,
+                targets={
+                    name: Target(name, command, target_timeout)
+                    for name, command in commands.items()
+                },
+                check_targets=check_targets,
+            )
         if isinstance(runtime, str):
             fixed = runtimes.check(runtime)
             tell: Callable[[], str] = lambda: fixed  # noqa: E731 # a name for one value
@@ -478,7 +497,9 @@ class Edgeq:
 
     def close(self) -> None:
         """
-        Close every file that is open on a runtime of your own; inside pytest the fixture does it.
+        Close every file that is open on a runtime of your own, and end the targets.
+
+        Inside pytest the fixture does it.
 
         Models of this session cannot be run on such a runtime any more. Processes that the session
         has started as its executor end.

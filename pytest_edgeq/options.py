@@ -34,6 +34,7 @@ from pytest_edgeq.presets import (
     RUNTIMES,
     unknown_preset,
 )
+from pytest_edgeq.targets.target_spec import parse_targets
 from pytest_edgeq.tflite.registry import BUILT_IN, Runtimes
 
 UPDATE_CATEGORIES: Final = ("new", "changed", "tighten", "prune")
@@ -93,6 +94,7 @@ class Option:
         help: One sentence for `--help`.
         resolve: Makes the value from the text, or raises pytest.UsageError with the valid values.
         bare: What the flag means without a value; None if it needs one.
+        is_lines: Whether the ini value is a list of lines, and the flag may be given several times.
     """
 
     stem: str
@@ -101,6 +103,7 @@ class Option:
     help: str
     resolve: Callable[[str, Place], Any]
     bare: str | None = None
+    is_lines: bool = False
 
     @property
     def flag(self) -> str:
@@ -264,6 +267,23 @@ def _executor(text: str, place: Place) -> str | None:
         raise pytest.UsageError(f"{place.where}: {error}") from None
 
 
+def _targets(text: str, place: Place) -> dict[str, tuple[str, ...]]:
+    """Resolve targets, one a line."""
+    try:
+        return parse_targets(text.splitlines())
+    except ValueError as error:
+        raise pytest.UsageError(f"{place.where}: {error}") from None
+
+
+def _check_targets(text: str, place: Place) -> tuple[str, ...]:
+    """Resolve the names of runtimes of targets."""
+    words = tuple(_split(text))
+    try:
+        return Runtimes(targets=place.runtimes.targets, check_targets=words).check_targets
+    except ValueError as error:
+        raise pytest.UsageError(f"{place.where}: {error}") from None
+
+
 OPTIONS: Final = (
     Option(
         "quantizers",
@@ -277,9 +297,34 @@ OPTIONS: Final = (
         "runtime",
         DEFAULT_RUNTIME,
         "NAME",
-        f"What runs the .tflite: {', '.join(RUNTIMES)}, or a name from the hook "
-        "pytest_edgeq_runtimes.",
+        f"What runs the .tflite: {', '.join(RUNTIMES)}, a name from the hook "
+        "pytest_edgeq_runtimes, or TARGET or TARGET:KERNELS of a target.",
         runtime_of,
+    ),
+    Option(
+        "targets",
+        "",
+        "NAME=COMMAND",
+        "A machine or CPU to run files on, by a command that starts a Python with numpy and "
+        "ai_edge_litert there; in the ini a list. The flag may be given several times, and adds to "
+        "the ini's.",
+        _targets,
+        is_lines=True,
+    ),
+    Option(
+        "check_targets",
+        "",
+        "NAMES",
+        "Comma list of targets, as --edgeq-runtime names them, that edgeq.check runs beside the "
+        "runtimes of this machine.",
+        _check_targets,
+    ),
+    Option(
+        "target_timeout",
+        DEFAULT_SECONDS,
+        "SECONDS",
+        "After so many seconds without an answer a target has failed.",
+        _integer(1),
     ),
     Option(
         "threads",
@@ -413,6 +458,9 @@ class Settings:
     Attributes:
         quantizers: Presets, absolute paths of recipes, None for float.
         runtime: What runs the `.tflite`.
+        targets: Words of the command of each target, by name.
+        check_targets: Runtimes of targets that checks run, too.
+        target_timeout: Seconds.
         threads: Cores that the session may use; 0 for a share of all.
         executor: `processes:N` or `dask:ADDRESS`; None to measure in this process.
         seed: Seed of everything random in quantization.
@@ -435,6 +483,9 @@ class Settings:
 
     quantizers: tuple[str | None, ...]
     runtime: str
+    targets: Mapping[str, tuple[str, ...]]
+    check_targets: tuple[str, ...]
+    target_timeout: int
     threads: int
     executor: str | None
     seed: int
@@ -499,6 +550,8 @@ def add_options(parser: pytest.Parser) -> None:
         many: dict[str, Any] = {}
         if option.bare is not None:
             many = {"nargs": "?", "const": option.bare}
+        if option.is_lines:
+            many = {"action": "append"}
         group.addoption(
             option.flag,
             dest=option.name,
@@ -507,8 +560,12 @@ def add_options(parser: pytest.Parser) -> None:
             help=option.help,
             **many,
         )
-        ini_type: Literal["int", "string"] = "int" if isinstance(option.default, int) else "string"
-        parser.addini(option.name, option.help, type=ini_type, default=option.default)
+        ini_type: Literal["int", "string", "linelist"]
+        ini_type = "int" if isinstance(option.default, int) else "string"
+        default: Any = option.default
+        if option.is_lines:
+            ini_type, default = "linelist", []
+        parser.addini(option.name, option.help, type=ini_type, default=default)
 
 
 def _ini(config: pytest.Config, option: Option) -> str:
@@ -519,7 +576,48 @@ def _ini(config: pytest.Config, option: Option) -> str:
         # pytest's own text need not name the option ("invalid literal for int()").
         kind = "an integer" if isinstance(option.default, int) else 'a string, such as "a,b"'
         raise pytest.UsageError(f"ini option {option.name}: expected {kind}: {error}") from None
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value).strip()
+    if isinstance(value, list):
+        return ("\n" if option.is_lines else ",").join(map(str, value))
+    return str(value).strip()
+
+
+def target_options(config: pytest.Config) -> tuple[dict[str, tuple[str, ...]], int]:
+    """
+    Return the targets of a run, which name runtimes, and their time limit.
+
+    Returns:
+        The words of each command by name, those of the command line in place of the ini's of the
+        same names; and seconds.
+
+    Raises:
+        pytest.UsageError: One cannot be read.
+    """
+    declared = {option.stem: option for option in OPTIONS}
+    option, timeout = declared["targets"], declared["target_timeout"]
+    found = dict(_resolved(config, option, "ini", Runtimes()))
+    if config.getoption(option.name) is not None:
+        found |= _resolved(config, option, "flag", Runtimes())
+    where: Literal["ini", "flag"]
+    where = "ini" if config.getoption(timeout.name) is None else "flag"
+    seconds: int = _resolved(config, timeout, where, Runtimes())
+    return found, seconds
+
+
+def _resolved(
+    config: pytest.Config, option: Option, where: Literal["ini", "flag"], runtimes: Runtimes
+) -> Any:
+    """Resolve the value of an option as it stands in the ini or on the command line."""
+    if where == "ini":
+        folder = config.rootpath if config.inipath is None else config.inipath.parent
+        text, place = _ini(config, option), Place(f"ini option {option.name}", folder, runtimes)
+    else:
+        given = config.getoption(option.name)
+        text = "\n".join(given) if option.is_lines else given
+        place = Place(option.flag, config.invocation_params.dir, runtimes)
+    if option.stem == "snapshot_dir":
+        # Relative to the root folder wherever it is written, as the paths below it are.
+        place = dataclasses.replace(place, folder=config.rootpath)
+    return option.resolve(text, place)
 
 
 def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
@@ -536,16 +634,9 @@ def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
     values: dict[str, Any] = {}
     given = set()
     for option in OPTIONS:
-        text = config.getoption(option.name)
-        if text is None:
-            folder = config.rootpath if config.inipath is None else config.inipath.parent
-            text = _ini(config, option)
-            place = Place(f"ini option {option.name}", folder, runtimes)
-        else:
+        if config.getoption(option.name) is not None:
             given.add(option.stem)
-            place = Place(option.flag, config.invocation_params.dir, runtimes)
-        if option.stem == "snapshot_dir":
-            # Relative to the root folder wherever it is written, as the paths below it are.
-            place = dataclasses.replace(place, folder=config.rootpath)
-        values[option.stem] = option.resolve(text, place)
+        where: Literal["ini", "flag"] = "flag" if option.stem in given else "ini"
+        values[option.stem] = _resolved(config, option, where, runtimes)
+    values["targets"], _ = target_options(config)
     return Settings(**values, on_command_line=frozenset(given))

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 
 import psutil
 
-__all__ = ["left_after"]
+__all__ = ["far_sides", "left_after"]
+
+
+def far_sides(parent: int | None = None) -> list[psutil.Process]:
+    """Return the processes of targets that this process, or another one, has started."""
+    found = []
+    for each in psutil.Process(parent).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if "exec(input())" in " ".join(each.cmdline()):
+                found.append(each)
+    return found
 
 
 def left_after(seconds: float, processes: Iterable[psutil.Process]) -> list[psutil.Process]:

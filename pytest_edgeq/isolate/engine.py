@@ -16,9 +16,9 @@ import numpy.typing as npt
 from pytest_edgeq.isolate import child
 from pytest_edgeq.isolate.child import LostError
 from pytest_edgeq.isolate.child_process import Child
-from pytest_edgeq.isolate.culprit import culprit_text
 from pytest_edgeq.isolate.death import DeathError, size_text
 from pytest_edgeq.isolate.sending import source_file
+from pytest_edgeq.tflite.crashing_op import SECONDS_OF_A_TRIAL, Inputs, crashing_op_text
 from pytest_edgeq.tflite.engines import Arrays, Engine
 from pytest_edgeq.tflite.runtimes import Opening
 from pytest_edgeq.unrunnable import CrashedError
@@ -34,6 +34,9 @@ _keys = itertools.count()
 
 _MOST_OPENINGS = 3
 """Of a file in one run: so often the child may have died of something else."""
+
+_TRIAL = -1
+"""Key of the engine that a trial opens."""
 
 _EXPECTED = {"load": "a file ready to run", "run": "outputs", "close": "a file closed"}
 
@@ -168,6 +171,17 @@ class IsolatedEngine(Engine):
                 "for (--edgeq-isolate-memory)"
             ) from None
 
+    def _ends(self, content: bytes, inputs: Inputs | None) -> bool:
+        """Whether ops that were cut out end the child, which is then started again."""
+        opening, seconds = self._opening, min(self._seconds, SECONDS_OF_A_TRIAL)
+        try:
+            self._child.call(
+                seconds, child.attempt, _TRIAL, content, opening.runtime, opening.threads, inputs
+            )
+        except DeathError:
+            return True
+        return False
+
     def _crashed(
         self, name: str, inputs: Mapping[str, npt.NDArray[Any]], error: DeathError
     ) -> CrashedError:
@@ -177,7 +191,7 @@ class IsolatedEngine(Engine):
         digest = hashlib.sha256(opening.graph.buffer).hexdigest()
         facts = [f"file: {where} ({len(opening.graph.buffer):,} bytes, sha256 {digest[:16]})"]
         if opening.own is None and not death.was_killed:
-            facts.append(culprit_text(opening, name, inputs, self._child, self._seconds))
+            facts.append(crashing_op_text(opening, name, inputs, self._ends))
         how = "was ended" if death.was_killed or death.kind == "timeout" else "crashed"
         first = f"{how} in the step {name}: expected {_EXPECTED[name]}, got {death.what}"
         lines = death.told(facts, own=None if opening.own is None else source_file(opening.own))

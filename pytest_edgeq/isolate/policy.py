@@ -106,6 +106,8 @@ class Isolation:
             RuntimeError, ValueError: The kernels refuse the file, or, where everything is to run in
                 the child, the user's own runtime cannot be sent there.
         """
+        if opening.target is not None:
+            return opening.here()  # another process already
         if self._mode == "off" or not (
             self.is_on or opening.foreign or opening.runtime != DEFAULT_RUNTIME
         ):

@@ -121,6 +121,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     runtimes = config.stash[runtimes_key] = _registered(config)
     settings = config.stash[settings_key] = options.resolve(config, runtimes)
+    if runtimes.targets:
+        runtimes = config.stash[runtimes_key] = Runtimes(
+            runtimes.own, targets=runtimes.targets, check_targets=settings.check_targets
+        )
+        config.add_cleanup(runtimes.close)
     config.stash[running_key] = None
     cache_dir = config.stash[cache_dir_key] = _cache_dir(config, settings)
     memory = config.stash[isolate_memory_key] = (
@@ -180,7 +185,16 @@ def _registered(config: pytest.Config) -> Runtimes:
         raise pytest.UsageError(
             f"the hook pytest_edgeq_runtimes: {error}\n  implemented by: {plugins}"
         ) from None
-    return Runtimes(merged)
+    commands, seconds = options.target_options(config)
+    if not commands:
+        return Runtimes(merged)
+    from pytest_edgeq.targets.target import Target
+
+    try:
+        targets = {name: Target(name, words, seconds) for name, words in commands.items()}
+        return Runtimes(merged, targets=targets)
+    except ValueError as error:
+        raise pytest.UsageError(f"edgeq_targets: {error}") from None
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_edgeq.presets import RUNTIMES
 from pytest_edgeq.suggest import nearest
+from pytest_edgeq.targets.target_spec import KERNELS, split_runtime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.engines import Engine
     from pytest_edgeq.tflite.runtimes import Opening
 
-__all__ = ["BUILT_IN", "Closable", "Isolation", "Runtime", "RuntimeSession", "Runtimes"]
+__all__ = ["BUILT_IN", "Closable", "Isolation", "Remote", "Runtime", "RuntimeSession", "Runtimes"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -104,17 +105,35 @@ class Isolation(Protocol):
         """
 
 
+class Remote(Protocol):
+    """A machine or CPU elsewhere, whose kernels run files."""
+
+    def open(self, opening: Opening, /) -> Engine:
+        """
+        Open a file there.
+
+        Raises:
+            RuntimeError, ValueError: The kernels refuse the file, or the machine does not answer.
+        """
+
+    def close(self) -> None:
+        """End what was started for it; the next use starts it anew."""
+
+
 class Runtimes:
     """
-    The runtimes of a session: the built-in ones and the user's own.
+    The runtimes of a session: the built-in ones, the user's own, and those of targets.
 
     Args:
         own: The user's, by name.
+        targets: By name: each is a runtime by `NAME`, and by `NAME:KERNELS`.
+        check_targets: Names of runtimes of targets that a check runs beside those of this machine.
         hint: How to get at more of them, for the text about an unknown one.
         isolation: Where files run; None runs all of them in this process.
 
     Raises:
-        ValueError: A name that is a built-in one's, or that an option could not spell.
+        ValueError: A name that is a built-in one's, that stands twice, or that an option could not
+            spell; or an unknown target to check.
         TypeError: Not a mapping, a name that is no string, or a runner that cannot be called.
     """
 
@@ -122,6 +141,8 @@ class Runtimes:
         self,
         own: Mapping[str, Runtime] = MappingProxyType({}),
         *,
+        targets: Mapping[str, Remote] = MappingProxyType({}),
+        check_targets: Sequence[str] = (),
         hint: str = _WHERE_TO_REGISTER,
         isolation: Isolation | None = None,
     ) -> None:
@@ -130,18 +151,54 @@ class Runtimes:
         for name, runner in own.items():
             _check(name, runner)
         self.own = dict(own)
+        for name in targets:
+            _check(name, print, "target")
+            if name in self.own:
+                raise ValueError(f"runtimes: {name!r} is a runtime and a target")
+        self.targets = dict(targets)
         self.isolation = isolation
         self._hint = hint
         self._opened: weakref.WeakSet[Closable] = weakref.WeakSet()
+        for name in check_targets:
+            if split_runtime(name, self.targets) is None:
+                raise ValueError(
+                    f"{name!r} names no target{nearest(name, self._far_names)}; "
+                    f"targets: {', '.join(self._far_names) or 'none'}"
+                )
+        self.check_targets = tuple(check_targets)
 
     def isolated(self, isolation: Isolation) -> Runtimes:
         """Return the same runtimes, whose files run where an isolation has them run."""
-        return Runtimes(self.own, hint=self._hint, isolation=isolation)
+        return Runtimes(
+            self.own,
+            targets=self.targets,
+            check_targets=self.check_targets,
+            hint=self._hint,
+            isolation=isolation,
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name that is valid, the built-in ones first."""
-        return (*RUNTIMES, *self.own)
+        return (*RUNTIMES, *self.own, *self._far_names)
+
+    @property
+    def _far_names(self) -> list[str]:
+        return [
+            full
+            for name in self.targets
+            for full in (name, *(f"{name}:{kernels}" for kernels in KERNELS))
+        ]
+
+    def target_of(self, runtime: str) -> Remote | None:
+        """Return the target that a runtime is of; None for one of this machine."""
+        found = split_runtime(runtime, self.targets)
+        return None if found is None else self.targets[found[0]]
+
+    def kernels_of(self, runtime: str) -> str:
+        """Return the built-in runtime whose kernels a target's runtime has; else its own name."""
+        found = split_runtime(runtime, self.targets)
+        return runtime if found is None else found[1]
 
     def check(self, name: str) -> str:
         """
@@ -167,12 +224,14 @@ class Runtimes:
 
     def close(self) -> None:
         """
-        Close every session of a user's own runtime that is still open.
+        Close every session of a user's own runtime that is still open, and end the targets.
 
         Raises:
             RuntimeError: One could not be closed.
         """
         errors = []
+        for target in self.targets.values():
+            target.close()
         for runner in list(self._opened):
             try:
                 runner.close()
@@ -184,7 +243,7 @@ class Runtimes:
             raise RuntimeError(f"a runtime of yours could not be closed: {said}") from errors[0]
 
 
-def _check(name: object, runner: object) -> None:
+def _check(name: object, runner: object, kind: str = "runtime") -> None:
     if not isinstance(name, str):
         raise TypeError(f"runtimes: expected a name, got {name!r}")
     if name in RUNTIMES:
@@ -194,7 +253,7 @@ def _check(name: object, runner: object) -> None:
         )
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"runtimes: {name!r} is no name for a runtime: letters, digits, '_', '.' and '-'"
+            f"runtimes: {name!r} is no name for a {kind}: letters, digits, '_', '.' and '-'"
         )
     if not callable(runner):
         raise TypeError(

@@ -21,7 +21,7 @@ from pytest_edgeq.tflite.engines import Arrays, CompiledEngine, Engine, Interpre
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.refusals import refusal
-from pytest_edgeq.tflite.registry import BUILT_IN, Runtime, Runtimes, RuntimeSession
+from pytest_edgeq.tflite.registry import BUILT_IN, Remote, Runtime, Runtimes, RuntimeSession
 from pytest_edgeq.tflite.source import MappedFile
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 from pytest_edgeq.tflite.unsafe import refuse_unsafe
@@ -58,6 +58,8 @@ class Opening:
         runtime: Its name.
         threads: Of an interpreter.
         own: The runner of a user's own runtime; None for a built-in one.
+        target: Where it runs; None for this machine.
+        kernels: The built-in runtime whose kernels run it; a user's own runtime's name.
         modules: To name ops.
         keep: Keep every intermediate tensor.
         foreign: Whether the file was made elsewhere.
@@ -69,18 +71,22 @@ class Opening:
     runtime: str
     threads: int
     own: Runtime | None = None
+    target: Remote | None = None
+    kernels: str = ""
     modules: ModulePaths | None = None
     keep: bool = False
     foreign: bool = False
 
     def here(self) -> Engine:
         """
-        Open the file in this process.
+        Open the file in this process, or on its target.
 
         Raises:
             RuntimeError, ValueError: The kernels cannot allocate the file.
             ModuleNotFoundError: The runtime needs a package that is not installed.
         """
+        if self.target is not None:
+            return self.target.open(self)
         if self.own is not None:
             return _OwnEngine(self.own, self.source, self.signature)
         if self.runtime == "compiled":
@@ -126,6 +132,7 @@ class Runner:
     ) -> None:
         self._graph = graph
         self._runtime = runtimes.check(runtime)
+        kernels = runtimes.kernels_of(runtime)
         self._modules = modules
         self._isolation = runtimes.isolation
         self._opening = Opening(
@@ -135,17 +142,20 @@ class Runner:
             runtime,
             threads,
             runtimes.own.get(runtime),
+            runtimes.target_of(runtime),
+            kernels,
             modules,
             keep=keep,
             foreign=foreign,
         )
-        if keep and runtime not in KEEPING:
+        if keep and kernels not in KEEPING:
+            keeping = [name for name in runtimes.names if runtimes.kernels_of(name) in KEEPING]
             raise ValueError(
                 f"the {runtime} runtime keeps no intermediate tensors; these do: "
-                f"{', '.join(KEEPING)}"
+                f"{', '.join(keeping)}"
             )
         if self._runtime not in runtimes.own:
-            refuse_unsafe(graph, self._runtime, modules)
+            refuse_unsafe(graph, kernels, modules)
         try:
             self._engine = self._open(self._opening)
         except (RuntimeError, ValueError, MemoryError) as error:
@@ -202,7 +212,8 @@ class Runner:
             source=content,
             graph=graph,
             signature=graph.signatures[0],
-            runtime="xnnpack",
+            runtime="xnnpack" if self._opening.target is None else self._runtime,
+            kernels="xnnpack",
             threads=1,
             keep=False,
         )
@@ -216,7 +227,7 @@ class Runner:
         stderr (ai-edge-litert 2.3.0).
         """
         try:
-            engine = self._open(replace(self._opening, runtime="xnnpack"))
+            engine = self._open(replace(self._opening, runtime="xnnpack", kernels="xnnpack"))
             if inputs:
                 engine.run(inputs)
         except (RuntimeError, ValueError, KeyError) as error:

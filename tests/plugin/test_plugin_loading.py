@@ -100,7 +100,7 @@ def test_help_shows_one_group_with_every_option(pytester: pytest.Pytester) -> No
     assert len(re.findall(r"^quantization regression tests \(pytest-edgeq\):$", text, re.M)) == 1
     for option in OPTIONS:
         assert len(re.findall(rf"^  {option.flag}[ =[]", text, re.M)) == 1
-        assert len(re.findall(rf"^  {option.name} \((string|int)\)", text, re.M)) == 1
+        assert len(re.findall(rf"^  {option.name} \((string|int|linelist)\)", text, re.M)) == 1
 
 
 def test_markers_shows_the_marker(pytester: pytest.Pytester) -> None:

@@ -14,6 +14,7 @@ import pytest
 from ai_edge_litert import schema_py_generated as schema
 
 from fixtures.tflite import make
+from fixtures.tflite.stateful import counter
 from fixtures.tflite.writer import FileWriter, one_op
 from pytest_edgeq.tflite.boundary import code_range, numpy_dtype
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -169,34 +170,10 @@ def test_buffers_are_made_once_a_shape() -> None:
     assert [id(buffer) for buffer in (*engine._ins, *engine._outs)] == buffers
 
 
-def _counter() -> bytes:
-    """Give the sum of all that came in, kept in a resource variable."""
-    file = FileWriter()
-    graph = file.graph()
-    x, handle = graph.tensor("float32"), graph.tensor("resource", ())
-    before, total = graph.tensor("float32"), graph.tensor("float32")
-    options = {"container": "", "sharedName": "total"}
-    graph.op("VAR_HANDLE", [], [handle], "VarHandleOptions", **options)
-    graph.op("READ_VARIABLE", [handle], [before], "ReadVariableOptions")
-    graph.op("ADD", [before, x], [total], "AddOptions")
-    graph.op("ASSIGN_VARIABLE", [handle, total], [], "AssignVariableOptions")
-    graph.borders([x], [total])
-    # The variable is made by a first run of its own.
-    start = file.graph("start")
-    zero = start.tensor("float32", data=0 * X)
-    again = start.tensor("resource", ())
-    start.op("VAR_HANDLE", [], [again], "VarHandleOptions", **options)
-    start.op("ASSIGN_VARIABLE", [again, zero], [], "AssignVariableOptions")
-    graph.op("CALL_ONCE", [], [], "CallOnceOptions", initSubgraphIndex=1)
-    graph.raw.operators.insert(0, graph.raw.operators.pop())
-    file.signature("main", [("x", x)], [("total", total)])
-    return file.content()
-
-
 @pytest.mark.parametrize("runtime", ["xnnpack", "compiled"])
 def test_state_goes_on_until_a_restart(runtime: str) -> None:
     """As in the interpreter: from run to run, and anew after `restart`."""
-    edge = EdgeFile(_counter())
+    edge = EdgeFile(counter())
     for _ in range(2):
         totals = [edge.runner(runtime).run({"x": X})[0] for _ in range(3)]
         _assert_same(totals, [X, 2 * X, 3 * X])

@@ -1,24 +1,21 @@
-"""Which op of a file ends the process: found by its ops cut out, in further children."""
+"""Which op of a file ends the process that it runs in: found by its ops, cut out."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.isolate import child
-from pytest_edgeq.isolate.child_process import Child
-from pytest_edgeq.isolate.death import DeathError
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.cut import cut_ops
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.runtimes import Opening
 from pytest_edgeq.tflite.subgraph import Op
 
-__all__ = ["culprit_text"]
+__all__ = ["SECONDS_OF_A_TRIAL", "Inputs", "crashing_op_text"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -28,17 +25,14 @@ _MOST_TRIALS: Final = 16
 
 _MOST_SECONDS: Final = 30.0
 
-_OF_ONE_TRIAL: Final = 5.0
+SECONDS_OF_A_TRIAL: Final = 5.0
 """Seconds after which ops count as hanging."""
-
-_KEY: Final = -1
-"""Of the engine that a trial opens."""
 
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 
-def culprit_text(
-    opening: Opening, step: str, inputs: Inputs, process: Child, seconds: float
+def crashing_op_text(
+    opening: Opening, step: str, inputs: Inputs, ends: Callable[[bytes, Inputs | None], bool]
 ) -> str:
     """
     Say which op ended the process.
@@ -47,10 +41,10 @@ def culprit_text(
         opening: The file.
         step: `load` or `run`.
         inputs: Of the run; empty for a load.
-        process: The child, which is ended and started again.
-        seconds: Bound on the time of one step.
+        ends: Loads a file of one signature `cut` in another process, runs it where inputs are
+            given, and tells whether the process ended of it. What it raises is a refusal.
     """
-    search = _Search(opening, step, inputs, process, min(seconds, _OF_ONE_TRIAL))
+    search = _Search(opening, step, inputs, ends)
     try:
         op = search.found()
     except _GivenUpError as error:
@@ -81,14 +75,17 @@ class _Search:
     """Cuts ops out of a file and tries them, by halves."""
 
     def __init__(
-        self, opening: Opening, step: str, inputs: Inputs, process: Child, seconds: float
+        self,
+        opening: Opening,
+        step: str,
+        inputs: Inputs,
+        ends: Callable[[bytes, Inputs | None], bool],
     ) -> None:
         self._opening = opening
         self._runs = step == "run"
         borders = opening.signature.inputs
         self._known = {b.tensor.index: inputs[b.name] for b in borders if b.name in inputs}
-        self._child = process
-        self._seconds = seconds
+        self._try = ends
         self.left_out: tuple[tuple[Op, str], ...] = ()
         self._trials = 0
         self._begun = time.monotonic()
@@ -135,20 +132,9 @@ class _Search:
             for name, index in cut.inputs.items()
         }
         try:
-            self._child.call(
-                self._seconds,
-                child.attempt,
-                _KEY,
-                cut.content,
-                self._opening.runtime,
-                self._opening.threads,
-                given if self._runs else None,
-            )
-        except DeathError:
-            return True
+            return self._try(cut.content, given if self._runs else None)
         except Exception:  # the kernels refuse them, which ends no process
             return False
-        return False
 
 
 def _dtype(name: str) -> Any:

@@ -1,0 +1,67 @@
+"""The machine that a target's kernels run on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["TargetMachine"]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetMachine:
+    """
+    What the far side of a target says of itself.
+
+    Attributes:
+        target: The target's name.
+        machine: Of the processor, such as `aarch64`.
+        cpu: The processor's name, as far as it is told.
+        features: Instruction sets that kernels are chosen by.
+        package: That runs the files, such as `ai-edge-litert`.
+        release: Of the package.
+        python: Release of Python.
+        numpy: Release of numpy.
+    """
+
+    target: str
+    machine: str
+    cpu: str
+    features: tuple[str, ...]
+    package: str
+    release: str
+    python: str
+    numpy: str
+
+    @classmethod
+    def of(cls, target: str, facts: Mapping[str, Any]) -> TargetMachine:
+        """Make one of what the far side has told."""
+        return cls(
+            target,
+            str(facts["machine"]),
+            str(facts["cpu"]),
+            tuple(map(str, facts["features"])),
+            str(facts["package"]),
+            str(facts["release"]),
+            str(facts["python"]),
+            str(facts["numpy"]),
+        )
+
+    def __str__(self) -> str:
+        """Return the machine, its release and its instruction sets in one line."""
+        cpu = f" ({self.cpu})" if self.cpu else ""
+        return (
+            f"{self.machine}{cpu}, {self.package} {self.release}, Python {self.python}, "
+            f"numpy {self.numpy}, {' '.join(self.features) or 'no features told'}"
+        )
+
+    @property
+    def kernels(self) -> dict[str, Any]:
+        """What figures may depend on, as plain, JSON-able data for a baseline."""
+        told = self.to_dict()
+        return {name: told[name] for name in ("machine", "features", "package", "release")}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data."""
+        return {**asdict(self), "features": list(self.features)}

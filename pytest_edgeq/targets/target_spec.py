@@ -1,0 +1,95 @@
+"""
+Targets as users write them: `arm64 = qemu-aarch64-static -L /opt/arm64 /opt/arm64/usr/bin/python3`.
+
+This module is cheap to import: the plugin reads targets before any test runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+__all__ = ["DEFAULT_KERNELS", "KERNELS", "checked_command", "parse_targets", "split_runtime"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+KERNELS: tuple[str, ...] = ("xnnpack", "builtin", "reference")
+"""What a target can run a file on."""
+
+DEFAULT_KERNELS = "xnnpack"
+
+_LINE = re.compile(r"\s*([^\s=]+)\s*=\s*(\S.*)", re.DOTALL)
+
+
+def parse_targets(lines: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """
+    Read targets, one a line.
+
+    Args:
+        lines: `NAME = COMMAND`, the command as a shell reads it: quotes, `~` and `$VARIABLE`.
+            Nothing else of a shell is understood, as none runs it. Blank lines do not count.
+
+    Returns:
+        The words of each command by the target's name.
+
+    Raises:
+        ValueError: A line of another form, or a name that stands twice.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for line in lines:
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise ValueError(
+                f"expected NAME = COMMAND, got {line!r}\n"
+                '  for example "pi = ssh -T pi@board.local python3"'
+            )
+        name, text = match.groups()
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"{name}: the command cannot be read: {error}: {text}") from None
+        if name in found:
+            raise ValueError(f"{name!r} is given twice")
+        expanded = [os.path.expandvars(os.path.expanduser(word)) for word in words]  # noqa: PTH111
+        found[name] = checked_command(name, expanded)
+    return found
+
+
+def checked_command(name: str, command: object) -> tuple[str, ...]:
+    """
+    Return a command as a tuple of words.
+
+    Raises:
+        TypeError: No list of strings.
+        ValueError: It is empty.
+    """
+    if isinstance(command, str) or not isinstance(command, Sequence):
+        raise TypeError(f"target {name!r}: expected a list of words, got {command!r}")
+    words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in command]
+    if not all(isinstance(word, str) for word in words):
+        raise TypeError(f"target {name!r}: expected a list of words, got {command!r}")
+    if not words:
+        raise ValueError(f"target {name!r}: the command is empty")
+    return tuple(words)
+
+
+def split_runtime(runtime: str, targets: Mapping[str, object]) -> tuple[str, str] | None:
+    """
+    Take the name of a runtime apart.
+
+    Args:
+        runtime: `NAME` or `NAME:KERNELS`.
+        targets: Those that there are, by name.
+
+    Returns:
+        The target's name and the kernels; None where the runtime is of no target.
+    """
+    name, colon, kernels = runtime.partition(":")
+    if name not in targets or (colon and kernels not in KERNELS):
+        return None
+    return name, kernels or DEFAULT_KERNELS

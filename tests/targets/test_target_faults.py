@@ -1,0 +1,280 @@
+"""Targets that do not start, die, hang, or print what they must not; and what the test is told."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures.tflite import make, stacks
+from fixtures.tflite.stateful import counter
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.targets.target import Target
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.runtimes import Runtimes
+from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
+from tests.isolate.runners import segfault_at_run
+from tests.processes import far_sides, left_after
+
+GOLDEN = Path(__file__).parent / "golden"
+
+THEN_PYTHON = f'exec {sys.executable} "$@"'
+"""Of a shell's command: what stands behind it becomes the arguments of a Python."""
+
+
+def _shell(script: str) -> list[str]:
+    return ["sh", "-c", script, "sh"]
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    before = far_sides()
+    yield
+    assert not left_after(2, [each for each in far_sides() if each not in before])
+
+
+def _golden(name: str, text: str) -> None:
+    """Hold a text against the golden one, in which paths and numbers of this machine are words."""
+    text = text.replace(sys.executable, "PYTHON").replace(str(Path(sys.executable).parent), "BIN")
+    text = re.sub(r"Python \d+\.\d+\.\d+", "Python X.Y.Z", text)
+    assert text + "\n" == (GOLDEN / f"{name}.txt").read_text()
+
+
+def _start(command: list[str], seconds: float = 60) -> str:
+    with pytest.raises(UnrunnableError) as error:
+        Target("pi", command, seconds).start()
+    return str(error.value)
+
+
+# --- it does not start ---------------------------------------------------------------------------
+
+
+def test_a_command_that_there_is_not() -> None:
+    """No program of this name."""
+    _golden("no_program", _start(["no-such-program", "python3"]))
+
+
+def test_a_command_that_ends() -> None:
+    """What it printed last stands in the text."""
+    _golden(
+        "ends", _start(_shell("echo 'ssh: connect to host pi port 22: No route' >&2; exit 255"))
+    )
+
+
+def test_a_python_without_the_packages() -> None:
+    """The one that cannot be imported is named."""
+    told = _start([sys.executable, "-S", "-I"])
+    assert told.splitlines()[0] == (
+        "the pi runtime cannot run files: expected a Python with numpy and ai_edge_litert, got "
+        f"Python {sys.version.split()[0]} that lacks a package "
+        "(ModuleNotFoundError: No module named 'numpy')"
+    )
+    assert "pip install ai-edge-litert numpy" in told.splitlines()[-1]
+
+
+def test_garbage_on_stdout() -> None:
+    """Such as a login script's greeting."""
+    _golden("garbage", _start(_shell(f"echo Welcome to the board, friend; {THEN_PYTHON}")))
+
+
+def test_garbage_that_begins_like_a_frame() -> None:
+    """A damaged frame is no answer."""
+    frame = "EDGQ" + "\\0" * 7 + "\\2" + "x" * 32 + "{}"
+    assert "a frame whose hash is another" in _start(_shell(f"printf '{frame}'; sleep 5"))
+
+
+def test_a_command_that_says_nothing() -> None:
+    """The time limit ends it."""
+    _golden("silent", _start(_shell("exec sleep 60"), seconds=1))
+
+
+def test_a_command_that_did_not_start_is_not_tried_again(tmp_path: Path) -> None:
+    """Each test would wait for it."""
+    script = _shell(f"echo once >> {tmp_path}/starts; exit 3")
+    target = Target("pi", script, 60)
+    told = []
+    for _ in range(2):
+        with pytest.raises(UnrunnableError) as error:
+            target.start()
+        told.append(str(error.value))
+    assert told[0] == told[1]
+    assert (tmp_path / "starts").read_text() == "once\n"
+
+
+def test_a_command_that_prints_much_to_stderr() -> None:
+    """More than a pipe holds, before and while it answers."""
+    edgeq = Edgeq(
+        targets={"pi": _shell(f"yes out of the way | head -c 3000000 >&2; {THEN_PYTHON}")}
+    )
+    quantized = edgeq.load(make.CONVERTED / "nested.int8.tflite")
+    quantized.run(*stacks.MODELS["nested"][1], runtime="pi")
+    edgeq.close()
+
+
+# --- it dies, or hangs ---------------------------------------------------------------------------
+
+
+def _at_sample(index: int, act: Callable[[], None], count: int = 6) -> Iterator[Any]:
+    """Give samples; do something before the one with this index."""
+    generator = torch.Generator().manual_seed(0)
+    for number in range(count):
+        if number == index:
+            act()
+        yield tuple(
+            torch.randn(each.shape, generator=generator) for each in stacks.MODELS["nested"][1]
+        )
+
+
+@pytest.fixture
+def session() -> Iterator[Edgeq]:
+    """One with a local target."""
+    edgeq = Edgeq(targets={"pi": [sys.executable]}, threads=1, target_timeout=60)
+    yield edgeq
+    edgeq.close()
+
+
+@pytest.fixture
+def quantized(session: Edgeq) -> QuantizedModel:
+    """A file and its reference."""
+    model = stacks.build("nested")
+    return session.load(make.CONVERTED / "nested.int8.tflite", reference=model)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_far_side_that_is_killed_is_started_once_more(
+    session: Edgeq, quantized: QuantizedModel, number: signal.Signals
+) -> None:
+    """Between two samples: figures are those of a run without it."""
+    expected = session.compare(quantized, _at_sample(-1, lambda: None))
+
+    def kill() -> None:
+        [each] = far_sides()
+        each.send_signal(number)
+        each.wait()
+
+    found = session.compare(quantized, _at_sample(3, kill), runtime="pi")
+    assert found.total == expected.total
+
+
+def test_a_far_side_that_is_killed_in_the_middle_of_a_batch(
+    session: Edgeq, quantized: QuantizedModel
+) -> None:
+    """At whatever moment, by another process: it is started once more."""
+    expected = session.compare(quantized, _at_sample(-1, lambda: None, 40))
+    for seed in range(3):
+        moment = float(np.random.default_rng(seed).uniform(0.02, 0.3))
+        print(f"seed {seed}: killed after {moment:.3f} s")  # shown where it fails
+        session.compare(quantized, _at_sample(-1, lambda: None, 2), runtime="pi")
+        [each] = far_sides()
+        killer = threading.Timer(moment, each.kill)
+        killer.start()
+        found = session.compare(quantized, _at_sample(-1, lambda: None, 40), runtime="pi")
+        killer.join()
+        assert found.total == expected.total
+
+
+def test_kernels_that_crash_the_far_side() -> None:
+    """The second death fails the test, with the signal, the op and what was printed."""
+    command = _shell(f"echo 'board: booting' >&2; {THEN_PYTHON}")
+    edgeq = Edgeq(targets={"pi": command}, threads=1)
+    with pytest.raises(CrashedError) as error:
+        edgeq.load(segfault_at_run()).run(np.ones((1, 4, 4, 4), np.float32), runtime="pi")
+    edgeq.close()
+    _golden("crash", str(error.value))
+
+
+def test_a_file_that_lost_its_state_is_not_run_on() -> None:
+    """What earlier samples left is gone with the process."""
+    target = Target("pi", [sys.executable], 60)
+    edge = EdgeFile(counter(), runtimes=Runtimes(targets={"pi": target}))
+    one = {"x": np.ones((1, 4), np.float32)}
+    edge.runner("pi").run(one)
+    [each] = far_sides()
+    each.kill()
+    each.wait()
+    for _ in range(2):
+        with pytest.raises(CrashedError, match="lost its target"):
+            edge.runner("pi").run(one)
+    edge.restart()
+    assert edge.runner("pi").run(one)[0].tolist() == [[1] * 4]
+    target.close()
+
+
+def test_tensors_of_a_run_that_was_lost_are_not_made_up() -> None:
+    """A file that is opened anew has tensors of zeros."""
+    target = Target("pi", [sys.executable], 60)
+    edge = EdgeFile(
+        make.CONVERTED / "nested.int8.tflite", runtimes=Runtimes(targets={"pi": target})
+    )
+    runner = edge.runner("pi:builtin", keep=True)
+    [border] = edge.signature.inputs
+    runner.run({border.name: np.zeros(border.tensor.shape, border.tensor.dtype)})
+    [each] = far_sides()
+    each.kill()
+    each.wait()
+    with pytest.raises(CrashedError, match="lost its target"):
+        runner.tensor(edge.graph.ops[0].outputs[0])
+    target.close()
+
+
+def test_a_far_side_that_hangs() -> None:
+    """It is ended, and the way out is a longer limit."""
+    edgeq = Edgeq(targets={"pi": [sys.executable]}, threads=1, target_timeout=2)
+    quantized = edgeq.load(make.CONVERTED / "nested.int8.tflite", reference=stacks.build("nested"))
+
+    def stop() -> None:
+        [each] = far_sides()
+        each.suspend()
+
+    with pytest.raises(CrashedError) as error:
+        edgeq.compare(quantized, _at_sample(2, stop), runtime="pi")
+    assert str(error.value).splitlines()[0] == (
+        "the pi runtime did not answer: expected an answer in time, got nothing for 2 s"
+    )
+    assert "--edgeq-target-timeout=4" in str(error.value)
+    edgeq.close()
+
+
+# --- whole processes -----------------------------------------------------------------------------
+
+CLIENT = """
+import os, sys, time
+import numpy as np
+from pytest_edgeq.targets.target import Target
+target = Target("pi", [sys.executable], 60)
+target.start()
+print("ready", flush=True)
+if sys.argv[1] == "ends":
+    sys.exit()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", ["ends", "SIGKILL", "SIGINT", "SIGTERM"])
+def test_no_process_is_left_after_any_end(tmp_path: Path, end: str) -> None:
+    """Of the process that has started the target."""
+    script = tmp_path / "client.py"
+    script.write_text(CLIENT)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, str(script), end],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"ready\n"
+        started = far_sides(client.pid)
+        if end != "ends":
+            client.send_signal(getattr(signal, end))
+    assert not left_after(2, started)

@@ -1,0 +1,200 @@
+"""A local Python as the target: what it gives is what this process gives, to the last bit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fixtures.tflite import make, stacks
+from fixtures.tflite.stateful import counter
+from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
+from pytest_edgeq import Edgeq, assert_runtimes_agree
+from pytest_edgeq.targets.far_side import facts
+from pytest_edgeq.targets.target import Target
+from pytest_edgeq.targets.target_spec import KERNELS
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.runtimes import Runtimes
+from tests.processes import far_sides, left_after
+
+Array = npt.NDArray[Any]
+
+THROUGH_A_SHELL = ["sh", "-c", 'eval "exec $0 $*"', sys.executable]
+"""As ssh does: the words are joined by blanks, and a shell takes them apart."""
+
+
+@pytest.fixture(scope="module")
+def targets() -> Iterator[Runtimes]:
+    """Two targets; none of their processes is left behind."""
+    commands = {"local": [sys.executable], "shell": THROUGH_A_SHELL}
+    made = Runtimes(targets={name: Target(name, words, 60) for name, words in commands.items()})
+    yield made
+    processes = far_sides()
+    assert processes
+    made.close()
+    assert not left_after(2, processes)
+
+
+def _inputs(edge: EdgeFile, seed: int) -> dict[str, Array]:
+    """Codes over the whole range of each input, in the file's shapes."""
+    generator = np.random.default_rng(seed)
+    found = {}
+    for border in edge.signature.inputs:
+        dtype = np.dtype(border.tensor.dtype)
+        shape = tuple(2 if length < 0 else length for length in border.tensor.shape_signature)
+        if dtype.kind == "f":
+            found[border.name] = generator.standard_normal(shape).astype(dtype)
+        else:
+            low, high = (0, 4) if dtype.itemsize > 2 else (-100, 100)
+            found[border.name] = generator.integers(low, high, shape).astype(dtype)
+    return found
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("path", sorted(make.CONVERTED.glob("*.tflite")), ids=lambda p: p.name)
+def test_a_target_gives_what_this_process_gives(
+    targets: Runtimes, path: Path, kernels: str
+) -> None:
+    """All files of the fixtures, on the same kernels, in two samples."""
+    edge = EdgeFile(path, runtimes=targets)
+    for seed in range(2):
+        inputs = _inputs(edge, seed)
+        expected = edge.runner(kernels).run(inputs)
+        got = edge.runner(f"local:{kernels}").run(inputs)
+        assert [(a.dtype, a.shape, a.tobytes()) for a in got] == [
+            (a.dtype, a.shape, a.tobytes()) for a in expected
+        ]
+
+
+def test_a_shell_between_changes_nothing(targets: Runtimes) -> None:
+    """The word that starts the far side reads the same with and without its quotes."""
+    edge = EdgeFile(make.CONVERTED / "nested.int8.tflite", runtimes=targets)
+    inputs = _inputs(edge, 0)
+    expected = edge.runner("xnnpack").run(inputs)
+    for runtime in ("shell", "shell:xnnpack"):
+        assert [a.tobytes() for a in edge.runner(runtime).run(inputs)] == [
+            a.tobytes() for a in expected
+        ]
+
+
+def test_inputs_change_their_shape_from_sample_to_sample(targets: Runtimes) -> None:
+    """The far side allocates anew, as this one does."""
+    graph = _any_batch()
+    edge = EdgeFile(graph, runtimes=targets)
+    for batch in (1, 3, 1):
+        x = np.arange(batch * 4, dtype=np.float32).reshape(batch, 4)
+        (expected,) = edge.runner("xnnpack").run({"x": x})
+        (got,) = edge.runner("local").run({"x": x})
+        assert got.shape == expected.shape == (batch, 4)
+        assert got.tobytes() == expected.tobytes()
+
+
+def _any_batch() -> bytes:
+    file = FileWriter()
+    graph = file.graph()
+    x, y = (graph.tensor("float32", signature=(-1, 4)) for _ in range(2))
+    graph.op("RELU", [x], [y])
+    graph.borders([x], [y])
+    file.signature("main", [("x", x)], [("y", y)])
+    return file.content()
+
+
+def test_every_tensor_comes_back(targets: Runtimes) -> None:
+    """Of the kernels that keep them: computed ones of the last run, and constants."""
+    edge = EdgeFile(make.CONVERTED / "nested.int8.tflite", runtimes=targets)
+    here, there = (edge.runner(name, keep=True) for name in ("builtin", "local:builtin"))
+    for seed in range(2):
+        inputs = _inputs(edge, seed)
+        here.run(inputs)
+        there.run(inputs)
+        for tensor in edge.graph.subgraphs[0].tensors:
+            assert here.tensor(tensor.index).tobytes() == there.tensor(tensor.index).tobytes()
+
+
+def test_a_delegate_keeps_no_tensors(targets: Runtimes) -> None:
+    """The text lists the runtimes that do, those of targets too."""
+    edge = EdgeFile(make.CONVERTED / "nested.int8.tflite", runtimes=targets)
+    with pytest.raises(ValueError, match="these do: builtin, reference, local:builtin,"):
+        edge.runner("local", keep=True)
+
+
+def test_a_file_keeps_its_state_there(targets: Runtimes) -> None:
+    """From run to run, until a restart."""
+    edge = EdgeFile(counter(), runtimes=targets)
+    one = {"x": np.ones((1, 4), np.float32)}
+    for _ in range(2):
+        totals = [edge.runner("local").run(one)[0] for _ in range(3)]
+        assert [total.tolist() for total in totals] == [[[n] * 4] for n in (1, 2, 3)]
+        edge.restart()
+
+
+def test_a_file_that_the_kernels_refuse_is_told_by_op(targets: Runtimes) -> None:
+    """As in this process, with the target's name."""
+    broken = one_op(
+        "LOGISTIC",
+        [{"dtype": "int8", "scales": (0.1,), "zero_points": (0,)}],
+        [{"dtype": "int8", "scales": (0.1,), "zero_points": (0,)}],
+    )
+    edge = EdgeFile(broken, runtimes=targets)
+    with pytest.raises(RuntimeError) as here:
+        edge.runner("builtin")
+    with pytest.raises(RuntimeError) as there:
+        edge.runner("local:builtin")
+    assert str(there.value) == str(here.value).replace("builtin runtime", "local:builtin runtime")
+    assert "LOGISTIC" in str(there.value)
+
+
+def test_what_xnnpack_refuses_is_found_on_the_target(targets: Runtimes) -> None:
+    """The delegate does not name the op: cut files are loaded there."""
+    edge = EdgeFile(_refused_by_xnnpack(), runtimes=targets)
+    with pytest.raises(RuntimeError) as here:
+        edge.runner("xnnpack").run(_inputs(edge, 0))
+    with pytest.raises(RuntimeError) as there:
+        edge.runner("local").run(_inputs(edge, 0))
+    assert str(there.value) == str(here.value).replace("xnnpack runtime", "local runtime")
+    assert "FULLY_CONNECTED" in str(there.value).splitlines()[0]
+
+
+def _refused_by_xnnpack() -> bytes:
+    model = unpack((make.CONVERTED / "nested.int8.tflite").read_bytes())
+    graph = OpGraph.read(make.CONVERTED / "nested.int8.tflite")
+    layer = next(op for op in graph.ops if op.name == "FULLY_CONNECTED")
+    model.subgraphs[0].tensors[layer.outputs[0]].quantization.scale = [3.9e-12]
+    return pack(model)
+
+
+def test_the_far_side_says_what_it_is() -> None:
+    """Before any file is sent; and what it says is what this process would say of itself."""
+    target = Target("local", [sys.executable], 60)
+    machine = target.start()
+    target.close()
+    told = facts()
+    assert machine.to_dict() == {"target": "local", **told}
+    assert machine.features
+
+
+def test_a_session_compares_and_localizes_on_a_target() -> None:
+    """Figures are those of this process."""
+    others = far_sides()
+    edgeq = Edgeq(targets={"local": [sys.executable]}, threads=2)
+    model, inputs = stacks.build("nested"), [stacks.MODELS["nested"][1] for _ in range(3)]
+    quantized = edgeq.load(make.CONVERTED / "nested.int8.tflite", reference=model)
+    here = edgeq.compare(quantized, inputs)
+    there = edgeq.compare(quantized, inputs, runtime="local")
+    assert there.total == here.total
+    assert there.runtime == "local"
+    rows = edgeq.localize(quantized, inputs, runtime="local:builtin")
+    assert rows == edgeq.localize(quantized, inputs, runtime="builtin")
+    assert_runtimes_agree(
+        quantized, inputs, max_lsb_error=0, runtimes=("xnnpack", "local", "local:xnnpack")
+    )
+    started = [each for each in far_sides() if each not in others]
+    assert len(started) == 1
+    edgeq.close()
+    assert not left_after(2, started)
