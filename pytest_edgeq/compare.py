@@ -25,7 +25,7 @@ from pytest_edgeq.numerics.health import (
     repeated_finding,
 )
 from pytest_edgeq.numerics.machine import Machine
-from pytest_edgeq.parallel import MOST_WORKERS, begin, on_one_thread, run_together
+from pytest_edgeq.parallel import AtOnce, begin, on_one_thread, run_together
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import undisturbed
@@ -203,9 +203,11 @@ class Comparer:
             ValueError, TypeError, RuntimeError: As `update` does, of the first sample that fails.
         """
         self._runner.prepare()  # on all cores, as no sum is in it
+        is_far = self._quantized.edge.runtimes.target_of(self._runtime) is not None
+        at_once = AtOnce(threads, is_far=is_far)
         with on_one_thread():
-            if begin(samples, self._quantized, threads, self.update):
-                self._update_together(samples, min(threads, MOST_WORKERS))
+            if begin(samples, self._quantized, at_once.workers, self.update):
+                self._update_together(samples, at_once)
 
     def update_by(
         self, engine: Engine, parcel: Parcel, reading: Reading, step: Step
@@ -239,9 +241,9 @@ class Comparer:
         )
         return stream.machines
 
-    def _update_together(self, samples: Iterator[Sample], count: int) -> None:
+    def _update_together(self, samples: Iterator[Sample], at_once: AtOnce) -> None:
         def worker() -> tuple[SampleRunner, Measurement]:
-            return self._runner.apart(), self._new_measurement()
+            return self._runner.apart(at_once.cores), self._new_measurement()
 
         def measure(worker: tuple[SampleRunner, Measurement], index: int, sample: Sample) -> None:
             runner, measurement = worker
@@ -252,7 +254,7 @@ class Comparer:
                 yield self.count, sample.clone()
                 self._note(sample)
 
-        for _, measurement in run_together(numbered(), worker, measure, count):
+        for _, measurement in run_together(numbered(), worker, measure, at_once.workers):
             self._measurement.merge(measurement)
 
     def _note(self, sample: Sample) -> None:
@@ -306,6 +308,7 @@ class Comparer:
             evaluated=self._tally.evaluated.result(),
             fingerprint=self._fingerprint(),
             machines=tuple(machines),
+            target=quantized.edge.runtimes.machine_of(self._runtime),
             build=functools.partial(
                 build_of, quantized.edge, quantized.ledger, quantized.float_model
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,15 +66,22 @@ class SampleRunner:
     def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
         self._quantized = quantized
         self._runtime = runtime
+        self._cores: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         self._edge, self._between = quantized.edge, quantized.float_edge
         self._simulated: torch.nn.Module | None = None
 
-    def apart(self) -> SampleRunner:
-        """Return a runner of the same models with interpreters of its own."""
+    def apart(self, cores: contextlib.AbstractContextManager[object] | None = None) -> SampleRunner:
+        """
+        Return a runner of the same models with interpreters of its own.
+
+        Args:
+            cores: Held while the references are computed; those of this runner by default.
+        """
         other = SampleRunner(self._quantized, self._runtime)
         other._edge = self._edge.apart()
         other._between = None if self._between is None else self._between.apart()
         other._simulated = self._simulated
+        other._cores = self._cores if cores is None else cores
         return other
 
     def prepare(self) -> None:
@@ -93,15 +101,14 @@ class SampleRunner:
         quantized, arrays = self._quantized, sample.arrays()
         codes = self._run(self._edge, arrays, index)
         wanted = [border.name for border in self._edge.signature.outputs]
-        values: dict[str, Arrays] = {
-            "edge": self._edge.decode(codes),
-            "float": self._reference(sample, arrays, wanted, index),
-        }
-        check_layout(quantized, values["float"], values["edge"])
-        self.prepare()
-        if self._simulated is not None:
-            outputs = call_reference(self._simulated, sample)
-            values["simulated"] = in_file_order(outputs, wanted, quantized.name)
+        values: dict[str, Arrays] = {"edge": self._edge.decode(codes)}
+        with self._cores:
+            values["float"] = self._reference(sample, arrays, wanted, index)
+            check_layout(quantized, values["float"], values["edge"])
+            self.prepare()
+            if self._simulated is not None:
+                outputs = call_reference(self._simulated, sample)
+                values["simulated"] = in_file_order(outputs, wanted, quantized.name)
         if self._between is not None:
             decoded = self._between.decode(self._run(self._between, arrays, index))
             names = [border.name for border in self._between.signature.outputs]

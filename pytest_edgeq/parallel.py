@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.samples import Sample
 
 __all__ = [
-    "MOST_WORKERS",
+    "AtOnce",
     "Beside",
     "available_cores",
     "begin",
@@ -33,6 +34,13 @@ __tracebackhide__ = True
 
 MOST_WORKERS = 8
 """Each has interpreters of its own, which hold the weights as their kernels want them."""
+
+MOST_AHEAD = 8
+"""
+Samples that are under way to a target, so that its latency does not count.
+
+At 50 ms to and fro that is 160 samples a second, more than a board computes.
+"""
 
 _Result = TypeVar("_Result")
 _Worker = TypeVar("_Worker")
@@ -67,6 +75,26 @@ def on_one_thread() -> contextlib.AbstractContextManager[None]:
     figures; samples use the cores instead.
     """
     return torch_threads(1)
+
+
+class AtOnce:
+    """
+    How many samples are measured at once.
+
+    Args:
+        threads: Cores that may be used.
+        is_far: Whether files run on a target, and this process waits for it.
+
+    Attributes:
+        workers: How many are under way.
+        cores: Held by those that compute in this process.
+    """
+
+    def __init__(self, threads: int, *, is_far: bool) -> None:
+        self.workers = min(max(threads, MOST_AHEAD) if is_far else threads, MOST_WORKERS)
+        self.cores: contextlib.AbstractContextManager[object] = (
+            threading.BoundedSemaphore(threads) if is_far else contextlib.nullcontext()
+        )
 
 
 class Beside:

@@ -43,6 +43,7 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
     return {
         "flow": comparison.flow,
         "runtime": comparison.runtime,
+        **({} if comparison.target is None else {"target": comparison.target.kernels}),
         "n_samples": comparison.total.n_samples,
         "fingerprint": comparison.fingerprint,
         "margin": {

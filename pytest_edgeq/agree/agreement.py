@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.agree.alone import Alone
+from pytest_edgeq.agree.kernels_apart import kernels_apart
 from pytest_edgeq.agree.runtime_results import FLOAT_UNIT, RuntimeResults, equal
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample
@@ -60,7 +61,7 @@ def compared_runtimes(quantized: QuantizedModel) -> tuple[str, ...]:
     found = ["xnnpack", "builtin", "reference"]
     if importlib.util.find_spec("ai_edge_litert.compiled_model") is not None:
         found.append("compiled")
-    found += quantized.edge.runtimes.own
+    found += (*quantized.edge.runtimes.own, *quantized.edge.runtimes.check_targets)
     return tuple(dict.fromkeys((quantized.runtime, *found)))
 
 
@@ -150,6 +151,7 @@ class Agreement:
             self._repeat()
             for results in self._opened.values():
                 self._look_again(results)
+        self._note_kernels()
         apart = self._unstable
         for results in self._opened.values():
             found = results.troubles(self._base or "", self._edge)
@@ -168,6 +170,18 @@ class Agreement:
             for text in grouped(self._lacking)
         ]
         return AgreementResult(tuple(self._unable), tuple(apart), tuple(self._notes))
+
+    def _note_kernels(self) -> None:
+        """Tell where a target gives other codes than the same kernels of this machine."""
+        runtimes = self._edge.runtimes
+        for name, results in self._opened.items():
+            twin = self._opened.get(runtimes.kernels_of(name))
+            if twin is None or twin is results or not results.first or not twin.first:
+                continue
+            if all(map(equal, results.first, twin.first)):
+                continue
+            told = kernels_apart(self._edge, twin.name, name, self._first)
+            self._notes += [told] if told else []
 
     def _is_extra(self, name: str) -> bool:
         """Whether no device runs these kernels, and the session and this comparison do not."""
@@ -191,9 +205,10 @@ class Agreement:
             self._refused(error)
 
     def _opens(self, name: str) -> bool:
-        cause = _aborts(self._edge.graph) if name == "reference" else ""
+        is_reference = self._edge.runtimes.kernels_of(name) == "reference"
+        cause = _aborts(self._edge.graph) if is_reference else ""
         if cause:
-            self._notes.append(f"runtime 'reference' was not run: {cause}")
+            self._notes.append(f"runtime {name!r} was not run: {cause}")
             return False
         try:
             self._edge.runner(name)
@@ -203,7 +218,13 @@ class Agreement:
         return True
 
     def _refused(self, error: UnrunnableError) -> None:
-        must_run = (self._quantized.runtime, *_MUST_RUN, *self._edge.runtimes.own)
+        runtimes = self._edge.runtimes
+        must_run = (
+            self._quantized.runtime,
+            *_MUST_RUN,
+            *runtimes.own,
+            *runtimes.check_targets,
+        )
         is_fault = error.runtime in must_run or isinstance(error, CrashedError)
         told = not is_fault and (error.runtime == _UNSHIPPED or _LACKS.search(error.told))
         (self._lacking if told else self._unable).append(error)

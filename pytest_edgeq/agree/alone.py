@@ -111,8 +111,16 @@ class Alone:
         for (op, tensor), actual in zip(cut.outputs, outputs, strict=True):
             pair = results.pairs.get((op.index, tensor))
             if pair is None:
-                own = results.name in self._edge.runtimes.own
-                pair = make_pair(self._edge.graph, op, tensor, results.name, self._base, own=own)
+                runtimes = self._edge.runtimes
+                pair = make_pair(
+                    self._edge.graph,
+                    op,
+                    tensor,
+                    (results.name, self._base),
+                    kernels=None
+                    if results.name in runtimes.own
+                    else runtimes.kernels_of(results.name),
+                )
                 results.pairs[op.index, tensor] = pair
             values = {
                 place: kept.tensor(place)

@@ -196,10 +196,20 @@ def problem_together(pairs: Iterable[Pair]) -> str:
     )
 
 
-def make_pair(graph: OpGraph, op: Op, tensor: int, runtime: str, base: str, *, own: bool) -> Pair:
-    """What two sound kernels may differ by at one output of an op."""
+def make_pair(
+    graph: OpGraph, op: Op, tensor: int, names: tuple[str, str], *, kernels: str | None
+) -> Pair:
+    """
+    Return what two sound kernels may differ by at one output of an op.
+
+    Args:
+        graph: The file.
+        op: The op.
+        tensor: The output's index.
+        names: Of the runtime, and of the built-in one that it is held against.
+        kernels: The built-in runtime whose kernels the first one has; None where any may be.
+    """
     info = graph.tensor(op, tensor)
-    names = (runtime, base)
     if info.is_floating_point:
         # Kernels that quantize their input are off by its rounding, whose signs are chance up to
         # what the values of one input share (59 % measured); others by that of functions, which may
@@ -209,8 +219,8 @@ def make_pair(graph: OpGraph, op: Op, tensor: int, runtime: str, base: str, *, o
     if not info.is_quantized:
         return Pair(op, graph, tensor, names, False, 0.0)
     # CompiledModel and TensorFlow run XNNPACK's kernels, too; of a user's own the worst is taken.
-    kinds = ["reference", "xnnpack"] if own else []
-    kinds += [runtime if runtime in ("builtin", "reference") else "xnnpack", base]
+    kinds = ["reference", "xnnpack"] if kernels is None else []
+    kinds += [kernels if kernels in ("builtin", "reference") else "xnnpack", names[1]]
     bounds = [
         rounding_bound(graph, op, output=op.outputs.index(tensor), runtime=kind) for kind in kinds
     ]

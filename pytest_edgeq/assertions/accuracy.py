@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from pytest_edgeq.assertions.scoring import Scorer, Scores, scorer_for
 from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.measurement import check_layout
 from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
-from pytest_edgeq.parallel import MOST_WORKERS, in_order, on_one_thread, state_of
+from pytest_edgeq.parallel import AtOnce, in_order, on_one_thread, state_of
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import (
     call_unflattened,
@@ -165,7 +166,7 @@ def score_of(
         AssertionError: The file gives NaN or infinities where the float model does not.
         Exception: As `assert_accuracy_drop` raises it.
     """
-    outputs = _outputs(model, edge, model.runtime, sample, index, scorer)
+    outputs = _outputs(model, edge, model.runtime, sample, index, scorer, nullcontext())
     return _score(scorer, index, outputs, label)
 
 
@@ -204,12 +205,15 @@ def _outcomes(
 ) -> Iterator[_Outcome]:
     """Give index, outputs and label of every sample in order, measured on the model's cores."""
     runtime = model.runtime
+    is_far = model.edge.runtimes.target_of(runtime) is not None
+    at_once = AtOnce(model.threads, is_far=is_far)
 
     def measure(edge: EdgeFile, item: tuple[int, tuple[Sample, Any]]) -> _Outcome:
         index, (sample, label) = item
-        return index, _outputs(model, edge, runtime, sample, index, scorer), label
+        outputs = _outputs(model, edge, runtime, sample, index, scorer, at_once.cores)
+        return index, outputs, label
 
-    before = state_of(model) if model.threads > 1 else None
+    before = state_of(model) if at_once.workers > 1 else None
     for item in itertools.islice(pairs, 1):
         yield measure(model.edge, item)
     if before is None or before != state_of(model):
@@ -218,7 +222,7 @@ def _outcomes(
         return
     # A loader may write the next sample, and its label, over the last ones.
     kept = ((index, (sample.clone(), copy.deepcopy(label))) for index, (sample, label) in pairs)
-    yield from in_order(kept, model.edge.apart, measure, min(model.threads, MOST_WORKERS))
+    yield from in_order(kept, model.edge.apart, measure, at_once.workers)
 
 
 def _outputs(
@@ -228,11 +232,13 @@ def _outputs(
     sample: Sample,
     index: int,
     scorer: Scorer,
+    cores: AbstractContextManager[object],
 ) -> tuple[Any, Any]:
     """What both models give for one sample, nested as the reference nests it."""
     reference = model.float_model
     assert reference is not None, "unreachable because the caller has looked"
-    nested = call_unflattened(reference, sample)
+    with cores:
+        nested = call_unflattened(reference, sample)
     leaves = flatten_outputs(nested)
     wanted = [border.name for border in model.edge.signature.outputs]
     aliases = keras_output_names(reference) if is_keras(reference) else ()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.agree.kernels_apart import kernels_apart
 from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, table
 from pytest_edgeq.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.numerics.comparison import WorstSamples
@@ -99,7 +100,10 @@ def assert_runtimes_agree(
         )
     wrong = [pair for pair in pairs if not pair.worst <= (bound if pair.is_scaled else 0)]
     if wrong:
-        error = AssertionError(_runtimes_text(wrong, len(pairs), bound))
+        first_wrong = wrong[0]
+        inputs_there = worst[first_wrong.other].result()[0].inputs.arrays()
+        why = _kernels_text(edge, first_wrong, edge.encode(inputs_of_sample, inputs_there))
+        error = AssertionError(_runtimes_text(wrong, len(pairs), bound, why))
         if isinstance(model, QuantizedModel):
             other = wrong[0].other
             shown = FailedSamples(model, other, first, worst[other].result(), n_samples)
@@ -159,7 +163,19 @@ class _Pair:
             self.at = f"sample {sample}, index {where}: {one[index]} and {two[index]}"
 
 
-def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float) -> str:
+def _kernels_text(edge: EdgeFile, pair: _Pair, inputs: Mapping[str, Array]) -> str:
+    """Say why the codes differ."""
+    if any(edge.runtimes.target_of(name) is not None for name in (pair.first, pair.other)):
+        told = kernels_apart(edge, pair.first, pair.other, inputs)
+        if told:
+            return told
+    return (
+        "kernels round differently by 1 LSB an op, and it adds up with depth; far more than that "
+        "is a kernel that computes something else."
+    )
+
+
+def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float, why: str) -> str:
     first = wrong[0]
     expected = f"at most {bound:g} LSB" if first.is_scaled else "equal values"
     scaled = [pair.worst for pair in wrong if pair.is_scaled]
@@ -184,6 +200,5 @@ def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float) -> str:
             ],
             ("output", "runtimes", "worst", "codes that differ", "worst at"),
         )
-        + "\ncause: kernels round differently by 1 LSB an op, and it adds up with depth; far more "
-        "than that is a kernel that computes something else.\n" + way_out
+        + f"\ncause: {why}\n{way_out}"
     )

@@ -15,6 +15,7 @@ from .findings import Finding
 from .machine import Machine
 from .metrics import json_number
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
+from .target_machine import TargetMachine
 
 _STAGES = ("conversion", "quantization", "lowering", "total")
 """In the order of the pipeline."""
@@ -101,6 +102,7 @@ class Comparison:
         fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order; of
             samples of `edgeq.samples` over a digest of each.
         machines: where an executor measured it; empty of this process.
+        target: the machine whose kernels ran the file; None for this one.
         build: gives what of the file the errors may not show, which is remembered beside them.
         points: elements of each output by its name and side, chosen evenly, where they were asked
             for; for charts.
@@ -121,6 +123,7 @@ class Comparison:
     evaluated: EvaluatedSamples = NOT_COUNTED
     fingerprint: str = ""
     machines: tuple[Machine, ...] = field(default=(), compare=False)
+    target: TargetMachine | None = field(default=None, compare=False)
     build: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False, compare=False)
     points: Mapping[str, Mapping[str, npt.NDArray[np.float64]]] = field(
         default_factory=dict, repr=False, compare=False

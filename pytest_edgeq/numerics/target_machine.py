@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 __all__ = ["TargetMachine"]
+
+_KERNELS = re.compile(
+    r"AVX2?|F16C|FMA3|AVX512(F|VNNI|_FP16)|AMX\w*|NEON|ASIMD(DP|HP)?|FPHP|SVE\w*|I8MM|VSX\w*|RVV"
+)
+"""Instruction sets that are shown; the record has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +55,12 @@ class TargetMachine:
         )
 
     def __str__(self) -> str:
-        """Return the machine, its release and its instruction sets in one line."""
+        """Return the machine, its releases and the instruction sets of kernels in one line."""
         cpu = f" ({self.cpu})" if self.cpu else ""
+        told = " ".join(filter(_KERNELS.fullmatch, self.features)) or "no vector instructions"
         return (
             f"{self.machine}{cpu}, {self.package} {self.release}, Python {self.python}, "
-            f"numpy {self.numpy}, {' '.join(self.features) or 'no features told'}"
+            f"numpy {self.numpy}, {told}"
         )
 
     @property

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import gc
 import os
+import shlex
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -217,7 +218,23 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     ]
     new = [f"not tried with {', '.join(names)}"] if (names := untried(versions).values()) else []
     lines = [" ".join(words), ", ".join(told), *new, _cache_header(config)]
+    lines += _target_headers(config)
     return [f"edgeq: {line}" for line in lines]
+
+
+def _target_headers(config: pytest.Config) -> list[str]:
+    """Name the targets; the one that all tests run on is started, to say what it is."""
+    runtimes, settings = config.stash[runtimes_key], config.stash[settings_key]
+    lines = []
+    for name, target in runtimes.targets.items():
+        told = shlex.join(target.command)
+        if runtimes.target_of(settings.runtime) is target and not config.option.collectonly:
+            try:
+                told = str(target.start())
+            except RuntimeError as error:
+                told = str(error).splitlines()[0]
+        lines.append(f"target {name}: {told}")
+    return lines
 
 
 def _cores(config: pytest.Config) -> int:
@@ -400,6 +417,9 @@ def pytest_runtest_makereport(
     messages = config.stash[cache_messages_key]
     report.__dict__["edgeq_cache"] = list(messages)
     messages.clear()
+    report.__dict__["edgeq_targets"] = [
+        machine.to_dict() for machine in config.stash[runtimes_key].machines
+    ]
     journal = config.stash[journal_key]
     if call.when == "call":
         report.__dict__["edgeq"] = memory_of(config).record(owner_of(item))

@@ -43,6 +43,7 @@ class Controller:
         self._messages: list[str] = []
         self._cache_messages: dict[CacheMessage, None] = {}
         self._collected: list[list[CollectedModule]] = []
+        self._targets: dict[str, Mapping[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take one report, of this process or of a worker."""
@@ -55,6 +56,8 @@ class Controller:
         self._the_recorder.add(phase_report(report, worker, self._config.rootpath))
         told = getattr(report, "edgeq_cache", ())
         self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in told))
+        for machine in getattr(report, "edgeq_targets", ()):
+            self._targets[machine["target"]] = machine
 
     @property
     def _the_recorder(self) -> RunRecorder:
@@ -108,12 +111,17 @@ class Controller:
         shown = memory_of(self._config).layout.shown
         left = [] if self._outcome is None else self._outcome.left
         pruned = [] if self._outcome is None else self._outcome.pruned
-        return self._the_recorder.run(obsolete=map(shown, left), pruned=map(shown, pruned))
+        return self._the_recorder.run(
+            obsolete=map(shown, left),
+            pruned=map(shown, pruned),
+            targets=self._targets.values(),
+        )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the models, and the baselines that were written, that differ or are obsolete."""
         if self._run is None:
             return
+        from pytest_edgeq.numerics.target_machine import TargetMachine
         from pytest_edgeq.report.terminal import table_lines
         from pytest_edgeq.snapshots.summary import Line, summarize
 
@@ -125,6 +133,10 @@ class Controller:
             Line(f"{kind.capitalize()}: {text}", kind)
             for kind, text in self._cache_messages
             if verbosity > 0 or kind == "warning"
+        ]
+        lines += [
+            Line(f"ran on {name}: {TargetMachine.of(name, facts)}", None)
+            for name, facts in self._targets.items()
         ]
         lines += [Line(f"Error: {message}", "error") for message in self._messages]
         table = table_lines(self._run) if verbosity >= 0 else []

@@ -72,6 +72,8 @@ def comparison_facts(comparison: Comparison) -> dict[str, Any]:
     facts = comparison.to_dict()
     facts["fingerprint"] = comparison.fingerprint
     facts["machines"] = [each.to_dict() for each in comparison.machines]
+    target = comparison.target
+    facts["target"] = None if target is None else target.to_dict()
     facts["points"] = {
         output: {side: _short(values) for side, values in sides.items()}
         for output, sides in comparison.points.items()

@@ -242,13 +242,20 @@ class RunRecorder:
             self._models = {**report.journal["models"], **self._models}
         self._tests[key].add(report)
 
-    def run(self, *, obsolete: Iterable[str], pruned: Iterable[str]) -> Run:
+    def run(
+        self,
+        *,
+        obsolete: Iterable[str],
+        pruned: Iterable[str],
+        targets: Iterable[Mapping[str, Any]] = (),
+    ) -> Run:
         """
         Return the record.
 
         Args:
             obsolete: Paths of baselines that no test owns.
             pruned: Paths of those that were deleted.
+            targets: Machines of the targets that ran files.
         """
         tests = [test for test in self._tests.values() if test.is_of_interest]
         used = dict.fromkeys(key for test in tests for key in test.models)
@@ -261,6 +268,7 @@ class RunRecorder:
                 "python": platform.python_version(),
                 "machine": platform.machine(),
                 "versions": producer(),
+                "targets": [dict(each) for each in targets],
                 "models": {key: self._models[key] for key in used},
                 "tests": [test.to_dict() for test in tests],
                 "baselines": {"obsolete": list(obsolete), "pruned": list(pruned)},

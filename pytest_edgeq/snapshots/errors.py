@@ -68,6 +68,9 @@ def problem(data: Mapping[str, Any]) -> str:
             return f"data.{key} is not a text" if key in data else f"data.{key} is missing"
     if isinstance(data.get("n_samples"), bool) or not isinstance(data.get("n_samples"), int):
         return "data.n_samples is not a whole number"
+    target = data.get("target", {})
+    if not isinstance(target, dict) or not all(isinstance(key, str) for key in target):
+        return "data.target is not a machine"
     if wrong := build_problem(data):
         return wrong
     rows = data.get("errors")
@@ -154,8 +157,8 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     lines[1:1] = [f"{_CAUSE}{each}" for each in built] if worse else built
     if origin := describe_origin(old, new):
         lines[0] += f"; {origin}"
-    if old["runtime"] != new["runtime"]:
-        lines.append(f"  runtime: remembered on {old['runtime']}, now on {new['runtime']}")
+    if _kernels(old) != _kernels(new):
+        lines.append(f"  runtime: remembered on {_runtime(old)}, now on {_runtime(new)}")
     return "\n".join(lines)
 
 
@@ -187,7 +190,7 @@ def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Row]:
     """The remembered rows by key, with limits as narrow as runtime and samples allow."""
-    if old["runtime"] != new["runtime"]:
+    if _kernels(old) != _kernels(new):
         return {_key(row): on_other_kernels(row) for row in old["errors"]}
     after = {_key(row): row for row in new["errors"]}
     rows = {_key(row): row for row in old["errors"]}
@@ -195,6 +198,23 @@ def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Ro
         key: narrowed(row, after[key], _floor(old["flow"], rows, key)) if key in after else row
         for key, row in rows.items()
     }
+
+
+def _kernels(data: Mapping[str, Any]) -> tuple[object, ...]:
+    """What chooses the kernels: the runtime, and the machine of a target."""
+    target = data.get("target", {})
+    return data["runtime"], *(target.get(name) for name in ("machine", "features", "package"))
+
+
+def _runtime(data: Mapping[str, Any]) -> str:
+    """Name the runtime, and the machine of a target."""
+    target = data.get("target")
+    if not target:
+        return str(data["runtime"])
+    machine, package, release = (target.get(n) for n in ("machine", "package", "release"))
+    features = target.get("features")
+    told = f", {' '.join(map(str, features))}" if isinstance(features, list) else ""
+    return f"{data['runtime']} ({machine}, {package} {release}{told})"
 
 
 def _floor(flow: str, rows: Mapping[_RowKey, _Row], key: _RowKey) -> float:

@@ -20,6 +20,7 @@ from pytest_edgeq.targets.target_spec import KERNELS, split_runtime
 if TYPE_CHECKING:
     import numpy as np
 
+    from pytest_edgeq.numerics.target_machine import TargetMachine
     from pytest_edgeq.tflite.engines import Engine
     from pytest_edgeq.tflite.runtimes import Opening
 
@@ -106,7 +107,24 @@ class Isolation(Protocol):
 
 
 class Remote(Protocol):
-    """A machine or CPU elsewhere, whose kernels run files."""
+    """
+    A machine or CPU elsewhere, whose kernels run files.
+
+    Attributes:
+        command: Starts it.
+        machine: What it says of itself; None before the first use.
+    """
+
+    command: tuple[str, ...]
+    machine: TargetMachine | None
+
+    def start(self) -> TargetMachine:
+        """
+        Start it, unless it runs.
+
+        Raises:
+            RuntimeError: It does not start.
+        """
 
     def open(self, opening: Opening, /) -> Engine:
         """
@@ -194,6 +212,22 @@ class Runtimes:
         """Return the target that a runtime is of; None for one of this machine."""
         found = split_runtime(runtime, self.targets)
         return None if found is None else self.targets[found[0]]
+
+    def machine_of(self, runtime: str) -> TargetMachine | None:
+        """
+        Return the machine of a target's runtime, which is started if it was not; else None.
+
+        Raises:
+            RuntimeError: It does not start.
+        """
+        target = self.target_of(runtime)
+        return None if target is None else target.machine or target.start()
+
+    @property
+    def machines(self) -> tuple[TargetMachine, ...]:
+        """Return the machines of the targets that were started."""
+        known = (target.machine for target in self.targets.values())
+        return tuple(machine for machine in known if machine is not None)
 
     def kernels_of(self, runtime: str) -> str:
         """Return the built-in runtime whose kernels a target's runtime has; else its own name."""

@@ -1,0 +1,132 @@
+"""Say in one sentence that two machines' kernels round an op otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.numerics.target_machine import TargetMachine
+from pytest_edgeq.targets.far_side import facts
+from pytest_edgeq.tflite.cut import cut_ops, grouped_ops
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.subgraph import Op
+from pytest_edgeq.unrunnable import UnrunnableError
+
+__all__ = ["kernels_apart"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+Inputs = Mapping[str, npt.NDArray[Any]]
+
+_BASE = "builtin"
+"""Kernels of this machine that keep every tensor: what they compute is what the ops are run on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Difference:
+    """Outputs of one op that was run alone on two runtimes, on the same inputs."""
+
+    op: Op
+    content: bytes
+    given: Inputs
+    n_differ: int
+    n_codes: int
+    worst: float
+
+
+def kernels_apart(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> str:
+    """
+    Name the first op of which two runtimes give other codes when each runs it alone.
+
+    Args:
+        edge: The file.
+        one: A runtime.
+        other: Another one, of which at least one is a target's.
+        inputs: Of the whole file, as it takes them.
+
+    Returns:
+        One sentence; empty where each op alone gives the same on both, or where the ops cannot be
+        run alone there.
+    """
+    try:
+        found = _first_difference(edge.apart(), one, other, inputs)
+    except (UnrunnableError, ValueError):  # the files differ end to end, which has been told
+        return ""
+    if found is None:
+        return ""
+    runtimes = edge.runtimes
+    machines = [runtimes.machine_of(each) or TargetMachine.of("", facts()) for each in (one, other)]
+    where = next(
+        entry.where
+        for entry in edge.op_dtypes
+        if (entry.subgraph, entry.index) == (found.op.subgraph, found.op.index)
+    )
+    kernels = {runtimes.kernels_of(each) for each in (one, other)}
+    told = (
+        f"{where}, run alone on the same inputs, differs in {found.n_differ} of {found.n_codes} "
+        f"codes, by up to {found.worst:.3g}:\n  {_who(kernels, machines)}"
+    )
+    if kernels == {"xnnpack"} or runtimes.target_of(one) is runtimes.target_of(other):
+        return told
+    return f"{told}; XNNPACK {_xnnpack(edge, found, one, other)} on both"
+
+
+def _first_difference(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> _Difference | None:
+    kept = edge.runner(_BASE, keep=True)
+    kept.run(inputs)
+    subgraph = edge.signature.subgraph
+
+    def shape_of(tensor: int) -> tuple[int, ...]:
+        return kept.tensor(tensor).shape
+
+    for ops in grouped_ops(edge.graph, edge.graph.subgraphs[subgraph].ops, shape_of):
+        cut = cut_ops(edge.graph, subgraph, shape_of, {op.index for op in ops})
+        if not cut.outputs:
+            continue
+        given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
+        file = EdgeFile(cut.content, threads=edge.threads, runtimes=edge.runtimes)
+        outputs = [file.runner(each).run(given) for each in (one, other)]
+        for (op, tensor), mine, theirs in zip(cut.outputs, *outputs, strict=True):
+            if edge.graph.tensor(op, tensor).is_floating_point:
+                continue  # float32 rounds everywhere
+            found = _difference(mine, theirs)
+            if found is not None:
+                return _Difference(op, cut.content, given, *found)
+    return None
+
+
+def _difference(mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> tuple[int, int, float] | None:
+    if mine.shape != theirs.shape:
+        return None  # no matter of rounding
+    apart = np.abs(mine.astype(np.float64) - theirs.astype(np.float64))
+    apart = np.where(np.isnan(apart), 0.0, apart)
+    count = int(np.count_nonzero(apart))
+    return (count, apart.size, float(apart.max())) if count else None
+
+
+def _xnnpack(edge: EdgeFile, found: _Difference, one: str, other: str) -> str:
+    """Say whether XNNPACK gives the same for the op on both machines."""
+    file = EdgeFile(found.content, threads=edge.threads, runtimes=edge.runtimes)
+    names = [_xnnpack_beside(edge, each) for each in (one, other)]
+    outputs = [file.runner(name).run(found.given) for name in names]
+    same = all(_difference(a, b) is None for a, b in zip(*outputs, strict=True))
+    return "gives the same" if same else "does not give the same"
+
+
+def _xnnpack_beside(edge: EdgeFile, runtime: str) -> str:
+    return "xnnpack" if edge.runtimes.target_of(runtime) is None else runtime.partition(":")[0]
+
+
+def _who(kernels: set[str], machines: list[TargetMachine]) -> str:
+    """Say which of them rounds otherwise, as far as that is known."""
+    with_avx2 = [machine for machine in machines if "AVX2" in machine.features]
+    # Measured: without AVX2 (Nehalem, emulated) builtin gives ARM's codes, with it others.
+    if kernels == {"builtin"} and len(with_avx2) == 1:
+        return "x86 with AVX2 rounds this op otherwise"
+    named = " and ".join(dict.fromkeys(machine.machine for machine in machines))
+    return f"kernels of {named} round this op otherwise"
