@@ -1,0 +1,40 @@
+"""The emulated root of the run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from pytest_edgeq.targets.emulated_root import EmulatedRootError, is_finished, make_root
+
+VARIABLE = "EDGEQ_TEST_ARM64"
+
+
+@pytest.fixture(scope="session")
+def arm64_root(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """
+    A root for 64-bit ARM, by `edgeq target arm64`: that of the variable, else one of this run.
+
+    It needs apt and a network, which no other test does: the tests that use it skip without them.
+    """
+    named = os.environ.get(VARIABLE)
+    if named is not None and is_finished(Path(named)):
+        return Path(named)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "arm64"
+    try:
+        # The first worker of pytest-xdist makes it for all.
+        with FileLock(f"{folder}.lock"):
+            make_root(folder, say=lambda _: None)
+    except EmulatedRootError as error:
+        pytest.skip(f"no {VARIABLE}=DIR of `edgeq target arm64 DIR`, and none can be made: {error}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def arm64_command(arm64_root: Path) -> list[str]:
+    """The command that starts the root's Python."""
+    return make_root(arm64_root, say=lambda _: None)
