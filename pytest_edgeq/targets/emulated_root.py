@@ -19,13 +19,14 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pytest_edgeq.targets.private_apt import PrivateApt, ubuntu_sources
+from pytest_edgeq.targets.private_apt import PrivateApt, candidate, ubuntu_sources
 from pytest_edgeq.targets.programs import EmulatedRootError, run, start
 from pytest_edgeq.versions import version_of
 
 __all__ = ["EmulatedRootError", "is_finished", "make_root"]
 
-_EMULATOR = "qemu-aarch64-static"
+_EMULATORS = {"qemu-user-static": "qemu-aarch64-static", "qemu-user": "qemu-aarch64"}
+"""The program of each package; Debian 13 has both, Ubuntu 26.04 the second alone."""
 
 _CPU = "cortex-a76"
 """Has the dot product instructions that today's phones run quantized models with."""
@@ -37,7 +38,7 @@ _NO_APT = (
     "this machine has no apt-get and dpkg, and a root for 64-bit ARM is made of the packages of "
     "Debian or Ubuntu:\n"
     "  make it there, or in a container of one, by `edgeq target arm64 DIR`, and copy DIR here, "
-    f"where only {_EMULATOR} is needed;\n"
+    "where only QEMU is needed;\n"
     "  or use another folder with a 64-bit ARM Linux that has Python, numpy and ai-edge-litert, "
     "such as an unpacked container image"
 )
@@ -102,10 +103,11 @@ def make_root(
     litert = version_of("ai-edge-litert")
     if litert is None:
         raise EmulatedRootError("ai-edge-litert is not installed: pip install ai-edge-litert")
-    _need_emulator(say)
+    emulator = _emulator() or _installed_emulator(say)
+    _check_cpu(emulator)
     if is_finished(folder):
         say(f"{folder} is finished and has ai-edge-litert {litert}: nothing to do")
-        return _command(folder)
+        return _command(emulator, folder)
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         raise EmulatedRootError(_NO_APT)
     if importlib.util.find_spec("pip") is None:
@@ -122,7 +124,7 @@ def make_root(
         _describe_cores(root)
         say("running a model of one op under QEMU")
         started = run(
-            [*_command(root), "-I", str(_PROBE)], "the root's Python does not run a model"
+            [*_command(emulator, root), "-I", str(_PROBE)], "the root's Python does not run a model"
         )
         architecture, python, numpy, litert = started.stdout.split()
         releases = {"ai-edge-litert": litert, "numpy": numpy, "python": python}
@@ -134,7 +136,7 @@ def make_root(
         f"{folder}: Python {python}, numpy {numpy} and ai-edge-litert {litert} on {architecture}, "
         f"{_megabytes(folder):.0f} MB"
     )
-    return _command(folder)
+    return _command(emulator, folder)
 
 
 def is_finished(folder: Path) -> bool:
@@ -146,8 +148,8 @@ def is_finished(folder: Path) -> bool:
     return bool(releases["ai-edge-litert"] == version_of("ai-edge-litert"))
 
 
-def _command(root: Path) -> list[str]:
-    return [_EMULATOR, "-cpu", _CPU, "-L", str(root), str(root / "usr" / "bin" / "python3")]
+def _command(emulator: str, root: Path) -> list[str]:
+    return [emulator, "-cpu", _CPU, "-L", str(root), str(root / "usr" / "bin" / "python3")]
 
 
 def _is_empty(folder: Path) -> bool:
@@ -159,33 +161,47 @@ def _megabytes(folder: Path) -> float:
     return sum(files) / 1e6
 
 
-def _need_emulator(say: Callable[[str], None]) -> None:
+def _emulator() -> str | None:
+    """Return the name of the QEMU that is installed."""
+    return next(filter(shutil.which, _EMULATORS.values()), None)
+
+
+def _installed_emulator(say: Callable[[str], None]) -> str:
     """
-    Install QEMU where it is missing and the user is root.
+    Install QEMU, for root, and return its name.
 
     Raises:
-        EmulatedRootError: It is missing, or too old for the CPU.
+        EmulatedRootError: There is no apt-get, it fails, or the user is not root.
     """
-    if shutil.which(_EMULATOR) is None:
-        if shutil.which("apt-get") is None:
-            raise EmulatedRootError(f"there is no {_EMULATOR}; {_NO_APT}")
-        if os.geteuid() != 0:
-            raise EmulatedRootError(
-                f"there is no {_EMULATOR}, which runs programs of 64-bit ARM: "
-                "sudo apt-get install qemu-user-static"
-            )
-        say("installing qemu-user-static by apt-get")
-        failure = "`apt-get install qemu-user-static` fails"
-        run(["apt-get", "-qq", "update"], failure)
-        run(
-            ["apt-get", "-qq", "-y", "--no-install-recommends", "install", "qemu-user-static"],
-            failure,
+    if shutil.which("apt-get") is None:
+        raise EmulatedRootError(f"there is no {_EMULATORS['qemu-user-static']}; {_NO_APT}")
+    is_root = os.geteuid() == 0
+    if is_root:
+        say("installing QEMU by apt-get")
+        run(["apt-get", "-qq", "update"], "QEMU cannot be installed")
+    package = next(filter(candidate, _EMULATORS), "qemu-user-static")
+    if not is_root:
+        raise EmulatedRootError(
+            f"there is no {_EMULATORS[package]}, which runs programs of 64-bit ARM: "
+            f"sudo apt-get install {package}"
         )
+    command = ["apt-get", "-qq", "-y", "--no-install-recommends", "install", package]
+    run(command, f"{package} cannot be installed")
+    return _EMULATORS[package]
+
+
+def _check_cpu(emulator: str) -> None:
+    """
+    Check that the emulator knows the CPU.
+
+    Raises:
+        EmulatedRootError: It is too old for it.
+    """
     # Ends with 1 after the list.
-    listed = start([_EMULATOR, "-cpu", "help"])
+    listed = start([emulator, "-cpu", "help"])
     if _CPU not in listed.stdout.split():
         raise EmulatedRootError(
-            f"this {_EMULATOR} does not know the CPU {_CPU}: install QEMU 7.1 or later"
+            f"this {emulator} does not know the CPU {_CPU}: install QEMU 7.1 or later"
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_edgeq.targets.programs import EmulatedRootError, last_lines, run, start
 
-__all__ = ["PrivateApt", "ubuntu_sources"]
+__all__ = ["PrivateApt", "candidate", "ubuntu_sources"]
 
 # `Dir::Etc` stays the system's: its mirrors, proxies and keys. The hooks do not: they clear the
 # system's cache (in container images) or index what was downloaded for the desktop. With an empty
@@ -75,15 +75,14 @@ class PrivateApt:
         # Its exit code tells little: 0 without a network, and 100 where one list of many, which
         # need not be the distribution's, cannot be read.
         updated = start(["apt-get", "-c", str(self._configuration), "-qq", "update"])
-        command = ["apt-cache", "-c", str(self._configuration), "policy", "python3"]
-        shown = run(command, "the package lists for arm64 cannot be read").stdout
-        found = re.search(r"^ *Candidate: (3\.\d+)\.", shown, re.M)
+        version = candidate("python3", "-c", str(self._configuration))
+        found = re.match(r"3\.\d+", version or "")
         if found is None:
             told = last_lines(updated.stderr) or " it has no message"
             raise EmulatedRootError(
                 f"the apt sources give no package python3 for arm64; apt-get update:{told}"
             )
-        return found[1]
+        return found[0]
 
     def download(self, packages: Sequence[str]) -> list[Path]:
         """
@@ -95,6 +94,23 @@ class PrivateApt:
         command = ["apt-get", "-c", str(self._configuration), "-qq", "-y", "--download-only"]
         run([*command, "install", *packages], "the packages for arm64 cannot be downloaded")
         return sorted(self._archives.glob("*.deb"))
+
+
+def candidate(package: str, *options: str) -> str | None:
+    """
+    Return the version of a package that apt-get would install; None if it knows no such package.
+
+    Args:
+        package: By its name.
+        options: Of apt-cache.
+
+    Raises:
+        EmulatedRootError: apt-cache fails.
+    """
+    command = ["apt-cache", *options, "policy", package]
+    shown = run(command, "the package lists cannot be read").stdout
+    found = re.search(r"^ *Candidate: (\d\S*)", shown, re.M)
+    return None if found is None else found[1]
 
 
 def ubuntu_sources(os_release: Path) -> str | None:

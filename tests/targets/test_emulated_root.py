@@ -126,21 +126,48 @@ def test_another_distribution_with_the_emulator(programs: Path, parent: Path) ->
         make_root(parent / "arm64", say=unheard)
 
 
-def test_without_the_emulator(programs: Path, parent: Path) -> None:
+@pytest.mark.parametrize(
+    ("known", "package", "name"),
+    [
+        ("qemu-user-static|qemu-user", "qemu-user-static", "qemu-aarch64-static"),
+        ("qemu-user", "qemu-user", "qemu-aarch64"),
+        ("nothing", "qemu-user-static", "qemu-aarch64-static"),
+    ],
+    ids=["debian", "ubuntu 26.04", "no package lists"],
+)
+def test_without_the_emulator(
+    known: str, package: str, name: str, programs: Path, parent: Path
+) -> None:
     """A user is told the command; root installs it, and is told why that fails."""
-    program(programs, "apt-get", "echo 'E: Unable to locate package' >&2; exit 100")
+    policy = f"case $2 in {known}) echo '  Candidate: 1:7.2';; *) echo '  Candidate: (none)';; esac"
+    program(programs, "apt-cache", policy)
+    failing = "[ $2 = update ] || { echo 'E: dpkg was interrupted' >&2; exit 100; }"
+    program(programs, "apt-get", failing)
 
     with pytest.raises(EmulatedRootError) as caught:
         make_root(parent / "arm64", say=unheard)
 
     if os.geteuid() == 0:
         assert str(caught.value) == (
-            "`apt-get install qemu-user-static` fails: apt-get -qq ended with exit code 100\n"
-            "  E: Unable to locate package"
+            f"{package} cannot be installed: apt-get -qq ended with exit code 100\n"
+            "  E: dpkg was interrupted"
         )
     else:
-        assert str(caught.value).endswith(": sudo apt-get install qemu-user-static")
+        assert str(caught.value) == (
+            f"there is no {name}, which runs programs of 64-bit ARM: sudo apt-get install {package}"
+        )
     assert not list(parent.iterdir())
+
+
+def test_the_other_name_of_the_emulator(programs: Path, parent: Path) -> None:
+    """Ubuntu 26.04 has no qemu-aarch64-static."""
+    program(programs, "qemu-aarch64", "echo '  cortex-a76'; exit 1")
+    root = parent / "arm64"
+    root.mkdir()
+    releases = {"ai-edge-litert": metadata.version("ai-edge-litert")}
+    (root / "edgeq-root.json").write_text(json.dumps(releases), "utf-8")
+
+    assert make_root(root, say=unheard)[:2] == ["qemu-aarch64", "-cpu"]
 
 
 def test_an_emulator_without_the_cpu(programs: Path, parent: Path) -> None:
@@ -229,7 +256,9 @@ def test_an_interrupted_call_leaves_nothing(emulator: None, parent: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_finished_root_is_told_and_left_as_it_is(arm64_root: Path) -> None:
+def test_a_finished_root_is_told_and_left_as_it_is(
+    arm64_root: Path, arm64_command: list[str]
+) -> None:
     """The lines to copy come last."""
     before = arm64_root.stat()
 
@@ -242,7 +271,7 @@ def test_a_finished_root_is_told_and_left_as_it_is(arm64_root: Path) -> None:
         f"{root} is finished and has ai-edge-litert {release}: nothing to do",
         "",
         "[tool.pytest.ini_options]",
-        'edgeq_targets = ["arm64 = qemu-aarch64-static -cpu cortex-a76 '
+        f'edgeq_targets = ["arm64 = {arm64_command[0]} -cpu cortex-a76 '
         f'-L {root} {root}/usr/bin/python3"]',
     ]
     assert arm64_root.stat() == before

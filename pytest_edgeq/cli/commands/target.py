@@ -28,8 +28,8 @@ def arm64(directory: Path) -> None:
     Make a root for 64-bit ARM in DIR, which QEMU runs on this machine.
 
     It has Python, numpy and the installed release of ai-edge-litert. Works on Debian and Ubuntu,
-    for any user, where qemu-user-static is installed; as root it is installed, too. Downloads
-    packages from the distribution's mirror and wheels from PyPI.
+    for any user, where QEMU is installed; as root it is installed, too. Downloads packages from
+    the distribution's mirror and wheels from PyPI.
     """
     from pytest_edgeq.targets.emulated_root import make_root
 
