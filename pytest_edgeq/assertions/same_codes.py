@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +17,9 @@ from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, table
 from pytest_edgeq.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.metrics import sqnr_db
+from pytest_edgeq.parallel import MOST_AHEAD
 from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.samples import SampleSpec, read_samples
+from pytest_edgeq.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.subgraph import SignatureTensor
 from pytest_edgeq.unmatched import UnmatchedError
@@ -82,9 +85,8 @@ def assert_runtimes_agree(
     ]
     worst = {other: WorstSamples() for other in names[1:]}
     n_samples = 0
-    for index, sample in enumerate(read_samples(inputs, spec, "evaluation")):
-        encoded = edge.encode(inputs_of_sample, sample.arrays())
-        codes = {name: edge.runner(name).run(encoded) for name in names}
+    samples = read_samples(inputs, spec, "evaluation")
+    for index, (sample, codes) in enumerate(_run(edge, names, inputs_of_sample, samples)):
         for position, pair in enumerate(pairs):
             at = position % len(edge.signature.outputs)
             pair.update(index, codes[pair.first][at], codes[pair.other][at])
@@ -109,6 +111,39 @@ def assert_runtimes_agree(
             shown = FailedSamples(model, other, first, worst[other].result(), n_samples)
             attach_samples(error, shown)
         raise error
+
+
+def _run(
+    edge: EdgeFile, names: Sequence[str], inputs: Sequence[str], samples: Iterator[Sample]
+) -> Iterator[tuple[Sample, dict[str, Sequence[Array]]]]:
+    """Give each sample with what the runtimes make of it; to targets some are sent ahead."""
+    far = [name for name in names if edge.runtimes.target_of(name) is not None]
+    if not far or edge.is_stateful:
+        for sample in samples:
+            encoded = edge.encode(inputs, sample.arrays())
+            yield sample, {name: edge.runner(name).run(encoded) for name in names}
+        return
+    for name in far:
+        edge.runner(name)  # opened in this thread
+    pending: deque[tuple[Sample, dict[str, Any], dict[str, Future[Any]]]] = deque()
+
+    def oldest() -> tuple[Sample, dict[str, Sequence[Array]]]:
+        sample, codes, answers = pending.popleft()
+        return sample, {n: codes[n] if n in codes else answers[n].result() for n in names}
+
+    with ThreadPoolExecutor(MOST_AHEAD * len(far)) as pool:
+        for given in samples:
+            sample = given.clone()  # a loader may write the next one over it
+            encoded = edge.encode(inputs, sample.arrays())
+            answers = {name: pool.submit(edge.runner(name).run, encoded) for name in far}
+            codes: dict[str, Any] = {
+                name: edge.runner(name).run(encoded) for name in names if name not in far
+            }
+            pending.append((sample, codes, answers))
+            if len(pending) > MOST_AHEAD:
+                yield oldest()
+        while pending:
+            yield oldest()
 
 
 def _sqnr_db(edge: EdgeFile, one: Sequence[Array], two: Sequence[Array]) -> float:

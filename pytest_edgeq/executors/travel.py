@@ -23,6 +23,7 @@ from pytest_edgeq.parallel import on_one_thread, state_of
 from pytest_edgeq.quantized import Counterpart, QuantizedModel
 from pytest_edgeq.reference import as_tensor, call_reference, torch_module, undisturbed
 from pytest_edgeq.samples import InputSpec, Sample, SampleSpec
+from pytest_edgeq.targets.target import Target
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.registry import Runtimes
 
@@ -65,6 +66,7 @@ class _Model:
         ledger: Digests of the calibration samples.
         has_origin: Whether the file was put in the place of the one that the flow made.
         own: The user's own runtime of this name, pickled.
+        target: Of the runtime: its name, the command and seconds; each worker starts it by itself.
         runtime: Kernels to run on.
         torch: Settings of torch in the client.
     """
@@ -81,6 +83,7 @@ class _Model:
     ledger: SampleLedger
     has_origin: bool
     own: bytes | None
+    target: tuple[str, tuple[str, ...], float] | None
     runtime: str
     torch: TorchSettings
 
@@ -207,9 +210,15 @@ def _parts(
         quantized.ledger,
         quantized.origin is not None,
         own,
+        _target(quantized, runtime),
         runtime,
         TorchSettings.current(),
     )
+
+
+def _target(quantized: QuantizedModel, runtime: str) -> tuple[str, tuple[str, ...], float] | None:
+    target = quantized.edge.runtimes.target_of(runtime)
+    return None if target is None else (target.name, target.command, target.seconds)
 
 
 def opened_model(content: bytes) -> tuple[QuantizedModel, str, TorchSettings]:
@@ -221,7 +230,8 @@ def opened_model(content: bytes) -> tuple[QuantizedModel, str, TorchSettings]:
     """
     told: _Model = pickle.loads(content)
     own = {} if told.own is None else {told.runtime: pickle.loads(told.own)}
-    runtimes = Runtimes(own)
+    targets = {} if told.target is None else {told.target[0]: Target(*told.target)}
+    runtimes = Runtimes(own, targets=targets)
 
     def edge_of(content: bytes) -> EdgeFile:
         edge = EdgeFile(content, runtimes=runtimes, **told.settings)
@@ -257,7 +267,8 @@ def _identity(quantized: QuantizedModel, runtime: str) -> object:
     except UnknownError:
         return None
     own = quantized.edge.runtimes.own.get(runtime)
-    return runtime, id(own), weights, state_of(quantized), TorchSettings.current()
+    where = _target(quantized, runtime)
+    return runtime, id(own), where, weights, state_of(quantized), TorchSettings.current()
 
 
 def _exported(

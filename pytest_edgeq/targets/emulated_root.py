@@ -124,7 +124,7 @@ def make_root(
         _describe_cores(root)
         say("running a model of one op under QEMU")
         started = run(
-            [*_command(emulator, root), "-I", str(_PROBE)], "the root's Python does not run a model"
+            [*_command(emulator, root), str(_PROBE)], "the root's Python does not run a model"
         )
         architecture, python, numpy, litert = started.stdout.split()
         releases = {"ai-edge-litert": litert, "numpy": numpy, "python": python}
@@ -149,7 +149,9 @@ def is_finished(folder: Path) -> bool:
 
 
 def _command(emulator: str, root: Path) -> list[str]:
-    return [emulator, "-cpu", _CPU, "-L", str(root), str(root / "usr" / "bin" / "python3")]
+    # Isolated: the packages of the user's own Python, which may be of this release, are of x86.
+    python = str(root / "usr" / "bin" / "python3")
+    return [emulator, "-cpu", _CPU, "-L", str(root), python, "-I"]
 
 
 def _is_empty(folder: Path) -> bool:

@@ -53,6 +53,9 @@ _LINES: Final = 12
 _CHATTER: Final = b"INFO: "
 """Begins lines that LiteRT prints for each file."""
 
+_OF_THIS_PYTHON: Final = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+"""Variables that lead another CPU's Python to the libraries of this one."""
+
 _ENDS_WITHIN: Final = 2.0
 """Seconds that a command has to end by itself when its input is closed."""
 
@@ -189,6 +192,7 @@ class Link:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                env={k: v for k, v in os.environ.items() if k not in _OF_THIS_PYTHON},
                 start_new_session=True,  # Ctrl-C is for this process to act on
             )
         except OSError as error:

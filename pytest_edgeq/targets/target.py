@@ -58,10 +58,6 @@ class Target:
         self._open = _Open()
         self._close = weakref.finalize(self, self._open.close)
 
-    def __reduce__(self) -> tuple[type[Target], tuple[str, tuple[str, ...], float]]:
-        """Another process starts the command by itself."""
-        return Target, (self.name, self.command, self.seconds)
-
     def start(self, runtime: str | None = None) -> TargetMachine:
         """
         Start the command, unless it runs.

@@ -147,9 +147,21 @@ class ModuleTree:
 
     def __init__(self, root: ModuleNode) -> None:
         self._root = root
+        self._begin()
+
+    def _begin(self) -> None:
         self._found: dict[tuple[int, str], list[tuple[ModuleNode, tuple[ModuleNode, ...]]]] = {}
         self._graph: OpGraph | None = None
         self._names = _Names(self, ())
+
+    def __getstate__(self) -> ModuleNode:
+        """Leave out what is known of a file, which may be mapped, and by ids of this process."""
+        return self._root
+
+    def __setstate__(self, root: ModuleNode) -> None:
+        """Begin anew."""
+        self._root = root
+        self._begin()
 
     def path_of(self, graph: OpGraph, op: Op) -> str | None:
         """

@@ -111,11 +111,15 @@ class Remote(Protocol):
     A machine or CPU elsewhere, whose kernels run files.
 
     Attributes:
+        name: By which runtimes name it.
         command: Starts it.
+        seconds: Without an answer, after which it has failed.
         machine: What it says of itself; None before the first use.
     """
 
+    name: str
     command: tuple[str, ...]
+    seconds: float
     machine: TargetMachine | None
 
     def start(self) -> TargetMachine:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fixtures.models import ResidualNet, seeded
+from fixtures.tflite import make, stacks
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.compare import compare
 from pytest_edgeq.executors import chunks, stream, worker
@@ -181,6 +182,16 @@ def test_a_factory_or_runtime_that_cannot_travel_is_refused(
         own.compare(loaded, given, runtime="mine", executor=executor)
     assert executor.count == count
     worker.forget()
+
+
+def test_a_file_that_was_looked_at_here_travels(threads: Threads) -> None:
+    """What this process has read of a mapped file stays here."""
+    path, model = make.CONVERTED / "nested.int8.tflite", stacks.build("nested")
+    inputs = [stacks.MODELS["nested"][1]] * 3
+    loaded = Edgeq().load(path, reference=model)
+    assert any(entry.module for entry in loaded.op_dtypes)
+    alone = told(Edgeq().compare(loaded, inputs))
+    assert told(Edgeq().compare(loaded, inputs, executor=threads(2))) == alone
 
 
 def test_a_runtime_of_the_users_own_travels(

@@ -272,7 +272,7 @@ def test_a_finished_root_is_told_and_left_as_it_is(
         "",
         "[tool.pytest.ini_options]",
         f'edgeq_targets = ["arm64 = {arm64_command[0]} -cpu cortex-a76 '
-        f'-L {root} {root}/usr/bin/python3"]',
+        f'-L {root} {root}/usr/bin/python3 -I"]',
     ]
     assert arm64_root.stat() == before
 
@@ -286,7 +286,7 @@ def test_it_has_the_release_that_is_installed_here(
         "import importlib.metadata as m, json, platform; print(json.dumps([platform.machine(), "
         "platform.python_version(), m.version('numpy'), m.version('ai-edge-litert')]))"
     )
-    done = subprocess.run([*arm64_command, "-I", "-c", code], capture_output=True, check=True)
+    done = subprocess.run([*arm64_command, "-c", code], capture_output=True, check=True)
     machine, python, numpy, litert = json.loads(done.stdout)
 
     assert machine == "aarch64"
@@ -304,7 +304,7 @@ def test_it_runs_the_files_of_the_fixtures(arm64_command: list[str]) -> None:
     files = sorted(map(str, CONVERTED.glob("*.tflite")))
     assert files
 
-    command = ["-I", "-c", RUN_ALL, *files]
+    command = ["-c", RUN_ALL, *files]
     there, here = (
         subprocess.run([*python, *command], capture_output=True, check=True)
         for python in (arm64_command, [sys.executable])

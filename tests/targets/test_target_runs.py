@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from fixtures.tflite import make, stacks
 from fixtures.tflite.stateful import counter
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
-from pytest_edgeq import Edgeq, assert_runtimes_agree
+from pytest_edgeq import Edgeq, assert_accuracy_drop, assert_runtimes_agree
 from pytest_edgeq.targets.far_side import facts
 from pytest_edgeq.targets.target import Target
 from pytest_edgeq.targets.target_spec import KERNELS
@@ -196,5 +197,50 @@ def test_a_session_compares_and_localizes_on_a_target() -> None:
     )
     started = [each for each in far_sides() if each not in others]
     assert len(started) == 1
+    edgeq.close()
+    assert not left_after(2, started)
+
+
+@pytest.mark.parametrize("call", ["compare", "assert_runtimes_agree", "assert_accuracy_drop"])
+def test_samples_are_sent_ahead(call: str) -> None:
+    """A target that rests from one sample to a later one stops nothing: the link may be slow."""
+    edgeq = Edgeq(targets={"pi": [sys.executable]}, threads=1, target_timeout=60, runtime="pi")
+    quantized = edgeq.load(make.CONVERTED / "nested.int8.tflite", reference=stacks.build("nested"))
+    others = far_sides()
+    sample = stacks.MODELS["nested"][1]
+    quantized.run(*sample)
+    [process] = [each for each in far_sides() if each not in others]
+
+    def samples() -> Iterator[Any]:
+        for index in range(12):
+            if index == 2:
+                process.suspend()
+            if index == 6:
+                process.resume()
+            yield (sample, 0) if call == "assert_accuracy_drop" else sample
+
+    if call == "compare":
+        edgeq.compare(quantized, samples())
+    elif call == "assert_runtimes_agree":
+        assert_runtimes_agree(quantized, samples(), 0, runtimes=("xnnpack", "pi"))
+    else:
+        assert_accuracy_drop(quantized, samples(), metric=lambda outputs, label: True, max_drop=0.5)
+    edgeq.close()
+
+
+@pytest.mark.slow
+def test_an_executors_workers_start_it_by_themselves() -> None:
+    """Each has its own; figures are those of this process, and none is left."""
+    edgeq = Edgeq(targets={"pi": [sys.executable]}, executor="processes:2")
+    quantized = edgeq.load(make.CONVERTED / "nested.int8.tflite", reference=stacks.build("nested"))
+    others, generator = far_sides(), torch.Generator().manual_seed(0)
+    shapes = [each.shape for each in stacks.MODELS["nested"][1]]
+    inputs = [tuple(torch.randn(s, generator=generator) for s in shapes) for _ in range(40)]
+    here = Edgeq().compare(quantized, inputs)
+    there = edgeq.compare(quantized, inputs, runtime="pi")
+    assert there.total == here.total
+    assert there.target is not None
+    started = [each for each in far_sides() if each not in others]
+    assert len(started) >= 2
     edgeq.close()
     assert not left_after(2, started)
