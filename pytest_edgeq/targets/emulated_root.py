@@ -19,8 +19,10 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.targets.private_apt import PrivateApt, candidate, ubuntu_sources
 from pytest_edgeq.targets.programs import EmulatedRootError, run, start
+from pytest_edgeq.targets.target import Target
 from pytest_edgeq.versions import version_of
 
 __all__ = ["EmulatedRootError", "is_finished", "make_root"]
@@ -63,7 +65,8 @@ _FEATURES = (
 )
 """Of a Cortex-A76."""
 
-_PROBE = Path(__file__).with_name("probe.py")
+_SECONDS = 60
+"""In which the emulated Python must answer; it takes 3."""
 
 
 def make_root(
@@ -123,18 +126,15 @@ def make_root(
         _unpack_wheels(root, Path(made, "wheels"), python, litert, say)
         _describe_cores(root)
         say("running a model of one op under QEMU")
-        started = run(
-            [*_command(emulator, root), str(_PROBE)], "the root's Python does not run a model"
-        )
-        architecture, python, numpy, litert = started.stdout.split()
-        releases = {"ai-edge-litert": litert, "numpy": numpy, "python": python}
+        found = _tried(_command(emulator, root))
+        releases = {found.package: found.release, "numpy": found.numpy, "python": found.python}
         (root / _RELEASES).write_text(f"{json.dumps(releases, indent=2)}\n", "utf-8")
         if folder.exists():
             folder.rename(Path(made, "replaced"))
         root.rename(folder)
     say(
-        f"{folder}: Python {python}, numpy {numpy} and ai-edge-litert {litert} on {architecture}, "
-        f"{_megabytes(folder):.0f} MB"
+        f"{folder}: Python {found.python}, numpy {found.numpy} and {found.package} "
+        f"{found.release} on {found.machine}, {_megabytes(folder):.0f} MB"
     )
     return _command(emulator, folder)
 
@@ -152,6 +152,19 @@ def _command(emulator: str, root: Path) -> list[str]:
     # Isolated: the packages of the user's own Python, which may be of this release, are of x86.
     python = str(root / "usr" / "bin" / "python3")
     return [emulator, "-cpu", _CPU, "-L", str(root), python, "-I"]
+
+
+def _tried(command: list[str]) -> TargetMachine:
+    """Run a model: an import alone does not start the kernels, which look for the cores first."""
+    from pytest_edgeq.targets.trial import try_target
+
+    target = Target("arm64", command, _SECONDS)
+    try:
+        return try_target(target).machine
+    except RuntimeError as error:
+        raise EmulatedRootError(f"the root's Python does not run a model: {error}") from None
+    finally:
+        target.close()
 
 
 def _is_empty(folder: Path) -> bool:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ai_edge_litert
 import pytest
 
 from fixtures.tflite import make, stacks
@@ -15,6 +14,7 @@ from pytest_edgeq import Edgeq, assert_runtimes_agree
 from pytest_edgeq.options import CI_VARIABLES
 from pytest_edgeq.targets.far_side import facts
 from tests.processes import far_sides, left_after
+from tests.targets.packages import patched_litert
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]
@@ -243,16 +243,11 @@ def test_a_check_notes_a_difference_of_kernels() -> None:
 @pytest.mark.filterwarnings("default:edgeq.check. baselines were not checked")
 def test_a_check_fails_on_a_target_that_is_broken(tmp_path: Path) -> None:
     """Its outputs are not those of the file."""
-    package = tmp_path / "ai_edge_litert"
-    package.mkdir()
-    real = Path(ai_edge_litert.__file__).parent
-    (package / "__init__.py").write_text(f"__path__.append({str(real)!r})\n")
-    (package / "interpreter.py").write_text(
-        (real / "interpreter.py").read_text()
-        + "\n_get = Interpreter.get_tensor\n"
-        + "Interpreter.get_tensor = lambda self, *args: _get(self, *args)[..., ::-1].copy()\n"
+    code = (
+        "_get = Interpreter.get_tensor\n"
+        "Interpreter.get_tensor = lambda *args: _get(*args)[..., ::-1].copy()"
     )
-    command = ["env", f"PYTHONPATH={tmp_path}", sys.executable]
+    command = patched_litert(tmp_path / "bad", code)
     edgeq = Edgeq(targets={"pi": command}, check_targets=("pi",))
     quantized = edgeq.load(
         make.CONVERTED / "batch_norms.int8.tflite", reference=stacks.build("batch_norms")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from pytest_edgeq.cli.document import json_option, print_json
 from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.trouble import exit_codes, in_sentences
 
@@ -37,3 +38,48 @@ def arm64(directory: Path) -> None:
         started_by = make_root(directory, say=click.echo)
     target = json.dumps(f"arm64 = {shlex.join(started_by)}", ensure_ascii=False)
     click.echo(f"\n[tool.pytest.ini_options]\nedgeq_targets = [{target}]")
+
+
+@command.command(
+    epilog=exit_codes("it runs files", None, "no such target, it does not start, or runs no files")
+)
+@click.argument("name")
+@json_option
+def check(name: str, as_json: bool) -> None:
+    """
+    Start the target NAME of this project, and run a file of one op on it.
+
+    Prints the machine, its releases, and milliseconds. Targets are those of edgeq_targets in the
+    ini file that pytest reads here.
+    """
+    with in_sentences():
+        from pytest_edgeq.plugin.project_targets import project_targets
+        from pytest_edgeq.suggest import nearest
+        from pytest_edgeq.targets.target import Target
+        from pytest_edgeq.targets.trial import try_target
+
+        commands, seconds = project_targets()
+        if name not in commands:
+            raise ValueError(
+                f"no target {name!r}{nearest(name, commands)}; edgeq_targets of this project has "
+                f"{', '.join(commands) or 'none'}"
+            )
+        target = Target(name, commands[name], seconds)
+        try:
+            trial = try_target(target)
+        finally:
+            target.close()
+    if as_json:
+        print_json(
+            {
+                "command": list(target.command),
+                "machine": trial.machine.to_dict(),
+                "start_ms": round(trial.start, 1),
+                "run_ms": {kernels: round(each, 2) for kernels, each in trial.runs.items()},
+            }
+        )
+        return
+    runs = ", ".join(f"{each:.2f} ms on {kernels}" for kernels, each in trial.runs.items())
+    click.echo(f"command: {shlex.join(target.command)}")
+    click.echo(f"machine: {trial.machine}")
+    click.echo(f"started in {trial.start:.0f} ms; a run of one op, to and fro: {runs}")

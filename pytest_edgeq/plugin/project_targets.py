@@ -1,0 +1,39 @@
+"""The targets that a project's ini names, for the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_edgeq.options import target_options
+
+__all__ = ["project_targets"]
+
+
+class _Reader:
+    """Takes what the ini says, before any test is collected."""
+
+    def __init__(self) -> None:
+        self.found: tuple[dict[str, tuple[str, ...]], int] | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> int:
+        """Read the options; pytest ends with this."""
+        self.found = target_options(config)
+        return 0
+
+
+def project_targets() -> tuple[dict[str, tuple[str, ...]], int]:
+    """
+    Return the targets of the project in the working directory, as its tests would have them.
+
+    Returns:
+        The words of each command by name, and seconds.
+
+    Raises:
+        RuntimeError: pytest refuses the ini; it has said why on stderr.
+    """
+    reader = _Reader()
+    code = pytest.main(["-p", "no:cacheprovider"], plugins=[reader])
+    if reader.found is None:
+        raise RuntimeError(f"pytest does not read the project's ini: exit status {int(code)}")
+    return reader.found

@@ -1,0 +1,71 @@
+"""`edgeq target check`: one command tells whether a target serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_edgeq.targets.far_side import facts
+from pytest_edgeq.targets.target import Target
+from pytest_edgeq.targets.trial import try_target
+from tests.targets.packages import patched_litert
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a target that serves, and one that does not start."""
+    targets = [
+        f"here = {sys.executable}",
+        "gone = no-such-program",
+    ]
+    (tmp_path / "pyproject.toml").write_text(
+        f"[tool.pytest.ini_options]\nedgeq_targets = {json.dumps(targets)}\n"
+    )
+    return tmp_path
+
+
+def _check(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[2])
+    return subprocess.run(
+        [sys.executable, "-m", "pytest_edgeq", "target", "check", *arguments],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_the_command_tells_what_the_target_is(project: Path) -> None:
+    """In lines and as JSON; what is wrong is one sentence, and exit code 2."""
+    done = _check(project, "here")
+    assert done.returncode == 0, done.stderr
+    command, machine, times = done.stdout.splitlines()
+    assert command == f"command: {sys.executable}"
+    assert machine.startswith(f"machine: {facts()['machine']} ")
+    assert times.startswith("started in ")
+    told = json.loads(_check(project, "here", "--json").stdout)
+    assert told["machine"] == {"target": "here", **facts()}
+    assert set(told["run_ms"]) == {"xnnpack", "builtin"}
+    for name, what in (
+        ("her", "Error: no target 'her' (did you mean here?); edgeq_targets of this project has "),
+        ("gone", "Error: the gone runtime did not start: expected a Python that answers, got no "),
+    ):
+        done = _check(project, name)
+        assert done.returncode == 2
+        assert done.stderr.startswith(what)
+
+
+def test_a_target_that_computes_something_else_does_not_serve(tmp_path: Path) -> None:
+    """It answers, and its answer is wrong."""
+    code = "_get = Interpreter.get_tensor\nInterpreter.get_tensor = lambda *args: _get(*args) * 2"
+    target = Target("bad", patched_litert(tmp_path / "bad", code), 60)
+    with pytest.raises(RuntimeError, match=r"expected \[-3.0\] of NEG of 3, got \[-6.0\]"):
+        try_target(target)
+    target.close()
