@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,6 +20,10 @@ _ERRORS: Final = {each.__name__: each for each in (RuntimeError, ValueError, Key
 
 LOST: Final = "lost its target"
 """How the text about a far side that has gone begins."""
+
+
+_CRASH: Final = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL|TRAP)|exit code (132|133|134|135|136|139)")
+"""Signals of crashes, and how a shell tells of them."""
 
 
 def raise_error(answer: Mapping[str, Any]) -> None:
@@ -49,7 +54,8 @@ def link_error(
         seconds: The time limit.
     """
     name = runtime.partition(":")[0]
-    first, cause, fix = _TEXTS[error.kind]
+    kind = "crash" if error.kind == "lost" and _CRASH.search(error.what) else error.kind
+    first, cause, fix = _TEXTS[kind]
     lines = [first.format(what=error.what)]
     lines.append(f"command: {shlex.join(command)}")
     if error.printed:
@@ -89,6 +95,13 @@ _TEXTS: Final = {
         "the kernels crashed, somebody ended the process, or the connection broke; it was tried "
         "once more where no state was lost",
         "run the test again by itself; edgeq target check {name} tells whether the target is there",
+    ),
+    "crash": (
+        f"{LOST}: expected an answer, got {{what}}",
+        "native code of the target crashed on this file, twice: the file is damaged, or it is a "
+        "defect of the library there",
+        "build the file again, leave the op out, or name other kernels ({name}:builtin); report it "
+        "with the file to the library's authors",
     ),
     "time": (
         "did not answer: expected an answer in time, got {what}",
