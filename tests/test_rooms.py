@@ -12,7 +12,7 @@ import pytest_edgeq
 ROOT = Path(pytest_edgeq.__file__).parent
 CONVERTER = {"litert_torch", "ai_edge_torch", "torchao", "ai_edge_quantizer", "litert_quantizer"}
 
-ISOLATING = {"isolate", "edgeq.py", "options.py", "plugin", "assertions"}
+ISOLATING = {"isolate", "edgeq.py", "options", "plugin", "assertions"}
 """What hands an isolation to those that run files, which know none of it."""
 ENGINES = {"cloudpickle", "distributed", "loky", "pebble"}
 """What carries samples to other processes."""
@@ -54,7 +54,7 @@ def test_a_room_imports_only_what_it_may(path: Path) -> None:
     where, names = path.relative_to(ROOT), _imports(path)
     if where.parts[0] != "litert":
         assert not names & CONVERTER
-    if where.parts[0] not in ("plugin", "options.py"):
+    if where.parts[0] not in ("plugin", "options"):
         assert "pytest" not in names
     if where.parts[0] in ("numerics", "tflite", "snapshots", "report", "isolate"):
         assert "torch" not in names

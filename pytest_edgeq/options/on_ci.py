@@ -1,0 +1,35 @@
+"""What tells that a run is one of CI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["CI_VARIABLES", "ci_variable"]
+
+CI_VARIABLES: Final = (
+    "CI",
+    "BUILD_NUMBER",
+    "GITHUB_ACTIONS",
+    "GITLAB_CI",
+    "TF_BUILD",
+    "JENKINS_URL",
+    "TEAMCITY_VERSION",
+    "CIRCLECI",
+    "BUILDKITE",
+    "TRAVIS",
+)
+
+
+def ci_variable(environment: Mapping[str, str] = os.environ) -> str | None:
+    """
+    Tell which environment variable says that this is CI.
+
+    Returns:
+        Its name, or None. Empty, `0` and `false` count as not set.
+    """
+    for name in CI_VARIABLES:
+        if environment.get(name, "").strip().lower() not in ("", "0", "false"):
+            return name
+    return None
