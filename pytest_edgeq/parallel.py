@@ -27,6 +27,7 @@ __all__ = [
     "run_together",
     "state_of",
     "torch_threads",
+    "waiting_threads",
 ]
 
 # A user's test shows the user's line and the message, not how we came to it.
@@ -203,7 +204,7 @@ def in_order(
         finally:
             free.put(worker)
 
-    with _threads(count) as pool:
+    with waiting_threads(count) as pool:
         while True:
             try:
                 item = next(items)
@@ -221,6 +222,25 @@ def in_order(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+@contextlib.contextmanager
+def waiting_threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """
+    Give a pool of so many threads, and wait for them; Ctrl-C waits for none.
+
+    A thread may wait for a target that hangs, which is ended with the session.
+    """
+    pool = _threads(count)
+    try:
+        yield pool
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    except BaseException:
+        pool.shutdown()
+        raise
+    pool.shutdown()
 
 
 def _threads(count: int) -> ThreadPoolExecutor:

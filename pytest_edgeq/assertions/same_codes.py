@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, table
 from pytest_edgeq.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.metrics import sqnr_db
-from pytest_edgeq.parallel import MOST_AHEAD
+from pytest_edgeq.parallel import MOST_AHEAD, waiting_threads
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -131,7 +131,7 @@ def _run(
         sample, codes, answers = pending.popleft()
         return sample, {n: codes[n] if n in codes else answers[n].result() for n in names}
 
-    with ThreadPoolExecutor(MOST_AHEAD * len(far)) as pool:
+    with waiting_threads(MOST_AHEAD * len(far)) as pool:
         for given in samples:
             sample = given.clone()  # a loader may write the next one over it
             encoded = edge.encode(inputs, sample.arrays())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +258,54 @@ def test_a_check_fails_on_a_target_that_is_broken(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="runtimes 'pi' and 'builtin'"):
         edgeq.check(quantized, _samples("batch_norms"))
     edgeq.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["compare", "agree"])
+def test_ctrl_c_does_not_wait_for_a_target_that_hangs(project: pytest.Pytester, call: str) -> None:
+    """The session ends, and with it the target."""
+    project.makepyfile(
+        test_it=f"""
+        import pathlib
+        from fixtures.tflite import make, stacks
+        from pytest_edgeq import assert_runtimes_agree
+        from tests.processes import far_sides
+
+
+        def samples():
+            for index in range(100):
+                if index == 2:
+                    [process] = far_sides()
+                    process.suspend()
+                if index == 6:
+                    pathlib.Path("hangs").touch()
+                yield stacks.MODELS["nested"][1]
+
+
+        def test_hangs(edgeq):
+            path = make.CONVERTED / "nested.int8.tflite"
+            quantized = edgeq.load(path, reference=stacks.build("nested"))
+            quantized.run(*stacks.MODELS["nested"][1], runtime="pi")
+            if {call!r} == "compare":
+                edgeq.compare(quantized, samples(), runtime="pi")
+            else:
+                assert_runtimes_agree(quantized, samples(), 0, runtimes=("xnnpack", "pi"))
+        """
+    )
+    session = project.popen(
+        [sys.executable, "-m", "pytest", "-p", "no:randomly"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while not (project.path / "hangs").exists():
+        assert session.poll() is None, session.communicate()[0]
+        time.sleep(0.05)
+    started = far_sides(session.pid)
+    assert len(started) == 1
+    session.send_signal(signal.SIGINT)
+    told, _ = session.communicate(timeout=20)
+    assert "KeyboardInterrupt" in told
+    assert not left_after(2, started)
