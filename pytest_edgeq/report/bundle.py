@@ -179,13 +179,15 @@ class _Writer:
         signature, layouts = model.edge.signature, model.edge.layouts
         layers = self._layers.get(_entry(model))
         sides = {"inputs": signature.inputs, "outputs": signature.outputs}
+        runtime = model.runtime if samples is None else samples.runtime
         return {
             "name": model.name,
             "model": self._file(model),
             "sha256": model.sha256,
             "signature": signature.key,
             "subgraph": signature.subgraph,
-            "runtime": model.runtime if samples is None else samples.runtime,
+            "runtime": runtime,
+            "kernels": model.edge.runtimes.kernels_of(runtime),
             "expected_by": None if samples is None else samples.expected_by,
             "is_stateful": model.edge.is_stateful,
             **{

@@ -27,13 +27,19 @@ RESOLVERS = {
 }
 
 
+def kernels_of(case: Mapping[str, Any]) -> str:
+    """Return what runs a file here: the kernels that a target had, else those of XNNPACK."""
+    kernels: str = case["kernels"]
+    return kernels if kernels in RESOLVERS else "xnnpack"
+
+
 class File:
     """A `.tflite` file with one of its signatures, as `bundle.json` describes them."""
 
     def __init__(self, path: Path, case: Mapping[str, Any]) -> None:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-        resolver = OpResolverType[RESOLVERS.get(case["runtime"], RESOLVERS["xnnpack"])]
+        resolver = OpResolverType[RESOLVERS[kernels_of(case)]]
         self.interpreter = Interpreter(str(path), experimental_op_resolver_type=resolver)
         self.interpreter.allocate_tensors()
         self.runner: Any = None
@@ -216,7 +222,7 @@ def show(folder: Path, case: Mapping[str, Any]) -> bool:
         print("  not the recorded file: it was changed")
         return False
     if case["runtime"] not in RESOLVERS:
-        print(f"  recorded on {case['runtime']}, run on xnnpack here")
+        print(f"  recorded on {case['runtime']}, run on {kernels_of(case)} here")
     try:
         file = File(path, case)
     except (RuntimeError, ValueError) as error:

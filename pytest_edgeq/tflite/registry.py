@@ -35,12 +35,12 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _WHERE_TO_REGISTER = (
     "a runtime of your own comes from the pytest hook pytest_edgeq_runtimes(config), which must "
     "stand in a plugin, or in a conftest.py that pytest reads before it collects: in the rootdir "
-    "or the testpaths, or beside what the command line names. Outside pytest: "
-    "Edgeq(runtimes={name: runner})"
+    "or the testpaths, or beside what the command line names; a target, such as a board, from "
+    "edgeq_targets. Outside pytest: Edgeq(runtimes={name: runner}, targets={name: command})"
 )
 _NOT_FOR_BARE_FILES = (
-    "a runtime of your own is known to models from edgeq.quantize and edgeq.load only: instead of "
-    "a path or bytes, give edgeq.load(path)"
+    "a runtime of your own, or a target, is known to models from edgeq.quantize and edgeq.load "
+    "only: instead of a path or bytes, give edgeq.load(path)"
 )
 
 
