@@ -124,6 +124,9 @@ def _xnnpack_beside(edge: EdgeFile, runtime: str) -> str:
 
 def _who(kernels: set[str], machines: list[TargetMachine]) -> str:
     """Say which of them rounds otherwise, as far as that is known."""
+    releases = list(dict.fromkeys(f"{each.package} {each.release}" for each in machines))
+    if len(releases) > 1:
+        return f"kernels of {' and '.join(releases)} round this op otherwise"
     with_avx2 = [machine for machine in machines if "AVX2" in machine.features]
     # Measured: without AVX2 (Nehalem, emulated) builtin gives ARM's codes, with it others.
     if kernels == {"builtin"} and len(with_avx2) == 1:

@@ -124,6 +124,7 @@ class Controller:
         from pytest_edgeq.numerics.target_machine import TargetMachine
         from pytest_edgeq.report.terminal import table_lines
         from pytest_edgeq.snapshots.summary import Line, summarize
+        from pytest_edgeq.versions import version_of
 
         lines: list[Line] = []
         if self._outcome is not None and self._log is not None:
@@ -134,10 +135,11 @@ class Controller:
             for kind, text in self._cache_messages
             if verbosity > 0 or kind == "warning"
         ]
-        lines += [
-            Line(f"ran on {name}: {TargetMachine.of(name, facts)}", None)
-            for name, facts in self._targets.items()
-        ]
+        for name, facts in self._targets.items():
+            machine = TargetMachine.of(name, facts)
+            here = version_of(machine.package)
+            other = f"; here {machine.package} is {here}" if here != machine.release else ""
+            lines.append(Line(f"ran on {name}: {machine}{other}", "warning" if other else None))
         lines += [Line(f"Error: {message}", "error") for message in self._messages]
         table = table_lines(self._run) if verbosity >= 0 else []
         if table or lines:

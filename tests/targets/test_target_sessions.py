@@ -309,3 +309,38 @@ def test_ctrl_c_does_not_wait_for_a_target_that_hangs(project: pytest.Pytester, 
     told, _ = session.communicate(timeout=20)
     assert "KeyboardInterrupt" in told
     assert not left_after(2, started)
+
+
+def _older(folder: Path) -> list[str]:
+    """Return the command of a local target that says of itself to be of another release."""
+    command = patched_litert(folder, "")
+    known = folder / "ai_edge_litert-1.9.0.dist-info"
+    known.mkdir()
+    (known / "METADATA").write_text("Metadata-Version: 2.1\nName: ai-edge-litert\nVersion: 1.9.0\n")
+    return command
+
+
+def test_another_release_is_told(project: pytest.Pytester, tmp_path: Path) -> None:
+    """By the last lines, and by what two releases round otherwise."""
+    command = _older(tmp_path / "other")
+    _write(project, "old", "old")
+    result = project.runpytest(
+        f"--edgeq-targets=old = {' '.join(command)}", "--edgeq-runtime=old", "--edgeq-update"
+    )
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["ran on old: *ai-edge-litert 1.9.0,*; here ai-edge-litert is *"])
+
+
+@needs_avx2
+def test_what_two_releases_round_otherwise_is_told_as_that(tmp_path: Path) -> None:
+    """The kernels differ by the release first."""
+    command = _older(tmp_path / "other")
+    edgeq = Edgeq(targets={"old": ["env", "RUY_PATHS=1", *command]})
+    quantized = edgeq.load(make.CONVERTED / "batch_norms.int8.tflite")
+    with pytest.raises(
+        AssertionError, match=r"kernels of ai-edge-litert .* and ai-edge-litert 1.9"
+    ):
+        assert_runtimes_agree(
+            quantized, _samples("batch_norms"), 0, runtimes=("builtin", "old:builtin")
+        )
+    edgeq.close()
