@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shlex
 import shutil
 import signal
 import subprocess
@@ -67,7 +66,7 @@ class LinkError(Exception):
     Attributes:
         what: What came in place of an answer.
         printed: The last lines that the command printed.
-        kind: `absent`, `start`, `missing`, `garbage`, `lost` or `time`.
+        kind: `absent`, `start`, `missing`, `garbage`, `lost`, `time` or `closed`.
     """
 
     def __init__(self, kind: str, what: str, printed: Sequence[str]) -> None:
@@ -155,7 +154,8 @@ class Link:
 
     def close(self) -> None:
         """End the command; no process is left."""
-        self._ended(LostError("it was closed", ()))
+        # No loss, after which threads that wait would start it anew.
+        self._ended(LinkError("closed", "the end of the session", ()))
         self._out.put(None)
         process = self._process
         try:
@@ -298,8 +298,3 @@ class _Alive:
         piece = self._stream.read1(count)
         self._note()
         return piece
-
-
-def told_command(command: Sequence[str]) -> str:
-    """Return a command as it is typed into a shell."""
-    return shlex.join(command)

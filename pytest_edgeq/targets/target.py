@@ -58,12 +58,9 @@ class Target:
         self._open = _Open()
         self._close = weakref.finalize(self, self._open.close)
 
-    def start(self, runtime: str | None = None) -> TargetMachine:
+    def start(self) -> TargetMachine:
         """
         Start the command, unless it runs.
-
-        Args:
-            runtime: The runtime's name, for texts; the target's own by default.
 
         Returns:
             What the far side says of itself.
@@ -74,7 +71,7 @@ class Target:
         try:
             self._link()
         except LinkError as error:
-            raise link_error(runtime or self.name, self.command, error, self.seconds) from None
+            raise link_error(self.name, self.command, error, self.seconds) from None
         assert self.machine is not None, "unreachable because _link has set it"
         return self.machine
 

@@ -103,6 +103,11 @@ _TEXTS: Final = {
         "build the file again, leave the op out, or name other kernels ({name}:builtin); report it "
         "with the file to the library's authors",
     ),
+    "closed": (
+        "was closed: expected an answer, got {what}",
+        "the session ended, or edgeq.close() was called, while a file ran",
+        "run the test again",
+    ),
     "time": (
         "did not answer: expected an answer in time, got {what}",
         "the file takes longer than that there, it hangs, or the connection is stuck",

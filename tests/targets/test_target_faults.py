@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +280,20 @@ def test_no_process_is_left_after_any_end(tmp_path: Path, end: str) -> None:
         if end != "ends":
             client.send_signal(getattr(signal, end))
     assert not left_after(2, started)
+
+
+def test_a_thread_that_waits_starts_no_target_anew(
+    session: Edgeq, quantized: QuantizedModel
+) -> None:
+    """A session that ends while a file runs leaves no process."""
+    sample = stacks.MODELS["nested"][1]
+    quantized.run(*sample, runtime="pi")
+    [process] = far_sides()
+    process.suspend()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(quantized.run, *sample, runtime="pi")
+        time.sleep(0.5)  # until it waits
+        session.close()
+        with pytest.raises(UnrunnableError, match="the pi runtime was closed"):
+            waiting.result(timeout=20)
+    assert not far_sides()
