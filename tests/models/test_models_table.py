@@ -2,7 +2,7 @@
 Every small model under every quantizer is as `cells.json` records it.
 
 A cell that changed fails with the model, the flow, and what was and is. Each model is measured
-under the default preset and a sixth of the other flows, which take turns; `python -m
+under the default preset and one of the other flows, which take turns; `python -m
 tests.models.table` measures all of them anew.
 """
 
@@ -29,7 +29,7 @@ from tests.models.measure import FLOWS, Measured, Worker
 DATA = cells.load()
 TABLE: cells.Table = DATA["cells"]
 QUICK = ("pt2e_static_int8",)
-TURNS = 6
+TURNS = 12
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_the_default_preset_is_as_recorded(worker: Worker, model: str) -> None:
     ("model", "turn"), list(zip(table.models(), itertools.cycle(range(TURNS)), strict=False))
 )
 def test_other_flows_are_as_recorded(worker: Worker, model: str, turn: int) -> None:
-    """Each of them with every sixth model."""
+    """Each of them with every twelfth model."""
     check(worker, model, [flow for flow in FLOWS if flow not in QUICK][turn::TURNS])
 
 
