@@ -13,9 +13,13 @@ from pytest_edgeq.options import CI_VARIABLES
 from tests.docs.blocks import FILES, Block
 from tests.shared_cache import shared_cache
 
+# Plugins of our own tests, which a reader does not have, take half of the time of pytest's start.
 # What comes with the converter's own dependencies warns when pytest loads it; and pytest's own
 # plugin collects garbage five times in the end, 2 s among the objects of torch and jax.
-_WITHOUT = ("anyio", "randomly", "unraisableexception")
+_WITHOUT = (
+    *("datadir", "hypothesispytest", "jaxtyping", "randomly", "regressions", "syrupy"),
+    *("anyio", "unraisableexception"),
+)
 
 _NUMBER = re.compile(r"[-−]?(?<![\w.#])\d+(\.\d+)?(e[-+]?\d+)?s?(?!\w|\.\w)|\binf\b")
 _RULE = re.compile(r"([_=\-─])\1+")
