@@ -557,8 +557,8 @@ class Edgeq:
         run, and remembered by `--edgeq-update=tighten`. Few, equal or constant samples are told
         there, too.
 
-        Errors are not stored where an output of zeros would pass all limits of an output, or where
-        the error is as large as the signal: such a baseline could not fail. One that was stored
+        Errors are not stored where an output of zeros would pass the SQNR limit of an output, or
+        where the error is as large as the signal: such a baseline can hardly fail. One that was stored
         before is told of at the end of the run, and does not fail it.
 
         Args:

@@ -23,6 +23,7 @@ __all__ = [
     "notes_on",
     "samples_needed",
     "too_wide",
+    "too_wide_text",
 ]
 
 _MOST_SAMPLES: Final = 1 << 13
@@ -85,7 +86,7 @@ class Evaluation:
 
     def refusal(self, data: Mapping[str, Any]) -> str:
         """
-        Tell why errors must not be stored: all limits of an output together accept zeros.
+        Tell why errors must not be stored: the SQNR limit of an output, or all, accept zeros.
 
         Args:
             data: What would be stored, or what is.
@@ -94,12 +95,8 @@ class Evaluation:
             A text; empty where the limits can fail.
         """
         for name, output, given in self._judged(data):
-            if why := broken(output, self._flow):
+            if why := broken(output, self._flow) or too_wide(output, self._flow, given):
                 return f"{NOT_STORED}: total, output {name!r}: {why}"
-            if given and len(accepted(output, given)) == len(given):
-                return (
-                    f"{NOT_STORED}: total, output {name!r}: {too_wide(output, self._flow, given)}"
-                )
         return ""
 
     def remark(self, data: Mapping[str, Any]) -> str:
@@ -127,13 +124,29 @@ class Evaluation:
 
 def too_wide(output: OutputErrors, flow: str, given: Limits) -> str:
     """
-    Tell that an output of zeros would keep all limits of an output in the stage total.
+    Tell that zeros would keep the SQNR limit of an output in the stage total, or all its limits.
+
+    That they keep the SQNR limit alone counts where more samples would narrow it. Where no number
+    would, a single sample bears the error, and the other limits have to do.
 
     Args:
         output: What was measured.
         flow: That made the file.
         given: Its limits by metric.
+
+    Returns:
+        A text; empty where the limits can fail.
     """
+    kept = accepted(output, given)
+    if "sqnr_db" not in kept:
+        return ""
+    if len(kept) < len(given) and samples_needed(output, flow, "sqnr_db") is None:
+        return ""
+    return too_wide_text(output, flow, given["sqnr_db"])
+
+
+def too_wide_text(output: OutputErrors, flow: str, limit_db: float) -> str:
+    """Name the SQNR limit that an output of zeros would keep, and the samples that would do."""
     n = len(output.samples)
     needed = samples_needed(output, flow, "sqnr_db")
     fix = (
@@ -143,8 +156,8 @@ def too_wide(output: OutputErrors, flow: str, given: Limits) -> str:
         else f"give at least {max(needed, FEWEST_SAMPLES)} evaluation samples"
     )
     return (
-        "an output of zeros would pass all limits: expected an SQNR limit above 0 dB, got "
-        f"{given['sqnr_db']:.3g} dB (measured {output.sqnr_db:.3g} dB on {_samples(n)})\n"
+        "an output of zeros would pass: expected an SQNR limit above 0 dB, got "
+        f"{limit_db:.3g} dB (measured {output.sqnr_db:.3g} dB on {_samples(n)})\n"
         f"cause: the error differs so much between {n} samples that a rebuild may move it by "
         "more than the SQNR itself\n"
         f"fix: {fix}"

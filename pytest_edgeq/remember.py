@@ -12,6 +12,7 @@ from pytest_edgeq.evaluation import (
     limits_of,
     notes_on,
     too_wide,
+    too_wide_text,
 )
 from pytest_edgeq.numerics.bootstrap import RESAMPLES, SEED, remembered
 from pytest_edgeq.numerics.budget import Budget, loosened
@@ -97,6 +98,9 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
         if why := broken(output, flow):
             raise ValueError(f"no budget for {_place(comparison, output)}: {why}")
     limits = [limits_of(output, flow) for output in outputs]
+    for output, given in zip(outputs, limits, strict=True):
+        if not is_below_a_step(output) and (why := too_wide(output, flow, given)):
+            raise ValueError(f"no budget for {_place(comparison, output)}: {why}")
     bounds: dict[str, float] = {}
     notes = notes_on(comparison.evaluated)
     for metric in _wanted(outputs):
@@ -114,7 +118,7 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
     judged = [each for each in outputs if not is_below_a_step(each)]
     if not bounds or any(len(accepted(each, bounds)) == len(bounds) for each in judged):
         output, given = min(zip(outputs, limits, strict=True), key=lambda pair: pair[1]["sqnr_db"])
-        why = too_wide(output, flow, given) if wiped(output) else _NO_SIGNAL
+        why = too_wide_text(output, flow, given["sqnr_db"]) if wiped(output) else _NO_SIGNAL
         raise ValueError(f"no budget for {_place(comparison, output)}: {why}")
     return Budget(**bounds), notes
 

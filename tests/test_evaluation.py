@@ -14,7 +14,7 @@ import torch
 
 from fixtures import digits
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.evaluation import Evaluation, limits_of, samples_needed
+from pytest_edgeq.evaluation import Evaluation, accepted, limits_of, samples_needed
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.evaluated import EvaluatedSamples
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
@@ -228,9 +228,35 @@ def test_eight_uneven_samples_are_refused_with_the_number_that_would_do(
     assert remember(_uneven(needed), "new")["written"]
 
 
+def _one_uneven(n: int) -> Comparison:
+    """Outputs that hardly differ, with errors forty times as large at the first sample."""
+    generator = np.random.default_rng(0)
+    pairs = []
+    for index in range(n):
+        x, error = 1 + 0.1 * generator.random(size=(1, 10)), generator.normal(size=(1, 10))
+        pairs.append((x, x + (0.001 if index else 0.04) * error))
+    return _comparison(pairs)
+
+
+def test_an_sqnr_limit_that_zeros_would_keep_is_refused(remember: Remember) -> None:
+    """Though other limits would not: a worst value says little of a wrong output."""
+    comparison = _one_uneven(5)
+    limits = limits_of(_errors(comparison), "pt2e")
+    kept = accepted(_errors(comparison), limits)
+    assert "sqnr_db" in kept
+    assert len(kept) < len(limits)
+    with pytest.raises(AssertionError, match=r"(?s)^errors not stored: .* zeros would pass: .*fix"):
+        remember(comparison, "new")
+    with pytest.raises(ValueError, match=r"zeros would pass: .*\n.*\nfix: give at least"):
+        Edgeq().suggest_budget(comparison)
+    needed = samples_needed(_errors(comparison), "pt2e", "sqnr_db")
+    assert needed is not None
+    assert remember(_one_uneven(needed), "new")["written"]
+
+
 def test_no_budget_is_given_of_eight_uneven_samples(capsys: pytest.CaptureFixture[str]) -> None:
     """A bound that zeros would keep is none; of more samples it is one."""
-    with pytest.raises(ValueError, match=r"zeros would pass all limits: .*\n.*\nfix: give at lea"):
+    with pytest.raises(ValueError, match=r"zeros would pass: .*\n.*\nfix: give at lea"):
         Edgeq().suggest_budget(_uneven(8))
     assert capsys.readouterr().out == ""
     assert Edgeq().suggest_budget(_uneven(256)).sqnr_db is not None
@@ -301,7 +327,9 @@ def test_of_several_outputs_the_one_without_a_limit_is_named() -> None:
 def test_an_output_whose_reference_is_zero_takes_the_bounds_of_the_others() -> None:
     """It has no SQNR, and what is left accepts zeros elsewhere."""
     zeros = np.zeros((1, 10))
-    one, two = _uneven(8), _comparison([(zeros, zeros + 0.1)] * 8)
+    values = np.random.default_rng(0).normal(size=(4, 1, 10))
+    one = _comparison([(values[0], values[0] + 0.01 * values[1]), (values[2], values[2] * 0.99)])
+    two = _comparison([(zeros, zeros + 0.1)] * 2)
     outputs = {name: replace(_errors(each), name=name) for name, each in (("a", two), ("b", one))}
     with pytest.raises(ValueError, match="total, output 'a': the reference is zero in all element"):
         Edgeq().suggest_budget(replace(one, total=StageErrors(outputs)))
