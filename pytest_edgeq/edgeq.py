@@ -558,8 +558,8 @@ class Edgeq:
         there, too.
 
         Errors are not stored where an output of zeros would pass the SQNR limit of an output, or
-        where the error is as large as the signal: such a baseline can hardly fail. One that was stored
-        before is told of at the end of the run, and does not fail it.
+        where the error is as large as the signal: such a baseline can hardly fail. One that was
+        stored before is told of at the end of the run, and does not fail it.
 
         Args:
             comparison: From `compare`, on the same samples in the same order as remembered.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -80,6 +81,7 @@ class Evaluation:
     """
 
     def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
         self._flow = comparison.flow
         self._outputs = comparison.total.outputs
         self.notes: Sequence[str] = notes_on(comparison.evaluated)
@@ -100,8 +102,9 @@ class Evaluation:
         return ""
 
     def remark(self, data: Mapping[str, Any]) -> str:
-        """Name the limits that zeros alone would pass, and the number of samples that would do."""
-        told = [
+        """Name limits that wrong outputs would pass, and the number of samples that would do."""
+        told = list(self._exchangeable(data))
+        told += [
             f"output {name!r}: {metric}: {cannot_fail(output, self._flow, metric)}"
             for name, output, given in self._judged(data)
             for metric in accepted(output, given)
@@ -109,6 +112,18 @@ class Evaluation:
         ]
         left = len(told) - _SHOWN
         return "; ".join([*told[:_SHOWN], *([f"and {left} more"] if left > 0 else [])])
+
+    def _exchangeable(self, data: Mapping[str, Any]) -> Iterator[str]:
+        """Name the SQNR limits that outputs of another sample would keep, but zeros not."""
+        from pytest_edgeq.exchanged import exchanged_sqnr_db  # imports torch
+
+        exchanged = exchanged_sqnr_db(self._comparison)
+        for name, output, given in self._judged(data):
+            other = exchanged.get(name, -math.inf)
+            if 0 < given["sqnr_db"] <= other:
+                needed = samples_needed(output, self._flow, "sqnr_db", other)
+                would_do = "" if needed is None else _would_do(needed)
+                yield f"output {name!r}: sqnr_db: the output of another sample would pass{would_do}"
 
     def _judged(self, data: Mapping[str, Any]) -> Iterator[tuple[str, OutputErrors, Limits]]:
         """The outputs where zeros are no right answer, with their limits in the stage total."""
@@ -205,12 +220,20 @@ def limits_of(
     return found
 
 
-def samples_needed(output: OutputErrors, flow: str, metric: str) -> int | None:
+def samples_needed(
+    output: OutputErrors, flow: str, metric: str, wrong: float | None = None
+) -> int | None:
     """
-    Estimate how many samples give a metric a limit that an output of zeros fails.
+    Estimate how many samples give a metric a limit that a wrong output fails.
 
     The same samples, each as many times, stand for more of their kind: sums over samples then
     spread by 1/√n, as those of other samples would.
+
+    Args:
+        output: What was measured.
+        flow: That made the file.
+        metric: Its name.
+        wrong: Its value for the wrong output; None for an output of zeros.
 
     Returns:
         A multiple of the number of samples measured; None where no number would do.
@@ -218,7 +241,10 @@ def samples_needed(output: OutputErrors, flow: str, metric: str) -> int | None:
     n = len(output.samples)
 
     def would_do(times: int) -> bool:
-        return not accepted(output, limits_of(output, flow, times, [metric]))
+        found = limits_of(output, flow, times, [metric])
+        if wrong is None:
+            return not accepted(output, found)
+        return not accepts(metric, found[metric], wrong)
 
     most = 1
     while not would_do(most):
@@ -236,8 +262,11 @@ def cannot_fail(output: OutputErrors, flow: str, metric: str) -> str:
     """Return a text: the limit of a metric accepts zeros, and how many samples prevent that."""
     subject = "zeros or a guess" if metric == "top1_agreement" else "zeros"
     needed = samples_needed(output, flow, metric)
-    would_do = "" if needed is None else f" ({max(needed, FEWEST_SAMPLES)} samples would do)"
-    return f"{subject} would pass{would_do}"
+    return f"{subject} would pass{'' if needed is None else _would_do(needed)}"
+
+
+def _would_do(needed: int) -> str:
+    return f" ({max(needed, FEWEST_SAMPLES)} samples would do)"
 
 
 def accepted(output: OutputErrors, given: Limits) -> list[str]:

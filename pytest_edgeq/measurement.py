@@ -103,7 +103,7 @@ class SampleRunner:
         wanted = [border.name for border in self._edge.signature.outputs]
         values: dict[str, Arrays] = {"edge": self._edge.decode(codes)}
         with self._cores:
-            values["float"] = self._reference(sample, arrays, wanted, index)
+            values["float"] = self.reference(sample, index)
             check_layout(quantized, values["float"], values["edge"])
             self.prepare()
             if self._simulated is not None:
@@ -116,17 +116,17 @@ class SampleRunner:
             values["float_tflite"] = in_file_order(outputs, wanted, quantized.name)
         return Outcome(codes, values)
 
-    def _run(self, edge: EdgeFile, arrays: Arrays, index: int) -> Arrays:
-        try:
-            return edge.run(self._quantized.input_names, arrays, self._runtime)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"evaluation sample {index}: {error}") from None
+    def reference(self, sample: Sample, index: int) -> Arrays:
+        """
+        Run the reference alone, and return its outputs in the file's order.
 
-    def _reference(
-        self, sample: Sample, arrays: Arrays, wanted: Sequence[str], index: int
-    ) -> Arrays:
+        Raises:
+            RuntimeError: torch fails in it.
+            TypeError, ValueError: It does not take the sample, or gives other outputs.
+        """
         reference, name = self._quantized.float_model, self._quantized.name
         assert reference is not None, "unreachable because a Comparer has looked"
+        wanted = [border.name for border in self._edge.signature.outputs]
         aliases = keras_output_names(reference) if is_keras(reference) else ()
         try:
             outputs = call_reference(reference, sample)
@@ -136,10 +136,16 @@ class SampleRunner:
                 f"the reference of {name} fails on evaluation sample {index}: expected its "
                 f"outputs, got {type(error).__name__}: {first}\n"
                 f"cause: it is called with the inputs of the file, of shape "
-                f"{', '.join(str(list(array.shape)) for array in arrays)}; reference(sample) by "
-                "itself fails the same way"
+                f"{', '.join(str(list(array.shape)) for array in sample.arrays())}; "
+                "reference(sample) by itself fails the same way"
             ) from error
         return in_file_order(outputs, wanted, name, aliases)
+
+    def _run(self, edge: EdgeFile, arrays: Arrays, index: int) -> Arrays:
+        try:
+            return edge.run(self._quantized.input_names, arrays, self._runtime)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"evaluation sample {index}: {error}") from None
 
 
 class Measurement:
