@@ -7,15 +7,19 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_edgeq.assertions.expect import parse_number, table
-from pytest_edgeq.assertions.scoring import Scorer, Scores, scorer_for
+from pytest_edgeq.assertions.expect import parse_number
+from pytest_edgeq.assertions.scoring import Scorer, scorer_for
+from pytest_edgeq.assertions.scoring.text import drop_text
+from pytest_edgeq.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.measurement import check_layout
-from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
+from pytest_edgeq.numerics.comparison import WorstSamples
+from pytest_edgeq.numerics.distances import least_sqnr_db
 from pytest_edgeq.parallel import AtOnce, in_order, on_one_thread, state_of
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import (
@@ -98,13 +102,17 @@ def assert_accuracy_drop(
     scorer = scorer_for(metric)
     engine = model.engine(executor)
     model.edge.restart()
+    worst = WorstSamples()
     with undisturbed(model.float_model, model.name), on_one_thread():
-        n_samples = _score_all(model, labelled_inputs, metric, scorer, engine)
+        n_samples = _score_all(model, labelled_inputs, metric, scorer, engine, worst)
     scores = scorer.result()
     bounds = scores.evidence.bounds
     # Written so that NaN fails it.
     if not bounds.high <= limit:
-        raise AssertionError(_text(scores, limit, n_samples))
+        error = AssertionError(drop_text(scores, limit, n_samples))
+        shown = FailedSamples(model, model.runtime, None, worst.result(), n_samples)
+        attach_samples(error, shown)
+        raise error
 
 
 def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]:
@@ -149,7 +157,11 @@ def bound_pair(model: QuantizedModel, pair: Any, index: int) -> tuple[Sample, An
 
 
 def score_of(
-    model: QuantizedModel, edge: EdgeFile, scorer: Scorer, index: int, sample: Sample, label: Any
+    model: QuantizedModel,
+    edge: EdgeFile,
+    scorer: Scorer,
+    item: tuple[int, tuple[Sample, Any]],
+    worst: WorstSamples,
 ) -> Any:
     """
     Return what a scorer makes of both models' outputs for one sample.
@@ -158,20 +170,24 @@ def score_of(
         model: With the reference.
         edge: The file, with interpreters of the calling thread.
         scorer: Scores; nothing is added to it.
-        index: Of the sample.
-        sample: The sample.
-        label: Its label.
+        item: Index of the sample, the sample and its label.
+        worst: Is offered the sample.
 
     Raises:
         AssertionError: The file gives NaN or infinities where the float model does not.
         Exception: As `assert_accuracy_drop` raises it.
     """
-    outputs = _outputs(model, edge, model.runtime, sample, index, scorer, nullcontext())
-    return _score(scorer, index, outputs, label)
+    outputs = _outputs(model, edge, model.runtime, item, scorer, nullcontext())
+    return _score(scorer, _Outcome(*item, outputs), worst)
 
 
 def _score_all(
-    model: QuantizedModel, labelled: Any, metric: Any, scorer: Scorer, engine: Engine | None
+    model: QuantizedModel,
+    labelled: Any,
+    metric: Any,
+    scorer: Scorer,
+    engine: Engine | None,
+    worst: WorstSamples,
 ) -> int:
     """Score all samples, in order, and return their number."""
     pairs = _pairs(labelled, model)
@@ -182,36 +198,43 @@ def _score_all(
         reading = Reading(model, labelled, pairs, lambda pair: pair[0])
         parcel = reading.prepared(model.runtime)
         if parcel is not None:
-            return score_by(engine, parcel, metric, reading, model.name, scorer)
+            return score_by(engine, parcel, metric, reading, model.name, scorer, worst)
         pairs = reading.items()
     n_samples = 0
     # Scored in this thread, as a metric of the user's need not be safe in several.
-    for index, outputs, label in _outcomes(model, enumerate(pairs), scorer):
-        scorer.add(_score(scorer, index, outputs, label))
+    for outcome in _outcomes(model, enumerate(pairs), scorer):
+        scorer.add(_score(scorer, outcome, worst))
         n_samples += 1
     return n_samples
 
 
-def _score(scorer: Scorer, index: int, outputs: tuple[Any, Any], label: Any) -> Any:
-    lengths = {len(leaf) for leaf in _leaves(outputs[0]) if leaf.ndim}
-    return scorer.score(index, outputs, label, lengths)
+def _score(scorer: Scorer, outcome: _Outcome, worst: WorstSamples) -> Any:
+    index, (sample, label) = outcome.index, outcome.pair
+    expected, got = map(_leaves, outcome.outputs)
+    lengths = {len(leaf) for leaf in expected if leaf.ndim}
+    scored = scorer.score(index, outcome.outputs, label, lengths)
+    lost = scorer.lost(scored)
+    worst.offer(index, least_sqnr_db(expected, got), sample.clone, lost=lost)
+    return scored
 
 
-_Outcome = tuple[int, tuple[Any, Any], Any]
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    index: int
+    pair: tuple[Sample, Any]
+    outputs: tuple[Any, Any]
 
 
 def _outcomes(
     model: QuantizedModel, pairs: Iterator[tuple[int, tuple[Sample, Any]]], scorer: Scorer
 ) -> Iterator[_Outcome]:
-    """Give index, outputs and label of every sample in order, measured on the model's cores."""
+    """Give every sample with the outputs in order, measured on the model's cores."""
     runtime = model.runtime
     is_far = model.edge.runtimes.target_of(runtime) is not None
     at_once = AtOnce(model.threads, is_far=is_far)
 
     def measure(edge: EdgeFile, item: tuple[int, tuple[Sample, Any]]) -> _Outcome:
-        index, (sample, label) = item
-        outputs = _outputs(model, edge, runtime, sample, index, scorer, at_once.cores)
-        return index, outputs, label
+        return _Outcome(*item, _outputs(model, edge, runtime, item, scorer, at_once.cores))
 
     before = state_of(model) if at_once.workers > 1 else None
     for item in itertools.islice(pairs, 1):
@@ -221,20 +244,27 @@ def _outcomes(
             yield measure(model.edge, item)
         return
     # A loader may write the next sample, and its label, over the last ones.
-    kept = ((index, (sample.clone(), copy.deepcopy(label))) for index, (sample, label) in pairs)
+    kept = ((index, (sample.clone(), _copied(label))) for index, (sample, label) in pairs)
     yield from in_order(kept, model.edge.apart, measure, at_once.workers)
+
+
+def _copied(label: Any) -> Any:
+    # torch refuses to copy a tensor that a model has computed with gradients in any other way.
+    if is_tensor(label) and not isinstance(label, np.ndarray):
+        return label.detach().clone()
+    return copy.deepcopy(label)
 
 
 def _outputs(
     model: QuantizedModel,
     edge: EdgeFile,
     runtime: str,
-    sample: Sample,
-    index: int,
+    item: tuple[int, tuple[Sample, Any]],
     scorer: Scorer,
     cores: AbstractContextManager[object],
 ) -> tuple[Any, Any]:
     """What both models give for one sample, nested as the reference nests it."""
+    index, (sample, _) = item
     reference = model.float_model
     assert reference is not None, "unreachable because the caller has looked"
     with cores:
@@ -305,98 +335,3 @@ def _nested(like: Any, leaves: Iterator[Array], wants_tensors: bool) -> Any:
 
 def _leaves(outputs: Any) -> list[Array]:
     return [value for _, value in flatten_outputs(outputs)]
-
-
-def _text(scores: Scores, limit: float, n_samples: int) -> str:
-    evidence, bounds = scores.evidence, scores.evidence.bounds
-    what = "drop" if scores.higher_is_better else "rise"
-    items = "samples" if evidence.n == n_samples else "items"
-    between = f"{bounds.low:.3g} to {bounds.high:.3g}"
-    n = f"{evidence.n} {items}"
-    verdict, ways = _verdict(scores, limit, what, items)
-    rows = [
-        ("float", f"{scores.float_score:.4g}", _right(scores, scores.float_score)),
-        ("edge", f"{scores.edge_score:.4g}", _right(scores, scores.edge_score)),
-        (what, f"{evidence.drop:.4g}", f"{between}, each bound with 95 % confidence"),
-    ]
-    return "\n".join(
-        [
-            f"{what} of {scores.name}: expected at most {limit:g}, got {evidence.drop:.4g} "
-            + verdict,
-            table(rows, ("", "score", f"{n}, {scores.detail}")),
-            *_changes(scores, items),
-            *ways,
-        ]
-    )
-
-
-def _verdict(scores: Scores, limit: float, what: str, items: str) -> tuple[str, list[str]]:
-    """The end of line one, and the lines that say why and what to do."""
-    evidence, bounds = scores.evidence, scores.evidence.bounds
-    n, between = f"{evidence.n} {items}", f"{bounds.low:.3g} to {bounds.high:.3g}"
-    if bounds.low > limit:
-        return f"({n})", [
-            f"cause: other data of the same kind would show a {what} of more than {limit:g}, too: "
-            "chance does not explain it.",
-            "edgeq.compare(model, samples) says which stage of the flow loses it",
-            f"update: max_drop={_up(bounds.high):g}, the least that these {items} support",
-        ]
-    if math.isinf(bounds.high):
-        return f"({between}): {n} cannot settle it", [
-            f"cause: {n} are so few that {scores.name} has no score where they are drawn anew.",
-            "give more, of every class",
-        ]
-    least = f"max_drop={_up(bounds.high):g} is the least that these {items} support"
-    enough = evidence.samples_needed(limit)
-    if enough is None:
-        verdict = f"({between}): to settle it takes more than {MOST_SAMPLES:,} {items}"
-        ways = least
-    else:
-        verdict = f"({between}): {n} cannot settle it, about {enough:,} would"
-        ways = f"about {enough:,} {items} settle it, if as large a share of them changes; {least}"
-    side = (
-        "is beyond the limit, but chance may explain it"
-        if evidence.drop > limit
-        else "is within the limit, but to pass would promise what these do not show"
-    )
-    return verdict, [
-        f"cause: the bounds lie on both sides of {limit:g}. What was seen {side}.",
-        ways,
-    ]
-
-
-def _right(scores: Scores, score: float) -> str:
-    n = scores.evidence.n
-    return f"{round(score * n)} of {n} right" if isinstance(scores.evidence, RightWrong) else ""
-
-
-def _changes(scores: Scores, items: str) -> list[str]:
-    """Which samples changed, and whether chance explains it."""
-    evidence, lines = scores.evidence, []
-    if isinstance(evidence, RightWrong):
-        if not evidence.lost + evidence.gained:
-            return [f"none of {evidence.n} {items} changed: what was right, or wrong, still is"]
-        p = mcnemar_p(evidence.lost, evidence.gained)
-        lines.append(
-            f"{evidence.lost} of {evidence.n} {items} became wrong, {evidence.gained} became "
-            f"right; exact McNemar p = {p:.2g}: how often a fair coin would part them as unevenly"
-        )
-        worst = ", ".join(str(index) for index, _, _ in scores.worst)
-        more = evidence.lost - len(scores.worst)
-        if worst:
-            lines.append(
-                f"became wrong: samples {worst}" + (f", … and {more} more" if more else "")
-            )
-    elif scores.worst:
-        worst = ", ".join(f"{i} ({a:.3g} → {b:.3g})" for i, a, b in scores.worst)
-        lines.append(f"lost most: samples {worst}")
-    return lines
-
-
-def _up(number: float) -> float:
-    """To two digits, and not below."""
-    if number <= 0:
-        return 0.0
-    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
-    nearest = round(number / unit)
-    return (nearest if nearest * unit >= number else nearest + 1) * unit

@@ -16,7 +16,7 @@ from pytest_edgeq.agree.kernels_apart import kernels_apart
 from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, table
 from pytest_edgeq.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.numerics.comparison import WorstSamples
-from pytest_edgeq.numerics.metrics import sqnr_db
+from pytest_edgeq.numerics.distances import least_sqnr_db
 from pytest_edgeq.parallel import MOST_AHEAD, waiting_threads
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, SampleSpec, read_samples
@@ -91,7 +91,8 @@ def assert_runtimes_agree(
             at = position % len(edge.signature.outputs)
             pair.update(index, codes[pair.first][at], codes[pair.other][at])
         for other, kept in worst.items():
-            kept.offer(index, _sqnr_db(edge, codes[first], codes[other]), sample.clone)
+            expected, got = edge.decode(codes[first]), edge.decode(codes[other])
+            kept.offer(index, least_sqnr_db(expected, got), sample.clone)
         n_samples += 1
     empty = [pair for pair in pairs if not pair.n_codes]
     if not pairs or empty:
@@ -144,19 +145,6 @@ def _run(
                 yield oldest()
         while pending:
             yield oldest()
-
-
-def _sqnr_db(edge: EdgeFile, one: Sequence[Array], two: Sequence[Array]) -> float:
-    """Return the least SQNR over the outputs, of one runtime against another."""
-    least = math.inf
-    for reference, actual in zip(edge.decode(one), edge.decode(two), strict=True):
-        if reference.shape != actual.shape:
-            return -math.inf
-        signal = reference.astype(np.float64)
-        with np.errstate(over="ignore"):
-            noise = np.square(signal - actual).sum()
-            least = min(least, sqnr_db(float(np.square(signal).sum()), float(noise)))
-    return least
 
 
 @dataclass(slots=True)

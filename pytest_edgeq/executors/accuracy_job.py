@@ -12,6 +12,7 @@ from pytest_edgeq.assertions.scoring.metric import ScoredSample
 from pytest_edgeq.executors.carriers import Engine
 from pytest_edgeq.executors.parcel import Parcel
 from pytest_edgeq.executors.reading import Reading, streamed
+from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.progress import Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.sample_source import SampleSource
@@ -52,19 +53,26 @@ class _AccuracyStation:
         self._model, self._edge = model, model.edge.apart()
         self._scorer = scorer_for(metric)
 
-    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> list[Any]:
+    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> tuple[list[Any], WorstSamples]:
         del extra
         found: list[Any] = []
-        for index, (sample, label) in items:
+        worst = WorstSamples()
+        for item in items:
             if found and isinstance(found[-1], ScoredSample):
                 # The last one of all is used, which may be the last one here.
                 found[-1] = found[-1]._replace(example=None)
-            found.append(score_of(self._model, self._edge, self._scorer, index, sample, label))
-        return found
+            found.append(score_of(self._model, self._edge, self._scorer, item, worst))
+        return found, worst
 
 
 def score_by(
-    engine: Engine, parcel: Parcel, metric: Any, reading: Reading, name: str, scorer: Scorer
+    engine: Engine,
+    parcel: Parcel,
+    metric: Any,
+    reading: Reading,
+    name: str,
+    scorer: Scorer,
+    worst: WorstSamples,
 ) -> int:
     """
     Score all samples, and return their number.
@@ -76,15 +84,17 @@ def score_by(
         reading: Of the pairs.
         name: Of the model.
         scorer: Adds the scores, in order.
+        worst: Keeps the samples that lost most.
 
     Raises:
         CannotTravelError: The metric or the factory cannot be pickled.
         Exception: As `Stream.run` does.
     """
 
-    def add(_: object, scored: list[Any]) -> None:
-        for each in scored:
+    def add(_: object, scored: tuple[list[Any], WorstSamples]) -> None:
+        for each in scored[0]:
             scorer.add(each)
+        worst.merge(scored[1])
 
     step = Step("accuracy", name, None)
     job = AccuracyJob(reading.source, metric)

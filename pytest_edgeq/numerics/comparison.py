@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,9 @@ class WorstSample:
         return {"index": self.index, "sqnr_db": json_number(self.sqnr_db)}
 
 
+_Badness: TypeAlias = "tuple[float, bool, float, int]"
+
+
 class WorstSamples:
     """
     Keeps the inputs of the worst few samples, so that memory does not grow with their number.
@@ -54,13 +58,24 @@ class WorstSamples:
 
     def __init__(self, limit: int = 3) -> None:
         self._limit = limit
-        self._kept: list[WorstSample] = []
+        self._kept: list[tuple[_Badness, WorstSample]] = []
 
-    def offer(self, index: int, sqnr_db: float, make_inputs: Callable[[], Any]) -> None:
-        """Keep the sample if it is among the worst; only then are its inputs made (cloned)."""
-        key = _badness(index, sqnr_db)
-        if len(self._kept) < self._limit or key < _badness_of(self._kept[-1]):
-            self._keep([WorstSample(index, sqnr_db, make_inputs())])
+    def offer(
+        self, index: int, sqnr_db: float, make_inputs: Callable[[], Any], *, lost: float = 0.0
+    ) -> None:
+        """
+        Keep the sample if it is among the worst; only then are its inputs made (cloned).
+
+        Args:
+            index: its index among the samples.
+            sqnr_db: its least SQNR over the outputs.
+            make_inputs: gives what is kept.
+            lost: of a score; more is worse, whatever the SQNR.
+        """
+        ordered = not math.isnan(sqnr_db)
+        badness = (-lost, ordered, sqnr_db if ordered else 0.0, index)
+        if len(self._kept) < self._limit or badness < self._kept[-1][0]:
+            self._keep([(badness, WorstSample(index, sqnr_db, make_inputs()))])
 
     def merge(self, other: WorstSamples) -> None:
         """Keep the worst of both."""
@@ -68,19 +83,10 @@ class WorstSamples:
 
     def result(self) -> tuple[WorstSample, ...]:
         """Return the samples kept, the worst first."""
-        return tuple(self._kept)
+        return tuple(sample for _, sample in self._kept)
 
-    def _keep(self, samples: list[WorstSample]) -> None:
-        self._kept = sorted([*self._kept, *samples], key=_badness_of)[: self._limit]
-
-
-def _badness_of(sample: WorstSample) -> tuple[bool, float, int]:
-    return _badness(sample.index, sample.sqnr_db)
-
-
-def _badness(index: int, sqnr_db: float) -> tuple[bool, float, int]:
-    ordered = not math.isnan(sqnr_db)
-    return ordered, sqnr_db if ordered else 0.0, index
+    def _keep(self, samples: list[tuple[_Badness, WorstSample]]) -> None:
+        self._kept = sorted([*self._kept, *samples], key=itemgetter(0))[: self._limit]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .metrics import sqnr_db
 from .sums import Array
 
-__all__ = ["Distances"]
+__all__ = ["Distances", "least_sqnr_db"]
 
 
 class Distances:
@@ -41,3 +42,16 @@ def _distance(one: Array, two: Array) -> float:
         apart[np.isnan(one) & np.isnan(two)] = 0.0
         total = float(np.square(apart).sum())
     return total if math.isfinite(total) else math.inf
+
+
+def least_sqnr_db(reference: Sequence[Array], actual: Sequence[Array]) -> float:
+    """Return the least SQNR over the outputs of one sample; −inf where shapes differ."""
+    least = math.inf
+    for expected, got in zip(reference, actual, strict=True):
+        if expected.shape != got.shape:
+            return -math.inf
+        signal = expected.astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            noise = float(np.square(signal - got).sum())
+            least = min(least, sqnr_db(float(np.square(signal).sum()), noise))
+    return least

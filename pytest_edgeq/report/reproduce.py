@@ -173,7 +173,7 @@ def show_errors(folder: Path, case: Mapping[str, Any], file: File) -> bool:
     expected, recorded = by_sample(folder / kept["expected"]), by_sample(folder / kept["got"])
     samples = by_sample(folder / kept["inputs"])
     got = {sample: file.run(inputs) for sample, inputs in samples.items()}
-    print(f"  samples {', '.join(samples)} of {kept['of']}, the worst ones by SQNR")
+    print(f"  samples {', '.join(samples)} of {kept['of']}, the worst ones")
     if case["expected_by"]:
         print(f"  expected: what the {case['expected_by']} kernels gave")
     if case["is_stateful"]:

@@ -23,6 +23,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
+from pytest_edgeq.failed_samples import attached_samples
 
 
 def top1(logits: Tensor, label: int) -> Tensor:
@@ -101,6 +102,27 @@ def test_a_spoilt_file_fails(spoilt: QuantizedModel, metric: Any) -> None:
         AssertionError, match=r": expected at most 0\.03, got 0\.\d+ \(500 samples\)"
     ):
         assert_accuracy_drop(spoilt, labelled(), metric, max_drop=0.03)
+
+
+def test_a_failure_carries_samples_that_lost(
+    reader: QuantizedModel, patch: Any, operand: Any
+) -> None:
+    """For the bundle of its test; a class that is dead loses the digits of it."""
+
+    def kill(content: Any) -> None:
+        weight = operand(content, "FULLY_CONNECTED", 1)
+        buffer = content.buffers[weight.buffer]
+        buffer.data = _dead_class(weight, np.array(buffer.data))
+
+    given = list(labelled(100))
+    with pytest.raises(AssertionError) as caught:
+        assert_accuracy_drop(reader.with_tflite(patch(reader, kill)), iter(given), top1, 0.01)
+    shown = attached_samples(caught.value)
+    assert shown is not None
+    assert (shown.n_samples, len(shown.worst)) == (100, 3)
+    for each in shown.worst:
+        assert given[each.index][1] == 3
+        assert torch.equal(each.inputs.args[0], given[each.index][0])
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.assertions.scoring import metric
 from pytest_edgeq.executors import chunks
+from pytest_edgeq.failed_samples import attached_samples
 from tests.executors.conftest import AtOnce
 
 Threads = Callable[[int], Executor]
@@ -45,7 +46,10 @@ METRICS: dict[str, Any] = {
 def _text(model: QuantizedModel, pairs: Any, metric: Any, executor: Executor | None) -> str:
     with pytest.raises(AssertionError) as failure:
         assert_accuracy_drop(model, pairs, metric, 1e-9, executor=executor)
-    return str(failure.value)
+    shown = attached_samples(failure.value)
+    assert shown is not None
+    assert len(shown.worst) == 3
+    return f"{failure.value}\nsamples: {[each.index for each in shown.worst]}"
 
 
 @pytest.mark.filterwarnings("ignore:No (positive|negative) samples in targets:UserWarning")
@@ -57,7 +61,7 @@ def test_scores_do_not_depend_on_workers(
     threads: Threads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The text of a failure has all figures; chunks of one pair and of several."""
+    """Nor the samples kept; the text has all figures. Chunks of one pair and of several."""
     monkeypatch.setattr(metric, "METRIC_RESAMPLES", 50)
     monkeypatch.setattr(metric, "LIST_RESAMPLES", 10)
     alone = _text(quantized, pairs, METRICS[name], None)

@@ -239,6 +239,27 @@ def test_a_failed_agreement_is_shown_by_its_samples(
     assert "    max LSB error: 1 (recorded: 1)\n" in text
 
 
+def test_a_lost_accuracy_is_shown_by_its_samples(
+    pytester: pytest.Pytester, run_here: Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Those that lost most of their score, with what the float model gives for them."""
+    pytester.makepyfile(
+        test_x=f"""{PROJECT}
+def test_accuracy(quantized):
+    from pytest_edgeq import assert_accuracy_drop
+    given = samples(ConvBnRelu, 6, seed=1)
+    pairs = [(sample, quantized.float_model(*sample)) for sample in given]
+    assert_accuracy_drop(quantized, pairs, lambda outputs, label: bool((outputs == label).all()))
+"""
+    )
+    result = run_here("--edgeq-artifacts=out", "-p", "no:xdist", "-k", "test_accuracy")
+    result.assert_outcomes(failed=1, deselected=4)
+    (named,) = LINE.findall(result.stdout.str())
+    text = shown_elsewhere(pytester.path / named, tmp_path_factory.mktemp("elsewhere"))
+    assert re.search(r"  samples \d, \d, \d of 6, the worst ones\n", text)
+    assert re.search(r"    SQNR dB: \d+\.\d+ \(recorded: ", text)
+
+
 def test_a_test_that_passes_now_has_no_bundle(
     pytester: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,11 @@ class CallableScorer:
             )
         return index, scores
 
+    def lost(self, scored: tuple[int, list[Floats]]) -> float:
+        """Return the most that an item of the sample has lost; 0 where all are as good."""
+        before, after = scored[1]
+        return float(np.max(before - after, initial=0.0))
+
     def add(self, scored: tuple[int, list[Floats]]) -> None:
         """Add the scores of the next sample."""
         index, scores = scored

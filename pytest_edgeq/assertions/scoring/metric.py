@@ -133,6 +133,11 @@ class MetricScorer:
             added.append(self._state())
         return ScoredSample((added[0], added[1]), (outputs[0], target))
 
+    def lost(self, scored: ScoredSample) -> float:
+        """Return 0: a Metric scores all samples together."""
+        del scored
+        return 0.0
+
     def add(self, scored: ScoredSample) -> None:
         """Draw the next sample for each resample, and add what it has added to the states."""
         weights = np.concatenate([[1], self._random.poisson(1.0, len(self._times) - 1)])

@@ -57,6 +57,9 @@ class Scorer(Protocol):
             batch: Lengths of the outputs' first dimensions.
         """
 
+    def lost(self, scored: Any) -> float:
+        """Return how much of the float score a sample has lost; 0 where it has no score."""
+
     def add(self, scored: Any) -> None:
         """Add what `score` has returned for the next sample."""
 

@@ -1,0 +1,114 @@
+"""The text of an accuracy that dropped too far, or of which the data cannot tell."""
+
+from __future__ import annotations
+
+import math
+
+from pytest_edgeq.assertions.expect import table
+from pytest_edgeq.assertions.scoring.scores import Scores
+from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
+
+__all__ = ["drop_text"]
+
+
+def drop_text(scores: Scores, limit: float, n_samples: int) -> str:
+    """
+    Return the text of a drop that is, or may be, beyond a limit.
+
+    Args:
+        scores: Of both models.
+        limit: That was given.
+        n_samples: How many there were; a sample may have several items.
+    """
+    evidence, bounds = scores.evidence, scores.evidence.bounds
+    what = "drop" if scores.higher_is_better else "rise"
+    items = "samples" if evidence.n == n_samples else "items"
+    between = f"{bounds.low:.3g} to {bounds.high:.3g}"
+    n = f"{evidence.n} {items}"
+    verdict, ways = _verdict(scores, limit, what, items)
+    rows = [
+        ("float", f"{scores.float_score:.4g}", _right(scores, scores.float_score)),
+        ("edge", f"{scores.edge_score:.4g}", _right(scores, scores.edge_score)),
+        (what, f"{evidence.drop:.4g}", f"{between}, each bound with 95 % confidence"),
+    ]
+    return "\n".join(
+        [
+            f"{what} of {scores.name}: expected at most {limit:g}, got {evidence.drop:.4g} "
+            + verdict,
+            table(rows, ("", "score", f"{n}, {scores.detail}")),
+            *_changes(scores, items),
+            *ways,
+        ]
+    )
+
+
+def _verdict(scores: Scores, limit: float, what: str, items: str) -> tuple[str, list[str]]:
+    """The end of line one, and the lines that say why and what to do."""
+    evidence, bounds = scores.evidence, scores.evidence.bounds
+    n, between = f"{evidence.n} {items}", f"{bounds.low:.3g} to {bounds.high:.3g}"
+    if bounds.low > limit:
+        return f"({n})", [
+            f"cause: other data of the same kind would show a {what} of more than {limit:g}, too: "
+            "chance does not explain it.",
+            "edgeq.compare(model, samples) says which stage of the flow loses it",
+            f"update: max_drop={_up(bounds.high):g}, the least that these {items} support",
+        ]
+    if math.isinf(bounds.high):
+        return f"({between}): {n} cannot settle it", [
+            f"cause: {n} are so few that {scores.name} has no score where they are drawn anew.",
+            "give more, of every class",
+        ]
+    least = f"max_drop={_up(bounds.high):g} is the least that these {items} support"
+    enough = evidence.samples_needed(limit)
+    if enough is None:
+        verdict = f"({between}): to settle it takes more than {MOST_SAMPLES:,} {items}"
+        ways = least
+    else:
+        verdict = f"({between}): {n} cannot settle it, about {enough:,} would"
+        ways = f"about {enough:,} {items} settle it, if as large a share of them changes; {least}"
+    side = (
+        "is beyond the limit, but chance may explain it"
+        if evidence.drop > limit
+        else "is within the limit, but to pass would promise what these do not show"
+    )
+    return verdict, [
+        f"cause: the bounds lie on both sides of {limit:g}. What was seen {side}.",
+        ways,
+    ]
+
+
+def _right(scores: Scores, score: float) -> str:
+    n = scores.evidence.n
+    return f"{round(score * n)} of {n} right" if isinstance(scores.evidence, RightWrong) else ""
+
+
+def _changes(scores: Scores, items: str) -> list[str]:
+    """Which samples changed, and whether chance explains it."""
+    evidence, lines = scores.evidence, []
+    if isinstance(evidence, RightWrong):
+        if not evidence.lost + evidence.gained:
+            return [f"none of {evidence.n} {items} changed: what was right, or wrong, still is"]
+        p = mcnemar_p(evidence.lost, evidence.gained)
+        lines.append(
+            f"{evidence.lost} of {evidence.n} {items} became wrong, {evidence.gained} became "
+            f"right; exact McNemar p = {p:.2g}: how often a fair coin would part them as unevenly"
+        )
+        worst = ", ".join(str(index) for index, _, _ in scores.worst)
+        more = evidence.lost - len(scores.worst)
+        if worst:
+            lines.append(
+                f"became wrong: samples {worst}" + (f", … and {more} more" if more else "")
+            )
+    elif scores.worst:
+        worst = ", ".join(f"{i} ({a:.3g} → {b:.3g})" for i, a, b in scores.worst)
+        lines.append(f"lost most: samples {worst}")
+    return lines
+
+
+def _up(number: float) -> float:
+    """To two digits, and not below."""
+    if number <= 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    nearest = round(number / unit)
+    return (nearest if nearest * unit >= number else nearest + 1) * unit
