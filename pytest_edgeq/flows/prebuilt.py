@@ -48,7 +48,8 @@ def load_prebuilt(
     Raises:
         FileNotFoundError, ValueError, TypeError: As `Edgeq.load` says.
     """
-    graph = OpGraph.read(tflite)
+    build = session.runtimes.builder(foreign=True)
+    graph = OpGraph.read(tflite, build)
     references = _by_signature(reference, [each.key for each in graph.signatures], name)
     for each in references.values():
         _check_reference(each, name)
@@ -70,7 +71,7 @@ def load_prebuilt(
     edge = EdgeFile(graph, **options)
     float_edge = None
     if float_tflite is not None:
-        float_edge = EdgeFile(OpGraph.read(float_tflite), **options)
+        float_edge = EdgeFile(OpGraph.read(float_tflite, build), **options)
         _check_borders(edge, float_edge, name)
     return QuantizedModel(
         edge,

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pytest_edgeq.isolate.sending import sent, source_file
 from pytest_edgeq.presets import DEFAULT_RUNTIME, ISOLATE_MODES
 from pytest_edgeq.tflite.runtimes import Opening
-from pytest_edgeq.unrunnable import CrashedConversionError, UnrunnableError
+from pytest_edgeq.tflite.source import Buffer, MappedFile, build_interpreter
+from pytest_edgeq.unrunnable import CrashedConversionError, CrashedError, UnrunnableError
 
 if TYPE_CHECKING:
     from pytest_edgeq.cache.directory import Store
@@ -133,6 +134,36 @@ class Isolation:
             lambda: IsolatedEngine(opening, self.child, self._seconds, own),
             lambda: self._remember(key),
         )
+
+    def build(self, content: Buffer, *, foreign: bool) -> None:
+        """
+        Build an interpreter of a file that nothing has looked at.
+
+        Raises:
+            CrashedError: The child ended.
+            RuntimeError, ValueError: The interpreter refuses the file.
+        """
+        source = content.path if isinstance(content, MappedFile) else content
+        if self._mode == "off" or not (self.is_on or foreign):
+            build_interpreter(source)
+            return
+        digest = hashlib.sha256(content).hexdigest()
+        told = [digest, _versions(DEFAULT_RUNTIME), _cpu()]
+        key = "" if self.is_on else hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        if key and self._has_survived(key):
+            return
+        from pytest_edgeq.isolate.death import DeathError
+
+        try:
+            self.child.call(self._seconds, build_interpreter, source)
+        except DeathError as error:
+            where = "held in memory" if isinstance(source, bytes) else str(source)
+            facts = [f"file: {where} ({len(content):,} bytes, sha256 {digest[:16]})"]
+            first = f"crashed in the step open: expected a model, got {error.death.what}"
+            lines = [first, *error.death.told(facts, own=None)]
+            raise CrashedError("reference", "\n".join(lines)) from error.__cause__
+        if key:
+            self._remember(key)
 
     def _sent(self, opening: Opening) -> bytes | None:
         return None if opening.own is None else sent(opening.own)

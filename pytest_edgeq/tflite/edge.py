@@ -53,7 +53,8 @@ class EdgeFile:
         runtimes: Runtimes = BUILT_IN,
         foreign: bool = False,
     ) -> None:
-        self.graph = source if isinstance(source, OpGraph) else OpGraph.read(source)
+        build = runtimes.builder(foreign=foreign)
+        self.graph = source if isinstance(source, OpGraph) else OpGraph.read(source, build)
         self.modules = modules
         self.threads = threads
         self.runtimes = runtimes

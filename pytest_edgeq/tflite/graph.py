@@ -7,6 +7,7 @@ Buffers are not copied: constants are looked at only when asked for.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,14 +52,20 @@ class OpGraph:
     _buffer: Buffer = field(repr=False)
 
     @classmethod
-    def read(cls, source: TflitePath | bytes) -> OpGraph:
+    def read(
+        cls, source: TflitePath | bytes, build: Callable[[Buffer], None] | None = None
+    ) -> OpGraph:
         """
         Read the graph of a file.
 
+        Args:
+            source: Path or content.
+            build: As `open_tflite` takes it.
+
         Raises:
-            FileNotFoundError, ValueError, TypeError: As `open_tflite` says.
+            FileNotFoundError, ValueError, TypeError, UnrunnableError: As `open_tflite` says.
         """
-        return _read(open_tflite(source))
+        return _read(open_tflite(source, build))
 
     @property
     def ops(self) -> tuple[Op, ...]:

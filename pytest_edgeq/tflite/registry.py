@@ -6,9 +6,10 @@ This module is cheap to import: the plugin checks the names of runtimes before a
 
 from __future__ import annotations
 
+import functools
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.target_machine import TargetMachine
     from pytest_edgeq.tflite.engines import Engine
     from pytest_edgeq.tflite.runtimes import Opening
+    from pytest_edgeq.tflite.source import Buffer
 
 __all__ = ["BUILT_IN", "Closable", "Isolation", "Remote", "Runtime", "RuntimeSession", "Runtimes"]
 
@@ -103,6 +105,14 @@ class Isolation(Protocol):
 
         Raises:
             RuntimeError, ValueError: The kernels refuse the file, or ended the child.
+        """
+
+    def build(self, content: Buffer, /, *, foreign: bool) -> None:
+        """
+        Build an interpreter of a file that nothing has looked at, here or in a child process.
+
+        Raises:
+            RuntimeError, ValueError: The interpreter refuses the file, or ended the child.
         """
 
 
@@ -198,6 +208,12 @@ class Runtimes:
             hint=self._hint,
             isolation=isolation,
         )
+
+    def builder(self, *, foreign: bool) -> Callable[[Buffer], None] | None:
+        """Return what builds the interpreter of a file; None for this process."""
+        if self.isolation is None:
+            return None
+        return functools.partial(self.isolation.build, foreign=foreign)
 
     @property
     def names(self) -> tuple[str, ...]:

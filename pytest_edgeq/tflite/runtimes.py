@@ -134,7 +134,7 @@ class Runner:
         self._runtime = runtimes.check(runtime)
         kernels = runtimes.kernels_of(runtime)
         self._modules = modules
-        self._isolation = runtimes.isolation
+        self._runtimes = runtimes
         self._opening = Opening(
             source,
             graph,
@@ -191,7 +191,8 @@ class Runner:
         self._engine.close()
 
     def _open(self, opening: Opening) -> Engine:
-        return opening.here() if self._isolation is None else self._isolation.open(opening)
+        isolation = self._runtimes.isolation
+        return opening.here() if isolation is None else isolation.open(opening)
 
     def _refusal(
         self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
@@ -206,7 +207,8 @@ class Runner:
         return refusal(what, said, self._graph, self._runtime, self._modules, self._load_by_xnnpack)
 
     def _load_by_xnnpack(self, content: bytes) -> Engine:
-        graph = OpGraph.read(content)
+        build = self._runtimes.builder(foreign=self._opening.foreign)
+        graph = OpGraph.read(content, build)
         opening = replace(
             self._opening,
             source=content,

@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel, assert_runtimes_agree
 from pytest_edgeq.isolate.bounds import default_memory
 from pytest_edgeq.isolate.policy import Isolation
+from pytest_edgeq.tflite import source
 from pytest_edgeq.unrunnable import CrashedConversionError, CrashedError
 from tests.isolate import runners
 from tests.isolate.conftest import GOLDEN, Golden
@@ -154,6 +156,20 @@ def test_kernels_that_meet_the_bound_on_memory(golden: Golden) -> None:
     model = Edgeq(cache_dir=None, isolate_memory="600M").load(runners.unbounded())
     sample = np.array([100_000, 100_000], np.int32)
     golden("unbounded", RuntimeError, lambda: model.run(sample))
+
+
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_an_interpreter_that_crashes_while_it_is_built(
+    golden: Golden, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file that verification does not know: here of one that it does, left out."""
+    monkeypatch.setattr(source, "problem_unbuilt", lambda content: "")
+    model = unpack(runners.negation())
+    model.subgraphs = None
+    damaged = pack(model)
+    maker = Edgeq(cache_dir=None, isolate=mode)
+    golden("open", CrashedError, lambda: maker.load(damaged))
+    assert (maker.load(runners.negation()).run(SAMPLE)["y"] == -SAMPLE).all()
 
 
 def test_a_step_of_a_conversion_that_crashes(golden: Golden) -> None:
