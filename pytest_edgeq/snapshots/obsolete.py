@@ -134,7 +134,9 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
         for path, owner in _owners(layout, unclaimed, module, unreadable):
             if why := _why_obsolete(owner, collected, log):
                 obsolete[path] = why
-    for parent in {layout.folder(module).parent for module in modules}:
+    # Also beside modules that have no baselines, as one that was renamed has none yet.
+    ran = (layout.rootdir / name for name in log.modules())
+    for parent in {layout.folder(module).parent for module in (*modules, *ran)}:
         for folder in _listed(parent):
             for path, owner in _owners(layout, _baselines(folder), None, {}):
                 if owner.module.exists():

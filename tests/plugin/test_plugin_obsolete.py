@@ -161,6 +161,21 @@ def test_a_module_that_was_renamed(
     assert not stored["a"].parent.exists()
 
 
+def test_a_module_that_was_renamed_and_has_stored_nothing_yet(
+    pytester: pytest.Pytester, run_everywhere: Run, stored: dict[str, Path]
+) -> None:
+    """It is told in the run that fails for want of baselines, too."""
+    (pytester.path / "test_x.py").rename(pytester.path / "test_y.py")
+    told = run_everywhere("--edgeq-obsolete=error")
+    told.assert_outcomes(failed=2)
+    told.stdout.fnmatch_lines(
+        [
+            "Error: 2 baselines are obsolete; *",
+            "  __edgeq__/test_x/test_a.op_dtypes.json: there is no module test_x.py",
+        ]
+    )
+
+
 @pytest.mark.parametrize("directory", ["", "--edgeq-snapshot-dir=kept"])
 def test_a_module_that_is_not_run_keeps_its_files(
     pytester: pytest.Pytester, run: Run, directory: str
