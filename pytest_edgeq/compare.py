@@ -173,7 +173,7 @@ class Comparer:
         self._open.close()
 
     def _new_measurement(self) -> Measurement:
-        return Measurement(self._quantized, keeps_points=self._keeps_points)
+        return Measurement.of(self._quantized, keeps_points=self._keeps_points)
 
     def update(self, sample: Sample) -> Outcome:
         """
@@ -188,7 +188,7 @@ class Comparer:
             RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
         """
         outcome = self._runner.run(sample, self.count)
-        self._measurement.update(self.count, sample, outcome)
+        self._measurement.update(self.count, sample.arrays(), outcome, sample.clone)
         self._note(sample)
         return outcome
 
@@ -247,7 +247,8 @@ class Comparer:
 
         def measure(worker: tuple[SampleRunner, Measurement], index: int, sample: Sample) -> None:
             runner, measurement = worker
-            measurement.update(index, sample, runner.run(sample, index))
+            outcome = runner.run(sample, index)
+            measurement.update(index, sample.arrays(), outcome, sample.clone)
 
         def numbered() -> Iterator[tuple[int, Sample]]:
             for sample in samples:

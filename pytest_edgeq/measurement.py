@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pytest_edgeq import litert
 from pytest_edgeq.border_specs import border_spec
 from pytest_edgeq.foreign import is_keras, keras_output_names
-from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
@@ -51,7 +51,7 @@ class Outcome:
     """
 
     codes: Arrays
-    values: dict[str, Arrays]
+    values: Mapping[str, Arrays]
 
 
 class SampleRunner:
@@ -153,24 +153,32 @@ class Measurement:
     Errors of every stage and health, over some of the samples; measurements merge.
 
     Args:
-        quantized: The file and its references.
+        edge: The file.
+        input_names: Of the arrays of a sample, in order.
+        sides: Of every stage, what is the reference and what the actual side.
+        averaged: Whether the file may have been calibrated by moving averages.
         keeps_points: Whether to keep elements of the outputs, for charts.
     """
 
-    def __init__(self, quantized: QuantizedModel, *, keeps_points: bool = False) -> None:
-        self._quantized = quantized
-        edge = quantized.edge
+    def __init__(
+        self,
+        edge: EdgeFile,
+        input_names: Sequence[str],
+        sides: Mapping[str, tuple[str, str]],
+        *,
+        averaged: bool,
+        keeps_points: bool = False,
+    ) -> None:
+        self._edge: EdgeFile | None = edge
+        self._input_names = input_names
         specs = [border_spec(each.name, each.tensor) for each in edge.signature.outputs]
-        self._sides = _sides(quantized)
+        self._sides = sides
         # Both sides of a conversion are float: there is no LSB.
         unscaled = [BorderSpec(spec.name) for spec in specs]
         self._stages = {
             name: StageAccumulator(unscaled if name == "conversion" else specs)
             for name in self._sides
         }
-        # ai-edge-quantizer calibrates by moving averages.
-        # A loaded file does not say what it was calibrated by.
-        averaged = quantized.flow in ("recipe", "prebuilt")
         self._health = [OutputHealth(spec, averaged=averaged) for spec in specs]
         self._inputs = [
             (border.name, InputHealth(border_spec(border.name, tensor), averaged=averaged))
@@ -179,33 +187,56 @@ class Measurement:
         self.worst = WorstSamples()
         self._points = {spec.name: PointSample() for spec in specs} if keeps_points else {}
 
-    def update(self, index: int, sample: Sample, outcome: Outcome) -> None:
-        """Add one sample, by its index over all threads."""
-        quantized = self._quantized
-        sides = {name: list(map(Side, arrays)) for name, arrays in outcome.values.items()}
+    @classmethod
+    def of(cls, quantized: QuantizedModel, *, keeps_points: bool = False) -> Measurement:
+        """Return a measurement of a model, held against its references."""
+        return cls(
+            quantized.edge,
+            quantized.input_names,
+            _sides(quantized),
+            # ai-edge-quantizer calibrates by moving averages.
+            # A loaded file does not say what it was calibrated by.
+            averaged=quantized.flow in ("recipe", "prebuilt"),
+            keeps_points=keeps_points,
+        )
+
+    def update(
+        self, index: int, arrays: Arrays, outcome: Outcome, make_inputs: Callable[[], Any]
+    ) -> None:
+        """
+        Add one sample.
+
+        Args:
+            index: Over all threads.
+            arrays: Of the sample.
+            outcome: Outputs of every side.
+            make_inputs: Gives what is kept of the sample if it is among the worst.
+        """
+        assert self._edge is not None, "unreachable because what was pickled is merged alone"
+        sides = {name: list(map(Side, values)) for name, values in outcome.values.items()}
         for name, accumulator in self._stages.items():
             reference, actual = self._sides[name]
             sqnr_db = accumulator.update(sides[reference], sides[actual], index=index)
             if name == "total":
-                self.worst.offer(index, sqnr_db, sample.clone)
-        codes = quantized.edge.turned(outcome.codes)
+                self.worst.offer(index, sqnr_db, make_inputs)
+        codes = self._edge.turned(outcome.codes)
         for watch, reference_side, edge_side, code in zip(
             self._health, sides["float"], sides["edge"], codes, strict=True
         ):
             watch.update(reference_side, edge_side, code)
         for i, points in enumerate(self._points.values()):
-            points.update(index, {side: arrays[i] for side, arrays in outcome.values.items()})
+            points.update(index, {side: values[i] for side, values in outcome.values.items()})
         if not self._inputs:
             return
-        given = quantized.edge.by_border(quantized.input_names, sample.arrays())
+        given = self._edge.by_border(self._input_names, arrays)
         for border, input_watch in self._inputs:
             # Whole numbers are codes, as the file takes them.
             if given[border].dtype.kind == "f":
                 input_watch.update(given[border])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the model, which merging does not need."""
-        return {**self.__dict__, "_quantized": None}
+        """Leave out the file, which merging does not need."""
+        return {**self.__dict__, "_edge": None}
 
     def merge(self, other: Measurement) -> None:
         """Add all that another measurement has seen; any split gives the same figures."""
@@ -227,7 +258,7 @@ class Measurement:
         """Return the errors of every stage that the flow has."""
         return {name: accumulator.result() for name, accumulator in self._stages.items()}
 
-    def findings(self, calibration: Calibration) -> list[Finding]:
+    def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
         """Return what is wrong with inputs and outputs, on samples that are so related to it."""
         watches: list[InputHealth | OutputHealth] = [
             *(watch for _, watch in self._inputs),

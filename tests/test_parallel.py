@@ -88,11 +88,13 @@ def test_any_split_merges_to_the_same_figures(flow: str) -> None:
     with on_one_thread():
         outcomes = [runner.run(sample, index) for index, sample in enumerate(given)]
     for count in (1, 2, 7, 7, 7):
-        chunks = [Measurement(quantized) for _ in range(count)]
+        chunks = [Measurement.of(quantized) for _ in range(count)]
         order = list(range(len(given)))
         shuffle.shuffle(order)
         for index in order:
-            chunks[index % count].update(index, given[index], outcomes[index])
+            sample = given[index]
+            chunk = chunks[index % count]
+            chunk.update(index, sample.arrays(), outcomes[index], sample.clone)
         shuffle.shuffle(chunks)
         first, *others = chunks
         for other in others:

@@ -6,19 +6,13 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.border_specs import border_spec
 from pytest_edgeq.file_health import static_findings
-from pytest_edgeq.numerics.comparison import Comparison, WorstSamples
-from pytest_edgeq.numerics.error_sums import StageAccumulator
-from pytest_edgeq.numerics.health import OutputHealth
-from pytest_edgeq.numerics.inputs import InputHealth
-from pytest_edgeq.numerics.side import Side
+from pytest_edgeq.measurement import Measurement, Outcome
+from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.reference import in_file_order
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.input_quantization import quantized_inputs
 
 __all__ = ["compare_files"]
 
@@ -55,42 +49,25 @@ def compare_files(
     """
     names = [border.name for border in reference.signature.inputs]
     outputs = [border.name for border in edge.signature.outputs]
-    specs = [border_spec(border.name, border.tensor) for border in edge.signature.outputs]
-    total = StageAccumulator(specs)
     # How a file was calibrated is not known; by averages its ranges clip more.
-    watches = [OutputHealth(spec, averaged=True) for spec in specs]
-    input_watches = [
-        (border.name, InputHealth(border_spec(border.name, tensor), averaged=True))
-        for border, tensor in quantized_inputs(edge.graph, edge.signature)
-    ]
-    worst = WorstSamples()
+    measurement = Measurement(edge, names, {"total": ("float", "edge")}, averaged=True)
     for index, (where, arrays) in enumerate(samples):
+        given = reference.decode(_run(reference, names, arrays, runtime, where))
         expected = [
             (border.name, values)
-            for border, values in zip(
-                reference.signature.outputs,
-                reference.decode(_run(reference, names, arrays, runtime, where)),
-                strict=True,
-            )
+            for border, values in zip(reference.signature.outputs, given, strict=True)
         ]
         codes = _run(edge, names, arrays, runtime, where)
-        sides = [Side(each) for each in in_file_order(expected, outputs, name)]
-        actual = [Side(each) for each in edge.decode(codes)]
-        worst.offer(index, total.update(sides, actual), functools.partial(str, where))
-        for watch, left, right, code in zip(watches, sides, actual, codes, strict=True):
-            watch.update(left, right, code)
-        given = edge.by_border(names, arrays)
-        for border, input_watch in input_watches:
-            input_watch.update(np.asarray(given[border]))
-    findings = [finding for _, watch in input_watches for finding in watch.findings()]
-    findings += [finding for watch in watches for finding in watch.findings()]
+        values = {"float": in_file_order(expected, outputs, name), "edge": edge.decode(codes)}
+        outcome = Outcome(codes, values)
+        measurement.update(index, arrays, outcome, functools.partial(str, where))
     return Comparison(
         name=name,
         flow="prebuilt",
         runtime=runtime,
-        total=total.result(),
-        health=(*findings, *static_findings(edge)),
-        worst_samples=worst.result(),
+        total=measurement.stages()["total"],
+        health=(*measurement.findings(), *static_findings(edge)),
+        worst_samples=measurement.worst.result(),
     )
 
 

@@ -46,10 +46,11 @@ class _CompareStation:
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> tuple[Measurement, Tally]:
         del extra
-        measurement = Measurement(self._model, keeps_points=self._keeps_points)
+        measurement = Measurement.of(self._model, keeps_points=self._keeps_points)
         tally = Tally()
         for index, sample in items:
-            measurement.update(index, sample, self._runner.run(sample, index))
+            outcome = self._runner.run(sample, index)
+            measurement.update(index, sample.arrays(), outcome, sample.clone)
             tally.add(index, sample.arrays(), self._model.ledger)
         return measurement, tally
 

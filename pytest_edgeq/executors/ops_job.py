@@ -167,7 +167,7 @@ class _OpsStation:
         distances = Distances(worst)
         measurement = tally = None
         if self._runner is not None:
-            measurement = Measurement(self._model, keeps_points=self._job.keeps_points)
+            measurement = Measurement.of(self._model, keeps_points=self._job.keeps_points)
             tally = Tally()
         found = []
         for index, sample in items:
@@ -176,7 +176,7 @@ class _OpsStation:
             is_candidate = True
             if self._runner is not None and measurement is not None and tally is not None:
                 outcome = self._runner.run(sample, index)
-                measurement.update(index, sample, outcome)
+                measurement.update(index, sample.arrays(), outcome, sample.clone)
                 tally.add(index, sample.arrays(), self._model.ledger)
                 known = outcome.values
                 apart = Distances.between(known["edge"], known["float"])
