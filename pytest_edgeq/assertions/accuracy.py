@@ -85,8 +85,9 @@ def assert_accuracy_drop(
     limit = parse_number("max_drop", max_drop)
     if not 0 < limit < math.inf:
         raise ValueError(
-            f"max_drop: expected more than 0, and finite, got {max_drop!r}: no number of samples "
-            "shows that a drop is exactly zero. That each sample's answer stays the same is "
+            f"max_drop: expected more than 0, and finite, got {max_drop!r}\n"
+            "cause: no number of samples shows that a drop is exactly zero\n"
+            "fix: that each sample's answer stays the same is "
             "assert_within_budget(comparison, Budget(top1_agreement=1))"
         )
     if not isinstance(model, QuantizedModel):
