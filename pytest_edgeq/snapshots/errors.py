@@ -100,8 +100,8 @@ def summarize(data: Mapping[str, Any]) -> str:
         return samples
     row = min(rows, key=lambda each: float(each["worst"]))
     return (
-        f"output {row['output']!r}: sqnr {_text(row['value'])} dB, fails below "
-        f"{_text(row['worst'])} dB ({samples})"
+        f"output {row['output']!r}: sqnr {_figure(row, 'value')} dB, fails below "
+        f"{_figure(row, 'worst')} dB ({samples})"
     )
 
 
@@ -109,7 +109,7 @@ def describe_new(data: Mapping[str, Any]) -> str:
     """Tell what would be remembered."""
     head = f"  {data['n_samples']} sample(s), flow {data['flow']}, runtime {data['runtime']}"
     rows = [("stage", "output", "metric", "measured", "limit")]
-    rows += [(*_key(row), _text(row["value"]), _text(row["worst"])) for row in data["errors"]]
+    rows += [(*_key(row), _figure(row, "value"), _figure(row, "worst")) for row in data["errors"]]
     return "\n".join([head, *_table(rows)])
 
 
@@ -171,8 +171,8 @@ def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Tell the metrics that are better than their margin, of errors that did not regress."""
     before = _limits(old, new)
     return [
-        f"{row['stage']}, output {row['output']!r}: {row['metric']} {_text(was['value'])} → "
-        f"{_text(row['value'])}"
+        f"{row['stage']}, output {row['output']!r}: {row['metric']} {_figure(was, 'value')} → "
+        f"{_figure(row, 'value')}"
         for row in new["errors"]
         if _is_better(was := before[_key(row)], row)
     ]
@@ -236,8 +236,9 @@ def _told(
         sense = "at least" if key[2] in HIGHER_IS_BETTER else "at most"
         more = f" (and {len(worse) - 1} more)" if len(worse) > 1 else ""
         lines.append(
-            f"{REGRESSED}: {_place(key)}: expected {sense} {_text(before[key]['worst'])} "
-            f"(remembered {_text(before[key]['value'])}), got {_text(after[key]['value'])}{more}"
+            f"{REGRESSED}: {_place(key)}: expected {sense} {_figure(before[key], 'worst')} "
+            f"(remembered {_figure(before[key], 'value')}), "
+            f"got {_figure(after[key], 'value')}{more}"
         )
         lines += _worst(before, after, worse)
     for keys, verb in ((gone, "disappeared"), (came, "appeared")):
@@ -256,7 +257,7 @@ def _worst(
     rows = [("stage", "output", "metric", "remembered", "margin", "now")]
     for key in worse[:_SHOWN_ROWS]:
         was = before[key]
-        rows.append((*key, _text(was["value"]), _margin(was), _text(after[key]["value"])))
+        rows.append((*key, _figure(was, "value"), _margin(was), _figure(after[key], "value")))
     left = len(worse) - _SHOWN_ROWS
     return [*_table(rows), *([f"  … and {left} more"] if left > 0 else [])]
 
@@ -268,7 +269,7 @@ def _place(key: _RowKey) -> str:
 def _margin(row: _Row) -> str:
     value, worst = _value(row["value"]), _value(row["worst"])
     if value in (float("inf"), float("-inf")):
-        return f"to {_text(row['worst'])}"
+        return f"to {_figure(row, 'worst')}"
     return f"{worst - value:+.3g}"
 
 
@@ -332,9 +333,11 @@ def _value(value: object) -> float:
     return number
 
 
-def _text(value: object) -> str:
-    number = _value(value)
-    return f"{number:.6f}" if 0.9 <= number < 1 else f"{number:.4g}"
+def _figure(row: _Row, key: str) -> str:
+    """Write a number of a row; shares near 1 with more digits, as 0.99987 is far from 0.99912."""
+    number = _value(row[key])
+    is_share = row["metric"] in ("cosine_similarity", "top1_agreement")
+    return f"{number:.6f}" if is_share and 0.9 <= number < 1 else f"{number:.4g}"
 
 
 def _is_by_sample(data: Mapping[str, Any]) -> bool:

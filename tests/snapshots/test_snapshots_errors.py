@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.snapshots import session, store
-from pytest_edgeq.snapshots.errors import is_explained, loose, summarize
+from pytest_edgeq.snapshots.errors import describe_new, is_explained, loose, summarize
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner
 from pytest_edgeq.snapshots.session import SnapshotSession
@@ -418,3 +418,13 @@ def test_data_that_were_hashed_in_another_way_are_no_comparison(check: Check, da
     assert "with SHA-256 each efefefefefef…" in text
     assert "fix: give them as they were given when the errors were stored" in text
     assert max(map(len, text.splitlines())) <= 160
+
+
+@pytest.mark.parametrize(
+    ("metric", "shown"),
+    [("max_lsb_error", "0.9877"), ("sqnr_db", "0.9877"), ("cosine_similarity", "0.987654")],
+)
+def test_only_shares_near_one_have_more_digits(data: Data, metric: str, shown: str) -> None:
+    """A column has one format."""
+    told = describe_new({**data, "errors": [row(metric, 0.98765432, 1.5, 0.5)]})
+    assert told.splitlines()[-1].split() == ["total", "logits", metric, shown, "1.5"]
