@@ -137,12 +137,22 @@ def test_a_limit_that_outputs_of_another_sample_keep_is_told(
     layer = torch.nn.Linear(4, 3).eval()
     with torch.no_grad():
         layer.weight.fill_(0.05)
-        layer.bias += 100
+        layer.bias.add_(100)
     samples = list(torch.randn(16, 1, 4, generator=torch.Generator().manual_seed(0)))
     quantized = maker.quantize(layer, (samples[0],), calibration=samples)
     assert told in remember(maker.compare(quantized, samples[:4]), "changed")["stored"]
     equal = maker.compare(quantized, samples[:1] * 4)
     assert told not in remember(equal, "changed")["stored"]
+
+
+def test_a_reference_that_counts_its_calls_is_not_called_again(
+    maker: Edgeq, net: QuantizedModel, remember: Remember
+) -> None:
+    """As one that gives outputs that were computed before, in order."""
+    samples = _held_out(8)
+    outputs = iter([np.add(net.run(sample)["output_0"], 0.01) for sample in samples])
+    loaded = maker.load(net.tflite, reference=lambda x: next(outputs))
+    assert remember(maker.compare(loaded, samples), "new")["written"]
 
 
 @pytest.mark.parametrize("n", [1, 8, 64])
