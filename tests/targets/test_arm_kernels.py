@@ -1,0 +1,166 @@
+"""Kernels of 64-bit ARM, emulated: which give the codes of this machine, and which do not."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fixtures.tflite import make, stacks
+from fixtures.tflite.stateful import counter
+from fixtures.tflite.writer import pack, unpack
+from pytest_edgeq import Edgeq, assert_runtimes_agree
+from pytest_edgeq.localize.rows import LOWERING
+from pytest_edgeq.targets.far_side import facts
+from pytest_edgeq.targets.target import Target
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.runtimes import Runtimes
+from tests.benchmarks.kernels_of_arm import INTEGERS, Difference, difference, drawn, fixture_files
+
+pytestmark = pytest.mark.slow
+
+NO_AVX2 = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
+if platform.machine() != "x86_64":
+    NO_AVX2 = None
+
+INTEGER_FILES = fixture_files(INTEGERS, ("int8", "int16"))
+
+WITH_SOFTMAX = "decomposed.recipe_static_wi8_ai8.tflite"
+
+ANOTHER_RELEASE = "2.1.6"
+
+
+def _apart(runtimes: Runtimes, path: Path, one: str, other: str) -> Difference:
+    edge = EdgeFile(path, runtimes=runtimes)
+    return difference(edge, [drawn(edge, seed) for seed in range(3)], (one, other))
+
+
+@pytest.fixture(scope="module")
+def runtimes(arm64_command: list[str]) -> Iterator[Runtimes]:
+    """An emulated ARM, and an emulated x86 without AVX2 where there is one."""
+    commands = {"arm64": arm64_command}
+    if NO_AVX2 is not None:
+        commands["no_avx2"] = [NO_AVX2, "-cpu", "Nehalem", sys.executable]
+    made = Runtimes(targets={name: Target(name, words, 120) for name, words in commands.items()})
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def edgeq(arm64_command: list[str]) -> Iterator[Edgeq]:
+    """A session with the target."""
+    session = Edgeq(targets={"arm64": arm64_command}, target_timeout=120)
+    yield session
+    session.close()
+
+
+def _samples(name: str, count: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [each.shape for each in stacks.MODELS[name][1]]
+    return [tuple(torch.randn(s, generator=generator) for s in shapes) for _ in range(count)]
+
+
+def test_xnnpack_gives_the_same_codes_on_arm(runtimes: Runtimes) -> None:
+    """Of files that compute in integers, except a softmax, whose exponentials round otherwise."""
+    for path in INTEGER_FILES:
+        bound = 2 if path.name == WITH_SOFTMAX else 0
+        assert _apart(runtimes, path, "xnnpack", "arm64").codes <= bound, path.name
+
+
+def test_float_files_differ_by_rounding(runtimes: Runtimes) -> None:
+    """On both kinds of kernels; float32 has steps of 1.2e-7."""
+    for kernels in ("xnnpack", "builtin"):
+        for path in fixture_files(("float",), ("float32",)):
+            apart = _apart(runtimes, path, kernels, f"arm64:{kernels}")
+            assert apart.relative <= 1e-5, path.name
+
+
+@pytest.mark.skipif(NO_AVX2 is None, reason="needs an x86 with qemu-x86_64-static")
+def test_builtin_kernels_without_avx2_give_the_codes_of_arm(runtimes: Runtimes) -> None:
+    """So it is AVX2 that differs, not x86."""
+    differs_here = 0
+    for path in INTEGER_FILES:
+        assert _apart(runtimes, path, "no_avx2:builtin", "arm64:builtin").codes == 0, path.name
+        differs_here += _apart(runtimes, path, "builtin", "arm64:builtin").codes > 0
+    assert differs_here or "AVX2" not in facts()["features"]
+
+
+@pytest.mark.skipif(
+    "AVX2" not in facts()["features"], reason="this CPU has no AVX2, and gives the codes of ARM"
+)
+def test_a_difference_between_machines_is_explained(edgeq: Edgeq) -> None:
+    """By the op that is to blame, run alone on both; XNNPACK's kernels agree."""
+    path = make.CONVERTED / "batch_norms.int8.tflite"
+    quantized = edgeq.load(path, reference=stacks.build("batch_norms"))
+    samples = _samples("batch_norms", 8)
+
+    assert_runtimes_agree(quantized, samples, 0, runtimes=("xnnpack", "arm64"))
+    with pytest.raises(AssertionError) as error:
+        assert_runtimes_agree(quantized, samples, 0, runtimes=("builtin", "arm64:builtin"))
+
+    cause = str(error.value).partition("\ncause: ")[2]
+    assert cause.startswith(
+        "CONV_2D at conv (op 4), run alone on the same inputs, differs in 1 of 144 "
+    )
+    assert "x86 with AVX2 rounds this op otherwise; XNNPACK gives the same on both" in cause
+
+
+def test_a_file_keeps_its_state_on_arm(runtimes: Runtimes) -> None:
+    """From step to step."""
+    edge = EdgeFile(counter(), runtimes=runtimes)
+    step = {"x": np.ones((1, 4), np.float32)}
+    totals = [edge.runner("arm64").run(step)[0].tolist() for _ in range(3)]
+    assert totals == [[[n] * 4] for n in (1.0, 2.0, 3.0)]
+
+
+def test_a_damaged_layer_is_named_on_arm(edgeq: Edgeq) -> None:
+    """By the tensors that come back from there; the sound file has none."""
+    path = make.CONVERTED / "batch_norms.int8.tflite"
+    model, samples = stacks.build("batch_norms"), _samples("batch_norms", 4)
+    file = unpack(path.read_bytes())
+    graph = file.subgraphs[0]
+    convolutions = [op for op in EdgeFile(path).graph.ops if op.name == "CONV_2D"]
+    damaged = convolutions[-1]
+    buffer = file.buffers[graph.tensors[damaged.inputs[1]].buffer]
+    buffer.data = -np.asarray(buffer.data).view(np.int8)
+
+    sound = edgeq.load(path, reference=model)
+    wrong = edgeq.load(pack(file), reference=model)
+
+    assert edgeq.localize(sound, samples, runtime="arm64:builtin").culprit is None
+    culprit = edgeq.localize(wrong, samples, runtime="arm64:builtin").culprit
+    assert culprit is not None
+    assert (culprit.index, culprit.op, culprit.verdict) == (damaged.index, "CONV_2D", LOWERING)
+
+
+def test_another_release_is_recorded(tmp_path: Path) -> None:
+    """A target has the release that its Python imports, not the one that is installed here."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
+    wanted = f"ai-edge-litert=={ANOTHER_RELEASE}"
+    done = subprocess.run(
+        [*pip, "--only-binary=:all:", "--target", tmp_path, wanted],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"{wanted} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    command = ["env", f"PYTHONPATH={tmp_path}", sys.executable]
+    session = Edgeq(targets={"older": command}, target_timeout=120)
+    path = make.CONVERTED / "nested.int8.tflite"
+    quantized = session.load(path, reference=stacks.build("nested"))
+
+    comparison = session.compare(quantized, _samples("nested", 4), runtime="older")
+
+    session.close()
+    assert comparison.target is not None
+    assert comparison.target.release == ANOTHER_RELEASE != metadata.version("ai-edge-litert")
