@@ -340,7 +340,8 @@ class Edgeq:
             quantized: From `quantize` or `load`.
             inputs: Any iterable of samples; read once, in order, one held at a time and core.
             runtime: What runs the file: `xnnpack`, `builtin`, `reference`, `compiled`,
-                `tensorflow`, or one of your own; the session's own by default.
+                `tensorflow`, `TARGET` or `TARGET:KERNELS`, or one of your own; the session's own by
+                default.
             executor: Any `concurrent.futures.Executor`, whose workers measure the samples to the
                 same figures; the session's own by default. A model whose samples depend on those
                 before them is measured in this process, which a warning tells.
@@ -401,7 +402,8 @@ class Edgeq:
                 of the latter.
             inputs: Any iterable of samples; read once, in order, as many held at a time as there
                 are cores.
-            runtime: `builtin` or `reference`: kernels that keep every tensor between.
+            runtime: `builtin` or `reference`, or those of a target (`TARGET:builtin`): kernels that
+                keep every tensor between.
             executor: As `compare` takes it. The first sample is measured in this process.
 
         Raises:
@@ -438,6 +440,7 @@ class Edgeq:
 
         The file allocates and runs on every runtime that is installed and has its ops, and they
         agree within what kernels round (on the first 4 samples; op by op where outputs differ).
+        So do the targets that `check_targets` or `edgeq_check_targets` names.
         Every op computes what torch does on the same inputs, up to rounding (on the first 2 samples
         and on those whose outputs are further off than all before). One bit of every
         output is left, health is clean, and no sample was calibrated with. Op dtypes and errors are

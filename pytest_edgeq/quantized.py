@@ -389,8 +389,8 @@ class QuantizedModel:
 
         Args:
             *args: Tensors or arrays as the model takes them.
-            runtime: What to run on: `xnnpack`, `builtin`, `reference`, `compiled`, `tensorflow`, or
-                one of your own; the session's own by default.
+            runtime: What to run on: `xnnpack`, `builtin`, `reference`, `compiled`, `tensorflow`,
+                `TARGET` or `TARGET:KERNELS`, or one of your own; the session's own by default.
             **kwargs: Keyword inputs.
 
         Returns:

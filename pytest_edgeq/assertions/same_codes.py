@@ -48,8 +48,9 @@ def assert_runtimes_agree(
         model: QuantizedModel, path or bytes.
         inputs: Samples, read once.
         max_lsb_error: Greatest difference of two codes of one output, in LSB.
-        runtimes: Two or more; each is held against the first. A runtime of your own is known to a
-            QuantizedModel, not to a path or bytes.
+        runtimes: Two or more; each is held against the first. Targets (`arm64`, `arm64:builtin`)
+            and runtimes of your own are known to a QuantizedModel, not to a path or bytes. Where a
+            target differs, the first op is named that gives other codes when it is run alone.
 
     Raises:
         AssertionError: Codes differ by more, or an output is float and has no LSB.
