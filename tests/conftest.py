@@ -30,7 +30,10 @@ if importlib.util.find_spec("hypothesis") is not None:
 gc.set_threshold(100_000, 20, 20)
 
 # They start processes, up to a minute a test: the last of them would run on one core alone.
-LONGEST = ("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_docs_pages.py")
+LONGEST = (
+    *("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_docs_pages.py"),
+    *("test_lowest.py", "test_packages.py", "test_runtime_tensorflow.py"),
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
