@@ -70,7 +70,7 @@ def _samples(name: str, count: int) -> list[Any]:
 
 
 def test_xnnpack_gives_the_same_codes_on_arm(runtimes: Runtimes) -> None:
-    """Of files that compute in integers, except a softmax, whose exponentials round otherwise."""
+    """Of all files that compute in integers but one, in which a softmax is off by a code."""
     for path in INTEGER_FILES:
         bound = 2 if path.name == WITH_SOFTMAX else 0
         assert _apart(runtimes, path, "xnnpack", "arm64").codes <= bound, path.name
