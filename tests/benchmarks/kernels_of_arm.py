@@ -184,7 +184,7 @@ def main(say: Callable[[str], None] = print) -> None:
     """Print the machines and the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=os.environ.get("EDGEQ_TEST_ARM64"))
-    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=12)
     options = parser.parse_args()
     if options.root is None:
         parser.error("--root DIR of `edgeq target arm64 DIR`, or EDGEQ_TEST_ARM64, is needed")
