@@ -181,7 +181,7 @@ class Agreement:
             if all(map(equal, results.first, twin.first)):
                 continue
             told = kernels_apart(self._edge, twin.name, name, self._first)
-            self._notes += [told] if told else []
+            self._notes += [f"{twin.name} and {name}: {told}"] if told else []
 
     def _is_extra(self, name: str) -> bool:
         """Whether no device runs these kernels, and the session and this comparison do not."""

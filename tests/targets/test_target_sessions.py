@@ -238,7 +238,8 @@ def test_a_check_notes_a_difference_of_kernels() -> None:
     quantized = edgeq.load(
         make.CONVERTED / "batch_norms.int8.tflite", reference=stacks.build("batch_norms")
     )
-    with pytest.warns(UserWarning, match=r"CONV_2D .* \(op 4\), run alone on the same inputs"):
+    told = r"builtin and portable:builtin: CONV_2D .* \(op 4\), run alone on the same inputs"
+    with pytest.warns(UserWarning, match=told):
         edgeq.check(quantized, _samples("batch_norms"))
     edgeq.close()
 
