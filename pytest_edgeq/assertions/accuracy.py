@@ -14,7 +14,7 @@ import numpy as np
 
 from pytest_edgeq.assertions.expect import parse_number
 from pytest_edgeq.assertions.scoring import Scorer, scorer_for
-from pytest_edgeq.assertions.scoring.text import drop_text
+from pytest_edgeq.assertions.scoring.drop_text import drop_text
 from pytest_edgeq.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.measurement import check_layout

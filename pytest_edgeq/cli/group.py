@@ -27,18 +27,23 @@ Shell completion:
 """
 
 
+_SUFFIX = "_command"
+"""Of the modules' names."""
+
+
 class CommandGroup(click.Group):
-    """The modules of the package `commands`, each with its command in `command`."""
+    """The modules `NAME_command` of the package `commands`, each with its command in `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, sorted."""
-        return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+        names = (module.name for module in pkgutil.iter_modules(commands.__path__))
+        return sorted(name.removesuffix(_SUFFIX) for name in names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None where there is none of this name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"{commands.__name__}.{cmd_name}")
+        module = importlib.import_module(f"{commands.__name__}.{cmd_name}{_SUFFIX}")
         command: click.Command = module.command
         return command
 

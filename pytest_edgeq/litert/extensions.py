@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Final
 
-from pytest_edgeq.litert.constants import constants_of_source
+from pytest_edgeq.litert.source_constants import constants_of_source
 
 __all__ = ["Extensions", "find_extensions"]
 

@@ -149,7 +149,7 @@ class Controller:
         for line in lines:
             terminalreporter.line(line.text, **_MARKUP[line.severity])
         if self._annotates():
-            from pytest_edgeq.report.annotations import annotation_lines
+            from pytest_edgeq.report.github_annotations import annotation_lines
 
             workspace = os.environ.get("GITHUB_WORKSPACE")
             folder = None if workspace is None else Path(workspace)

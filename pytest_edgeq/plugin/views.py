@@ -32,8 +32,8 @@ def write_views(run: Run, settings: Settings) -> list[str]:
         views.append(("--edgeq-html", settings.html, lambda path: write_html(run, path)))
     summary = os.environ.get(SUMMARY) if run.tests else None
     if settings.markdown is not None or summary:
-        from pytest_edgeq.report.files import write_whole
         from pytest_edgeq.report.markdown import markdown_page
+        from pytest_edgeq.report.whole_files import write_whole
 
         page = markdown_page(run)
         if settings.markdown is not None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_edgeq.report.rows import HEADINGS, LEFT_ALIGNED, ModelRow, cells, model_rows
+from pytest_edgeq.report.model_rows import HEADINGS, LEFT_ALIGNED, ModelRow, cells, model_rows
 from pytest_edgeq.report.run import Run
 
 __all__ = ["LIMIT", "markdown_page"]

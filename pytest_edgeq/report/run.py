@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pytest_edgeq.report.files import write_whole
 from pytest_edgeq.report.schema import schema_problem
+from pytest_edgeq.report.whole_files import write_whole
 from pytest_edgeq.versions import producer
 
 if TYPE_CHECKING:

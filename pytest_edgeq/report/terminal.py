@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_edgeq.report.rows import HEADINGS, LEFT_ALIGNED, cells, model_rows
+from pytest_edgeq.report.model_rows import HEADINGS, LEFT_ALIGNED, cells, model_rows
 from pytest_edgeq.report.run import Run
 
 __all__ = ["table_lines"]

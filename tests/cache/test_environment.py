@@ -19,8 +19,8 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.cache import environment
 from pytest_edgeq.cache.digest import UnknownError, digest_of
-from pytest_edgeq.litert.constants import constants_of_source
 from pytest_edgeq.litert.extensions import _Latest
+from pytest_edgeq.litert.source_constants import constants_of_source
 
 ROOT = Path(__file__).parent.parent.parent
 MKLDNN: Any = torch.backends.mkldnn

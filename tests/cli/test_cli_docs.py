@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.cli.commands import docs
+from pytest_edgeq.cli.commands import docs_command
 from pytest_edgeq.pages import pages
 from tests.cli.conftest import Run, without_torch
 
@@ -36,7 +36,7 @@ def test_an_unknown_page_is_named_with_the_nearest(run: Run) -> None:
 
 def test_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where Sphinx is missing."""
-    monkeypatch.setattr(docs, "_NEEDED", ("sphinx_that_is_not_there",))
+    monkeypatch.setattr(docs_command, "_NEEDED", ("sphinx_that_is_not_there",))
     done = run("docs", "--html", tmp_path)
     assert done.exit_code == 2
     assert "pip install 'pytest-edgeq[docs]'" in done.stderr

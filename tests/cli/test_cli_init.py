@@ -13,8 +13,8 @@ import pytest
 
 from pytest_edgeq import Budget
 from pytest_edgeq.cli.factory import Factory
+from pytest_edgeq.cli.first_measurement import Measured, WeightedOps
 from pytest_edgeq.cli.first_test import render
-from pytest_edgeq.cli.measured import Measured, WeightedOps
 from pytest_edgeq.cli.placeholders import Placeholder, Placeholders, parse_shape
 from pytest_edgeq.options import CI_VARIABLES
 from tests.cli.conftest import Check, Run, module, without_torch

@@ -96,7 +96,7 @@ def try_report(case: Case, stage: Stage) -> str:
     """Show the record as `edgeq report` does, with its pages."""
     from click.exceptions import ClickException, Exit
 
-    from pytest_edgeq.cli.commands.report import command
+    from pytest_edgeq.cli.commands.report_command import command
 
     Path("run.json").write_bytes(case.content)
     arguments = ["run.json", "--markdown", "run.md"]

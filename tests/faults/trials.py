@@ -34,7 +34,7 @@ _INPUT_ELEMENTS = 1 << 20
 
 
 def _try_tflite(case: Case, stage: Callable[[str], None]) -> str:
-    from pytest_edgeq.cli.commands.show import _document, _findings
+    from pytest_edgeq.cli.commands.show_command import _document, _findings
     from pytest_edgeq.isolate.policy import Isolation
     from pytest_edgeq.tflite.edge import EdgeFile
     from pytest_edgeq.tflite.registry import BUILT_IN

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from pytest_edgeq.report import run as run_module
-from pytest_edgeq.report.html.diff import diff_lines
+from pytest_edgeq.report.html.diff_lines import diff_lines
 from pytest_edgeq.report.html.distribution import distribution, limits_of, points_of
 from pytest_edgeq.report.html.layers import layer_points
 from pytest_edgeq.report.html.page import html_page
 from pytest_edgeq.report.html.stages import noise_by_output, stage_sentence
-from pytest_edgeq.report.html.text import text_blocks
+from pytest_edgeq.report.html.text_blocks import text_blocks
 from pytest_edgeq.report.run import Run
 from tests.report.runs import (
     CHANGE,

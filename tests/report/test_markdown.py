@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.report.annotations import annotation_lines
+from pytest_edgeq.report.github_annotations import annotation_lines
 from pytest_edgeq.report.markdown import LIMIT, markdown_page
 from pytest_edgeq.report.terminal import table_lines
 from tests.report.records import claim, compared, model, record, run_test

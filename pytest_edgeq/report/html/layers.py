@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.report.html.stages import decibels
-from pytest_edgeq.report.rows import number_of
+from pytest_edgeq.report.model_rows import number_of
 
 __all__ = ["LayerPoints", "layer_points"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_edgeq.report.html.stages import decibels
-from pytest_edgeq.report.rows import number_of
+from pytest_edgeq.report.model_rows import number_of
 
 __all__ = ["OpRow", "op_rows"]
 

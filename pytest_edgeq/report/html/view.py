@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.report.html.charts import Chart, histogram, layer_chart, scatter, stage_bar
-from pytest_edgeq.report.html.diff import DiffLine, diff_lines
+from pytest_edgeq.report.html.diff_lines import DiffLine, diff_lines
 from pytest_edgeq.report.html.distribution import Points, distribution, limits_of, points_of
 from pytest_edgeq.report.html.layers import layer_points
 from pytest_edgeq.report.html.ops import OpRow, op_rows
 from pytest_edgeq.report.html.pictures import png_url
 from pytest_edgeq.report.html.stages import decibels, noise_by_output, stage_sentence
-from pytest_edgeq.report.rows import HEADINGS, ModelRow, cells, model_rows, number_of
+from pytest_edgeq.report.model_rows import HEADINGS, ModelRow, cells, model_rows, number_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.run import Run

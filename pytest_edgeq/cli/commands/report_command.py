@@ -40,9 +40,9 @@ def command(ctx: click.Context, record: Path, markdown: Path | None, html: Path 
 
     Prints the table of its models and the first line of each failure.
     """
-    from pytest_edgeq.report.files import write_whole
     from pytest_edgeq.report.run import read_run
     from pytest_edgeq.report.terminal import table_lines
+    from pytest_edgeq.report.whole_files import write_whole
 
     if html is not None and find_spec("bokeh") is None:
         raise click.UsageError(f"--html: {NEEDS_REPORT}")

@@ -99,8 +99,8 @@ def command(
 
 def _written(target: str, shapes: list[Placeholder], quantizer: str) -> str:
     from pytest_edgeq.cli.factory import load_factory
+    from pytest_edgeq.cli.first_measurement import measure
     from pytest_edgeq.cli.first_test import render
-    from pytest_edgeq.cli.measured import measure
     from pytest_edgeq.cli.placeholders import Placeholders
     from pytest_edgeq.process_state import seeded
 
