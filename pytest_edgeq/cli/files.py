@@ -11,6 +11,7 @@ from pytest_edgeq.cli.text import table
 
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.tflite.registry import Runtimes
     from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 __all__ = ["PATH", "border_document", "border_table", "open_file"]
@@ -19,16 +20,21 @@ __all__ = ["PATH", "border_document", "border_table", "open_file"]
 PATH = click.Path(path_type=Path)
 
 
-def open_file(path: Path) -> EdgeFile:
+def open_file(path: Path, runtimes: Runtimes | None = None) -> EdgeFile:
     """
     Open a file.
+
+    Args:
+        path: The file.
+        runtimes: What it can be run on; the built-in ones by default.
 
     Raises:
         OSError, ValueError: As `open_tflite` says.
     """
     from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.tflite.registry import BUILT_IN
 
-    return EdgeFile(path)
+    return EdgeFile(path, runtimes=BUILT_IN if runtimes is None else runtimes)
 
 
 def border_document(border: SignatureTensor) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import io
 import os
 import pickle
 import signal
@@ -70,6 +71,10 @@ def begin(output: Connection, parent: int, memory: int) -> None:
     """
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What stands in a buffer is lost with the process.
+            stream.reconfigure(line_buffering=True)
     if sys.platform == "linux":
         # Also while native code holds the interpreter's lock.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -118,7 +118,7 @@ def small(model: type[SmallModel]) -> Net:
     def inputs(stream: int) -> Iterator[Sample]:
         return samples(model, 1000, seed=stream)
 
-    return Net(model.__name__, functools.partial(seeded, model), inputs, n_evaluate=32)
+    return Net(model.__name__, functools.partial(seeded, model), inputs, n_evaluate=128)
 
 
 def _digits_inputs(stream: int) -> Iterator[Sample]:

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fixtures.tflite import make, stacks
 from pytest_edgeq.targets.far_side import facts
 from pytest_edgeq.targets.target import Target
 from pytest_edgeq.targets.trial import try_target
@@ -30,9 +32,13 @@ def project(tmp_path: Path) -> Path:
 
 
 def _check(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return _edgeq(project, "target", "check", *arguments)
+
+
+def _edgeq(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     root = str(Path(__file__).parents[2])
     return subprocess.run(
-        [sys.executable, "-m", "pytest_edgeq", "target", "check", *arguments],
+        [sys.executable, "-m", "pytest_edgeq", *arguments],
         cwd=project,
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
@@ -60,6 +66,23 @@ def test_the_command_tells_what_the_target_is(project: Path) -> None:
         done = _check(project, name)
         assert done.returncode == 2
         assert done.stderr.startswith(what)
+
+
+@pytest.mark.slow
+def test_files_are_compared_on_a_target(project: Path) -> None:
+    """By the name that the ini gives it; the figures are those of this process."""
+    paths = [str(make.CONVERTED / f"nested.{kind}.tflite") for kind in ("float", "int8")]
+    shape = stacks.MODELS["nested"][1][0].shape
+    np.savez(project / "x.npz", args_0=np.ones((3, *shape), np.float32))
+    done = [
+        _edgeq(project, "compare", *paths, "--inputs", "x.npz", "--json", "--runtime", name)
+        for name in ("xnnpack", "here", "pi")
+    ]
+    assert [each.returncode for each in done] == [0, 0, 2], done
+    one, other = (json.loads(each.stdout) for each in done[:2])
+    assert (one.pop("runtime"), other.pop("runtime")) == ("xnnpack", "here")
+    assert one == other
+    assert "unknown runtime 'pi'; valid: " in done[2].stderr
 
 
 def test_a_target_that_computes_something_else_does_not_serve(tmp_path: Path) -> None:

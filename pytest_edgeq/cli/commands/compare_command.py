@@ -39,10 +39,10 @@ __all__ = ["command"]
 )
 @click.option(
     "--runtime",
-    type=click.Choice(RUNTIMES),
+    metavar="NAME",
     default=DEFAULT_RUNTIME,
     show_default=True,
-    help="Kernels that run both files.",
+    help=f"What runs both files: {', '.join(RUNTIMES)}, or a target of this project.",
 )
 @click.option("--signature", help="The entry point to run, of files with several.")
 @budget_option
@@ -100,12 +100,14 @@ def _compared(
 ) -> Comparison:
     from pytest_edgeq.cli.file_compare import compare_files
     from pytest_edgeq.cli.npz import read_samples
+    from pytest_edgeq.cli.project_runtimes import project_runtimes
 
-    reference, edge = open_file(a), open_file(b)
-    if signature is not None:
-        reference, edge = reference.at(signature), edge.at(signature)
-    samples = read_samples(inputs, reference.signature.inputs)
-    return compare_files(reference, edge, samples, runtime=runtime, name=f"{b} against {a}")
+    with project_runtimes(runtime) as runtimes:
+        reference, edge = open_file(a, runtimes), open_file(b, runtimes)
+        if signature is not None:
+            reference, edge = reference.at(signature), edge.at(signature)
+        samples = read_samples(inputs, reference.signature.inputs)
+        return compare_files(reference, edge, samples, runtime=runtime, name=f"{b} against {a}")
 
 
 def _lines(comparison: Comparison) -> list[str]:
