@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -136,11 +137,16 @@ def test_kills_at_random_moments_are_told_or_not_noticed() -> None:
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    while killer.is_alive():
-        try:
-            assert (model.run(sample)["y"] == -1).all()
-        except CrashedError as error:
-            assert "got SIGKILL from outside" in str(error)  # noqa: PT017 # it need not be raised
+    # On a busy machine the child may be killed each time that it is started for a run.
+    told = re.compile("got SIGKILL from outside|the child process that held it has ended")
+    try:
+        while killer.is_alive():
+            try:
+                assert (model.run(sample)["y"] == -1).all()
+            except CrashedError as error:
+                assert told.search(str(error))  # noqa: PT017 # it need not be raised
+    finally:
+        killer.join()
     assert (model.run(sample)["y"] == -1).all()
 
 
