@@ -172,7 +172,7 @@ class Agreement:
         return AgreementResult(tuple(self._unable), tuple(apart), tuple(self._notes))
 
     def _note_kernels(self) -> None:
-        """Tell where a target gives other codes than the same kernels of this machine."""
+        """Note each target whose outputs differ from those of the same kernels on this machine."""
         runtimes = self._edge.runtimes
         for name, results in self._opened.items():
             twin = self._opened.get(runtimes.kernels_of(name))

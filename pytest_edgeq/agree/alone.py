@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from pytest_edgeq.tflite.runtimes import Runner
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
 
-__all__ = ["Alone"]
+__all__ = ["Alone", "cut_alone"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -140,13 +140,26 @@ class Alone:
 
     def _made(self, group: _Group, kept: Runner) -> tuple[Cut, EdgeFile]:
         if group.cut is None or group.file is None:
-            group.cut = cut_ops(
-                self._edge.graph,
-                self._edge.signature.subgraph,
-                lambda index: kept.tensor(index).shape,
-                {op.index for op in group.ops},
-            )
-            group.file = EdgeFile(
-                group.cut.content, threads=self._edge.threads, runtimes=self._edge.runtimes
-            )
+            group.cut, group.file = cut_alone(self._edge, kept, group.ops)
         return group.cut, group.file
+
+
+def cut_alone(edge: EdgeFile, kept: Runner, ops: Iterable[Op]) -> tuple[Cut, EdgeFile]:
+    """
+    Return the file in which each of these ops stands alone, and the same, open.
+
+    Args:
+        edge: The whole file.
+        kept: Has run it, and keeps every tensor.
+        ops: Of the signature's subgraph.
+
+    Raises:
+        ValueError: The constants are too many for one flatbuffer.
+    """
+    cut = cut_ops(
+        edge.graph,
+        edge.signature.subgraph,
+        lambda index: kept.tensor(index).shape,
+        {op.index for op in ops},
+    )
+    return cut, EdgeFile(cut.content, threads=edge.threads, runtimes=edge.runtimes)

@@ -1,4 +1,4 @@
-"""Say in one sentence that two machines' kernels round an op otherwise."""
+"""Name the first op that the kernels of two machines round differently."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.agree.alone import cut_alone
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.targets.far_side import facts
-from pytest_edgeq.tflite.cut import cut_ops, grouped_ops
+from pytest_edgeq.tflite.cut import grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import UnrunnableError
@@ -29,11 +30,23 @@ _BASE = "builtin"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Difference:
-    """Outputs of one op that was run alone on two runtimes, on the same inputs."""
+    """
+    One output of an op that was run alone on two runtimes, on the same inputs.
+
+    Attributes:
+        op: The op.
+        file: The file in which it stands alone, with others.
+        given: The file's inputs.
+        position: Of the output among the file's.
+        n_differ: How many codes differ, of `n_codes`.
+        n_codes: How many there are.
+        worst: The greatest difference of two codes.
+    """
 
     op: Op
-    content: bytes
+    file: EdgeFile
     given: Inputs
+    position: int
     n_differ: int
     n_codes: int
     worst: float
@@ -79,24 +92,19 @@ def kernels_apart(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> str:
 def _first_difference(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> _Difference | None:
     kept = edge.runner(_BASE, keep=True)
     kept.run(inputs)
-    subgraph = edge.signature.subgraph
-
-    def shape_of(tensor: int) -> tuple[int, ...]:
-        return kept.tensor(tensor).shape
-
-    for ops in grouped_ops(edge.graph, edge.graph.subgraphs[subgraph].ops, shape_of):
-        cut = cut_ops(edge.graph, subgraph, shape_of, {op.index for op in ops})
+    ops = edge.graph.subgraphs[edge.signature.subgraph].ops
+    for group in grouped_ops(edge.graph, ops, lambda tensor: kept.tensor(tensor).shape):
+        cut, file = cut_alone(edge, kept, group)
         if not cut.outputs:
             continue
         given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
-        file = EdgeFile(cut.content, threads=edge.threads, runtimes=edge.runtimes)
         outputs = [file.runner(each).run(given) for each in (one, other)]
-        for (op, tensor), mine, theirs in zip(cut.outputs, *outputs, strict=True):
+        for position, (op, tensor) in enumerate(cut.outputs):
             if edge.graph.tensor(op, tensor).is_floating_point:
                 continue  # float32 rounds everywhere
-            found = _difference(mine, theirs)
+            found = _difference(*(each[position] for each in outputs))
             if found is not None:
-                return _Difference(op, cut.content, given, *found)
+                return _Difference(op, file, given, position, *found)
     return None
 
 
@@ -110,12 +118,10 @@ def _difference(mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> tuple[int, 
 
 
 def _xnnpack(edge: EdgeFile, found: _Difference, one: str, other: str) -> str:
-    """Say whether XNNPACK gives the same for the op on both machines."""
-    file = EdgeFile(found.content, threads=edge.threads, runtimes=edge.runtimes)
+    """Return whether XNNPACK computes equal codes for the op on both machines, in words."""
     names = [_xnnpack_beside(edge, each) for each in (one, other)]
-    outputs = [file.runner(name).run(found.given) for name in names]
-    same = all(_difference(a, b) is None for a, b in zip(*outputs, strict=True))
-    return "gives the same" if same else "does not give the same"
+    codes = [found.file.runner(name).run(found.given)[found.position] for name in names]
+    return "gives the same" if _difference(*codes) is None else "does not give the same"
 
 
 def _xnnpack_beside(edge: EdgeFile, runtime: str) -> str:
@@ -123,7 +129,7 @@ def _xnnpack_beside(edge: EdgeFile, runtime: str) -> str:
 
 
 def _who(kernels: set[str], machines: list[TargetMachine]) -> str:
-    """Say which of them rounds otherwise, as far as that is known."""
+    """Return which kernels round differently, in words: by release, by AVX2, or by machine."""
     releases = list(dict.fromkeys(f"{each.package} {each.release}" for each in machines))
     if len(releases) > 1:
         return f"kernels of {' and '.join(releases)} round this op otherwise"
