@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 Head = dict[str, Any]
-"""Of a frame: what JSON holds."""
+"""The head of a frame: plain data that JSON can hold."""
 
 MAGIC = b"EDGQ"
 _FRAME = struct.Struct(">4sQ32s")
@@ -38,7 +38,7 @@ _MOST_BYTES = 1 << 40
 
 
 class FrameError(Exception):
-    """What came is no frame, or a damaged one."""
+    """The stream holds something else than a frame, or a damaged frame."""
 
     def __init__(self, text: str, received: bytes = b"") -> None:
         super().__init__(text)
@@ -179,6 +179,7 @@ def facts() -> dict[str, Any]:
 
 def _cpu() -> str:
     told: dict[str, str] = {}
+    # There is no such file on macOS and Windows.
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open() as file:
         for line in file:
             name, _, text = line.partition(":")
@@ -268,7 +269,7 @@ class _Server:
             answer: Head = {}
             made: list[Any] = []
             # The near side may be gone, and native code may hang: no process outlives its bound.
-            _alarm(head.get("seconds", 0))
+            _alarm(head["seconds"])
             try:
                 answer, made = self._answer(head, parts)
             except Exception as error:
@@ -325,7 +326,7 @@ def main() -> None:
         hello: Head = {"facts": facts()}
     except Exception as error:
         hello = {"missing": f"{type(error).__name__}: {error}", "python": platform.python_version()}
-    server.send({**hello, "hello": 1})
+    server.send({**hello, "id": 0})
     if "facts" in hello:
         server.serve()
 

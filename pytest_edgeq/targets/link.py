@@ -29,6 +29,9 @@ __tracebackhide__ = True
 
 Answer = tuple[Head, list[Any]]
 
+_HELLO: Final = 0
+"""Number of the first answer, which no request asks for."""
+
 _BOOT: Final = "f'=0;{exec(input())}'"
 """
 Runs the line that stdin gives, whether a shell stands between or not.
@@ -47,7 +50,7 @@ _GUARD: Final = (
 """Linux ends the command when this process dies, also by SIGKILL."""
 
 _LINES: Final = 12
-"""Of what the command prints, so many are kept."""
+"""How many lines that the command prints are kept for failure texts."""
 
 _CHATTER: Final = b"INFO: "
 """Begins lines that LiteRT prints for each file."""
@@ -104,9 +107,10 @@ class Link:
         self._waiting: dict[int, Future[Answer]] = {}
         self._lock = threading.Lock()
         self._out: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
-        self._next = 0
+        self._next = _HELLO
         self._end: LinkError | None = None
-        self._hello: Future[Answer] = Future()
+        hello: Future[Answer] = Future()
+        self._waiting[_HELLO] = hello
         self._sign_of_life = time.monotonic()
         self._process = self._started(command)
         self._loops = [
@@ -118,7 +122,7 @@ class Link:
         source = Path(far_side.__file__).read_text(encoding="utf-8")
         self._out.put([f"exec({source!a})\n".encode("ascii")])
         try:
-            head, _ = self._result(self._hello)
+            head, _ = self._result(hello)
         except LinkError as error:
             self.close()
             kind = "start" if isinstance(error, LostError) else error.kind
@@ -214,7 +218,7 @@ class Link:
                 for piece in pieces:
                     stdin.write(piece)
                 stdin.flush()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what was not written cannot be flushed
             stdin.close()
 
     def _read(self) -> None:
@@ -229,8 +233,9 @@ class Link:
             while (frame := unpack(stream)) is not None:
                 head, parts = frame
                 with self._lock:
-                    waiting = self._hello if "hello" in head else self._waiting.pop(head["id"])
-                waiting.set_result((head, parts))
+                    waiting = self._waiting.pop(head["id"], None)
+                if waiting is not None:  # else it was given up meanwhile
+                    waiting.set_result((head, parts))
         except FrameError as error:
             said = f", {error.received[:32]!r}" if error.received else ""
             self._kill()
@@ -260,11 +265,10 @@ class Link:
         with self._lock:
             if self._end is None:
                 self._end = error
-            waiting = [*self._waiting.values(), self._hello]
+            waiting = list(self._waiting.values())
             self._waiting.clear()
         for each in waiting:
-            if not each.done():
-                each.set_exception(self._end)
+            each.set_exception(self._end)
 
     def _settle(self) -> None:
         """Wait until the last lines that were printed have been read."""
@@ -281,7 +285,7 @@ class Link:
         return f"exit code {code}"
 
     def _kill(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has ended
             if os.name == "posix":
                 os.killpg(self._process.pid, signal.SIGKILL)
             else:
