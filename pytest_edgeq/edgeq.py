@@ -118,7 +118,7 @@ class Edgeq:
             from pytest_edgeq.flows.request import Session
             from pytest_edgeq.isolate.policy import Isolation
             from pytest_edgeq.progress import Progress
-            from pytest_edgeq.targets.target import Target
+            from pytest_edgeq.targets.target import make_targets
             from pytest_edgeq.tflite.registry import Runtimes
 
         threads = available_cores() if threads is None else threads
@@ -149,10 +149,7 @@ class Edgeq:
             commands = {} if targets is None else targets
             runtimes = Runtimes(
                 {} if runtimes is None else runtimes,
-                targets={
-                    name: Target(name, command, target_timeout)
-                    for name, command in commands.items()
-                },
+                targets=make_targets(commands, target_timeout),
                 check_targets=check_targets,
             )
         if isinstance(runtime, str):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.samples import Sample
 
 __all__ = [
+    "MOST_WORKERS",
     "AtOnce",
     "Beside",
     "available_cores",
@@ -232,15 +233,14 @@ def waiting_threads(count: int) -> Iterator[ThreadPoolExecutor]:
     A thread may wait for a target that hangs, which is ended with the session.
     """
     pool = _threads(count)
+    waits = True
     try:
         yield pool
     except KeyboardInterrupt:
-        pool.shutdown(wait=False, cancel_futures=True)
+        waits = False
         raise
-    except BaseException:
-        pool.shutdown()
-        raise
-    pool.shutdown()
+    finally:
+        pool.shutdown(wait=waits, cancel_futures=not waits)
 
 
 def _threads(count: int) -> ThreadPoolExecutor:

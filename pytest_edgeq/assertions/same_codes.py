@@ -188,7 +188,7 @@ class _Pair:
 
 
 def _kernels_text(edge: EdgeFile, pair: _Pair, inputs: Mapping[str, Array]) -> str:
-    """Say why the codes differ."""
+    """Return the cause of different codes: the op whose kernels differ, or the general one."""
     if any(edge.runtimes.target_of(name) is not None for name in (pair.first, pair.other)):
         told = kernels_apart(edge, pair.first, pair.other, inputs)
         if told:

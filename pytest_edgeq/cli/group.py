@@ -28,7 +28,7 @@ Shell completion:
 
 
 _SUFFIX = "_command"
-"""Of the modules' names."""
+"""Suffix of the module of each command."""
 
 
 class CommandGroup(click.Group):

@@ -30,11 +30,11 @@ def project_runtimes(name: str) -> Iterator[Runtimes]:
         return
     # The ini is read for a name that it may have given alone: pytest takes a moment.
     from pytest_edgeq.plugin.project_targets import project_targets
-    from pytest_edgeq.targets.target import Target
+    from pytest_edgeq.targets.target import make_targets
 
     commands, seconds = project_targets()
     found = Runtimes(
-        targets={each: Target(each, command, seconds) for each, command in commands.items()},
+        targets=make_targets(commands, seconds),
         hint="a target is one of edgeq_targets in the ini file that pytest reads here",
     )
     found.check(name)

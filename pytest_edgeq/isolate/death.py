@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Death", "DeathError", "Memory", "size_text"]
+__all__ = ["Death", "DeathError", "Memory", "file_fact", "size_text"]
 
 _LINES = 20
 """Of what the child printed last, in a failure text."""
@@ -227,6 +227,19 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def file_fact(source: Path | bytes, digest: str, size: int) -> str:
+    """
+    Return the line of a failure text that tells which file was open.
+
+    Args:
+        source: Its path or content.
+        digest: SHA-256 of the content, in hexadecimal digits.
+        size: In bytes.
+    """
+    where = "held in memory" if isinstance(source, bytes) else str(source)
+    return f"file: {where} ({size:,} bytes, sha256 {digest[:16]})"
 
 
 def size_text(size: int) -> str:

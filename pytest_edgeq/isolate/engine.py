@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pytest_edgeq.isolate import child
 from pytest_edgeq.isolate.child import LostError
 from pytest_edgeq.isolate.child_process import Child
-from pytest_edgeq.isolate.death import DeathError, size_text
+from pytest_edgeq.isolate.death import DeathError, file_fact, size_text
 from pytest_edgeq.isolate.sending import source_file
 from pytest_edgeq.tflite.crashing_op import SECONDS_OF_A_TRIAL, Inputs, crashing_op_text
 from pytest_edgeq.tflite.engines import Arrays, Engine
@@ -186,10 +186,8 @@ class IsolatedEngine(Engine):
         self, name: str, inputs: Mapping[str, npt.NDArray[Any]], error: DeathError
     ) -> CrashedError:
         opening, death = self._opening, error.death
-        source = opening.source
-        where = "held in memory" if isinstance(source, bytes) else str(source)
-        digest = hashlib.sha256(opening.graph.buffer).hexdigest()
-        facts = [f"file: {where} ({len(opening.graph.buffer):,} bytes, sha256 {digest[:16]})"]
+        content = opening.graph.buffer
+        facts = [file_fact(opening.source, hashlib.sha256(content).hexdigest(), len(content))]
         if opening.own is None and not death.was_killed:
             facts.append(crashing_op_text(opening, name, inputs, self._ends))
         how = "was ended" if death.was_killed or death.kind == "timeout" else "crashed"

@@ -152,13 +152,12 @@ class Isolation:
         key = "" if self.is_on else hashlib.sha256(json.dumps(told).encode()).hexdigest()
         if key and self._has_survived(key):
             return
-        from pytest_edgeq.isolate.death import DeathError
+        from pytest_edgeq.isolate.death import DeathError, file_fact
 
         try:
             self.child.call(self._seconds, build_interpreter, source)
         except DeathError as error:
-            where = "held in memory" if isinstance(source, bytes) else str(source)
-            facts = [f"file: {where} ({len(content):,} bytes, sha256 {digest[:16]})"]
+            facts = [file_fact(source, digest, len(content))]
             first = f"crashed in the step open: expected a model, got {error.death.what}"
             lines = [first, *error.death.told(facts, own=None)]
             raise CrashedError("reference", "\n".join(lines)) from error.__cause__

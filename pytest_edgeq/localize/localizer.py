@@ -42,7 +42,7 @@ from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.structure import Structure
 from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration
-from pytest_edgeq.parallel import AtOnce, begin, in_order, on_one_thread
+from pytest_edgeq.parallel import MOST_WORKERS, begin, in_order, on_one_thread
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
@@ -224,7 +224,7 @@ class Localizer:
                 return self._execution.apart(self._runtime)
 
             copies = (sample.clone() for sample in samples)
-            count = AtOnce(threads, is_far=False).workers
+            count = min(threads, MOST_WORKERS)
             for sample, errors, known in in_order(copies, worker, measure, count):
                 self._note(sample)
                 self._add(errors)

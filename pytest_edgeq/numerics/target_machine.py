@@ -65,7 +65,7 @@ class TargetMachine:
 
     @property
     def kernels(self) -> dict[str, Any]:
-        """What figures may depend on, as plain, JSON-able data for a baseline."""
+        """Return the fields that identify the kernels, as plain, JSON-able data for a baseline."""
         told = self.to_dict()
         return {name: told[name] for name in ("machine", "features", "package", "release")}
 

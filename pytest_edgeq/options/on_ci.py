@@ -1,4 +1,4 @@
-"""What tells that a run is one of CI."""
+"""Tell whether a run is one of CI, by the environment variables that CI services set."""
 
 from __future__ import annotations
 

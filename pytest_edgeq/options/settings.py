@@ -1,4 +1,4 @@
-"""What the options came to."""
+"""Resolve the options of a run into settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_edgeq.tflite.registry import Runtimes
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """
-    What the options came to; one field an option, by its stem.
+    The values of all options; one field for each, by its stem.
 
     Attributes:
         quantizers: Presets, absolute paths of recipes, None for float.

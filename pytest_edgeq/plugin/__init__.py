@@ -189,11 +189,10 @@ def _registered(config: pytest.Config) -> Runtimes:
     commands, seconds = options.target_options(config)
     if not commands:
         return Runtimes(merged)
-    from pytest_edgeq.targets.target import Target
+    from pytest_edgeq.targets.target import make_targets
 
     try:
-        targets = {name: Target(name, words, seconds) for name, words in commands.items()}
-        return Runtimes(merged, targets=targets)
+        return Runtimes(merged, targets=make_targets(commands, seconds))
     except ValueError as error:
         raise pytest.UsageError(f"edgeq_targets: {error}") from None
 

@@ -201,7 +201,7 @@ def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Ro
 
 
 def _kernels(data: Mapping[str, Any]) -> tuple[object, ...]:
-    """What chooses the kernels: the runtime, and the machine of a target."""
+    """Return what identifies the kernels: the runtime, and the machine and features of a target."""
     target = data.get("target", {})
     return data["runtime"], *(target.get(name) for name in ("machine", "features", "package"))
 

@@ -63,7 +63,7 @@ _FEATURES = (
     "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop "
     "asimddp ssbs"
 )
-"""Of a Cortex-A76."""
+"""Features of a Cortex-A76, as Linux names them."""
 
 _SECONDS = 60
 """In which the emulated Python must answer; it takes 3."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 __all__ = ["EmulatedRootError", "last_lines", "run", "start"]
 
 _LAST_LINES = 6
-"""Of a program's output: enough for the error messages of apt-get and of pip."""
+"""How many lines of output are shown: enough for the errors of apt-get and of pip."""
 
 
 class EmulatedRootError(RuntimeError):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.engines import Engine, Source
     from pytest_edgeq.tflite.runtimes import Opening
 
-__all__ = ["Target"]
+__all__ = ["Target", "make_targets"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -217,6 +217,16 @@ class Target:
             raise_error(answer)
             self._open.add(file, number)
             return number
+
+
+def make_targets(commands: Mapping[str, Sequence[str]], seconds: float) -> dict[str, Target]:
+    """
+    Make a target of each command, by name; none is started.
+
+    Raises:
+        TypeError, ValueError: A command is no list of words, or empty.
+    """
+    return {name: Target(name, command, seconds) for name, command in commands.items()}
 
 
 class _Open:

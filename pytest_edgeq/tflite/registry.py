@@ -181,10 +181,11 @@ class Runtimes:
         if not isinstance(own, Mapping):
             raise TypeError(f"runtimes: expected a dict of name → runner, got {type(own).__name__}")
         for name, runner in own.items():
-            _check(name, runner)
+            _check_name(name, "runtime")
+            _check_runner(name, runner)
         self.own = dict(own)
         for name in targets:
-            _check(name, print, "target")
+            _check_name(name, "target")
             if name in self.own:
                 raise ValueError(f"runtimes: {name!r} is a runtime and a target")
         self.targets = dict(targets)
@@ -297,7 +298,7 @@ class Runtimes:
             raise RuntimeError(f"a runtime of yours could not be closed: {said}") from errors[0]
 
 
-def _check(name: object, runner: object, kind: str = "runtime") -> None:
+def _check_name(name: object, kind: str) -> None:
     if not isinstance(name, str):
         raise TypeError(f"runtimes: expected a name, got {name!r}")
     if name in RUNTIMES:
@@ -309,6 +310,9 @@ def _check(name: object, runner: object, kind: str = "runtime") -> None:
         raise ValueError(
             f"runtimes: {name!r} is no name for a {kind}: letters, digits, '_', '.' and '-'"
         )
+
+
+def _check_runner(name: str, runner: object) -> None:
     if not callable(runner):
         raise TypeError(
             f"runtime {name!r}: expected a runner, called with the path of a .tflite file and a "
