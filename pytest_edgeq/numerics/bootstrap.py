@@ -24,8 +24,9 @@ One sample has no spread: only counts, the LSB and float rounding are left.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
@@ -132,15 +133,10 @@ class _Draws:
         """Standard error of log(statistic) of the resampled column sums, for two builds."""
         if self.size < 2:
             return 0.0
-        rng = np.random.default_rng(SEED)
-        step = max(1, _DRAWN_AT_ONCE // self.different)
         table = np.stack(columns, axis=1)[: self.different]
-        share = np.full(self.different, 1 / self.different)
-        drawn = [
-            rng.multinomial(self.size, share, size=min(step, RESAMPLES - start)) @ table
-            for start in range(0, RESAMPLES, step)
-        ]
-        values = statistic(np.concatenate(drawn))
+        values = statistic(
+            np.concatenate([drawn @ table for drawn in _resamples(self.size, self.different)])
+        )
         # Resampling n values knows n − 1 of them.
         unbiased = math.sqrt(self.size / (self.size - 1))
         return float(np.std(np.log(values), ddof=1)) * unbiased * _Z * math.sqrt(2)
@@ -160,6 +156,34 @@ class _Draws:
             )
         )
         return _range(noise, growth, self.scale**2, self.floor_noise)
+
+
+def _resamples(size: int, different: int) -> Iterable[Array]:
+    """
+    Draw how many times each sample is in each of the resamples, a block of resamples at a time.
+
+    Args:
+        size: how many samples a resample has.
+        different: how many it draws from.
+    """
+    if RESAMPLES * different <= _DRAWN_AT_ONCE:
+        return _kept_resamples(size, different)
+    return _drawn_resamples(size, different)
+
+
+@functools.lru_cache(maxsize=1)
+def _kept_resamples(size: int, different: int) -> tuple[Array, ...]:
+    """Keep up to 8 MB: every metric of every output of a comparison draws the same."""
+    return tuple(_drawn_resamples(size, different))
+
+
+def _drawn_resamples(size: int, different: int) -> Iterator[Array]:
+    rng = np.random.default_rng(SEED)
+    step = max(1, _DRAWN_AT_ONCE // different)
+    share = np.full(different, 1 / different)
+    for start in range(0, RESAMPLES, step):
+        block = rng.multinomial(size, share, size=min(step, RESAMPLES - start))
+        yield block.astype(np.float64)
 
 
 def _range(amount: float, growth: float, unit: float, floor: float) -> tuple[float, float]:
