@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterable
 
 import psutil
 
-__all__ = ["far_sides", "left_after"]
+__all__ = ["far_sides", "left_after", "let_sigint_through"]
 
 
 def far_sides(parent: int | None = None) -> list[psutil.Process]:
@@ -19,6 +20,16 @@ def far_sides(parent: int | None = None) -> list[psutil.Process]:
             if "exec(input())" in " ".join(each.cmdline()):
                 found.append(each)
     return found
+
+
+def let_sigint_through() -> None:
+    """
+    Let processes that are started from now on get SIGINT, where this one ignores it.
+
+    A job in the background of a script ignores it, and hands that on to its processes.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def left_after(seconds: float, processes: Iterable[psutil.Process]) -> list[psutil.Process]:

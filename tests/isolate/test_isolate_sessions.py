@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pytest_edgeq.options import CI_VARIABLES
-from tests.processes import left_after
+from tests.processes import left_after, let_sigint_through
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,9 +104,7 @@ def _start(project: Path, tests: str, *options: str) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if k not in CI_VARIABLES}
     environment.pop("PYTEST_ADDOPTS", None)
     environment["LITERT_TORCH_SHOW_PROGRESS"] = "n"
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A job in the background of a script ignores Ctrl-C, and hands that on to its processes.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    let_sigint_through()
     plugins = [f"-pno:{name}" for name in ("anyio", "randomly", "hypothesispytest", "syrupy")]
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", *plugins, f"-opythonpath={ROOT}", *options],

@@ -55,8 +55,16 @@ from pytest_edgeq.plugin.state import progress_key
 
 def test_a_long_step(request):
     with request.config.stash[progress_key].step("convert", "Net"):
-        time.sleep(1.5)
+        time.sleep(0.5)
 """
+
+
+@pytest.fixture(autouse=True)
+def _shown_soon(pytester: pytest.Pytester) -> None:
+    """Show a step after a tenth of the time, in a project that may sleep less, too."""
+    pytester.makeconftest(
+        "from pytest_edgeq.plugin import terminal_progress\nterminal_progress._DELAY = 0.05\n"
+    )
 
 
 def _project(pytester: pytest.Pytester, *, suffix: str = "") -> None:
@@ -152,7 +160,7 @@ def test_no_line_where_the_cursor_stands_behind_the_last_column(pytester: pytest
     """The next character would begin a row, and no sequence brings the cursor back to there."""
     _project(pytester, suffix=NAME)
     file = pytester.path / "test_it.py"
-    file.write_text(file.read_text().replace("  wait()", "  time.sleep(1)"))
+    file.write_text(file.read_text().replace("  wait()", "  time.sleep(0.5)"))
 
     run = record(pytester.path, "-v", columns=WIDTH)
 
@@ -195,7 +203,7 @@ def test_no_line_while_a_test_uses_the_terminal_itself(pytester: pytest.Pytester
 
         def test_it(request, capfd):
             with capfd.disabled(), request.config.stash[progress_key].step("convert", "Net"):
-                time.sleep(1.5)
+                time.sleep(0.5)
         """
     )
     assert record(pytester.path).steps == []

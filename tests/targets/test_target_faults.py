@@ -26,7 +26,7 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.runtimes import Runtimes
 from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
 from tests.isolate.runners import segfault_at_run
-from tests.processes import far_sides, left_after
+from tests.processes import far_sides, left_after, let_sigint_through
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -268,6 +268,7 @@ def test_no_process_is_left_after_any_end(tmp_path: Path, end: str) -> None:
     script = tmp_path / "client.py"
     script.write_text(CLIENT)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    let_sigint_through()
     with subprocess.Popen(
         [sys.executable, str(script), end],
         stdout=subprocess.PIPE,
@@ -279,6 +280,7 @@ def test_no_process_is_left_after_any_end(tmp_path: Path, end: str) -> None:
         started = far_sides(client.pid)
         if end != "ends":
             client.send_signal(getattr(signal, end))
+        client.wait(timeout=20)
     assert not left_after(2, started)
 
 

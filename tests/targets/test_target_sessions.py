@@ -16,7 +16,7 @@ from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, assert_runtimes_agree
 from pytest_edgeq.options import CI_VARIABLES
 from pytest_edgeq.targets.far_side import facts
-from tests.processes import far_sides, left_after
+from tests.processes import far_sides, left_after, let_sigint_through
 from tests.targets.packages import patched_litert
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -293,9 +293,7 @@ def test_ctrl_c_does_not_wait_for_a_target_that_hangs(project: pytest.Pytester, 
                 assert_runtimes_agree(quantized, samples(), 0, runtimes=("xnnpack", "pi"))
         """
     )
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A job in the background of a script ignores Ctrl-C, and hands that on to its processes.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    let_sigint_through()
     session = project.popen(
         [sys.executable, "-m", "pytest", "-p", "no:randomly"],
         stdin=subprocess.DEVNULL,
