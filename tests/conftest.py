@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest import pytester
 
 from pytest_edgeq.parallel import available_cores
 from tests.shared_cache import VARIABLE
@@ -25,6 +28,8 @@ if importlib.util.find_spec("hypothesis") is not None:
     settings.load_profile("edgeq")
 
 
+ROOT = Path(__file__).parents[1]
+
 # torch, jax and TensorFlow hold millions of objects, and by default the garbage collector scans all
 # of them every few seconds, a tenth of the time of the tests.
 gc.set_threshold(100_000, 20, 20)
@@ -34,6 +39,36 @@ LONGEST = (
     *("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_docs_pages.py"),
     *("test_lowest.py", "test_packages.py", "test_runtime_tensorflow.py"),
 )
+
+
+class _Modules:
+    """
+    What a run of pytest inside of a test drops behind it: the modules of its own project.
+
+    pytester drops all that such a run imports. A library with code in C cannot be imported a
+    second time, and of a module of ours there would be two, the first of which pickle refuses.
+    """
+
+    def __init__(self, preserve: object = None) -> None:
+        self._before = dict(sys.modules)
+
+    def restore(self) -> None:
+        """Drop what has come and is the project's, and put back what it has replaced."""
+        for name in sys.modules.keys() - self._before.keys():
+            if _is_of_a_project(name):
+                del sys.modules[name]
+        sys.modules.update(self._before)
+
+
+def _is_of_a_project(name: str) -> bool:
+    module = sys.modules[name]
+    if getattr(module, "__spec__", None) is None:
+        # Nothing has imported it: a library has made it, or a project in place of one of ours.
+        return name.startswith("pytest_edgeq")
+    file = getattr(module, "__file__", None)
+    known = (sys.prefix, sys.base_prefix, ROOT)
+    places = [file] if file is not None else getattr(module, "__path__", ())
+    return not all(any(Path(place).is_relative_to(each) for each in known) for place in places)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +86,8 @@ def pytest_configure(config: pytest.Config) -> None:
         threads = max(1, available_cores() // worker["workercount"])
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     config.add_cleanup(gc.freeze)
+    # mypy: a class cannot be assigned to.
+    setattr(pytester, "SysModulesSnapshot", _Modules)  # noqa: B010
 
 
 @pytest.hookimpl(tryfirst=True)

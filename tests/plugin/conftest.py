@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import pytest_edgeq
-from fixtures.models import ConvBnRelu, samples, seeded
-from pytest_edgeq import Edgeq
 from pytest_edgeq.options import CI_VARIABLES
 from tests.shared_cache import shared_cache
 
@@ -42,16 +37,6 @@ _CONVERTING = (
     "test_plugin_report",
     "test_plugin_runtimes",
     "test_plugin_tracebacks",
-)
-
-_LIBRARIES = (
-    "numpy.fft",
-    "ai_edge_litert.compiled_model",
-    "ai_edge_litert.interpreter",
-    "ai_edge_quantizer.quantizer",
-    "litert_torch",
-    "torch.export._trace",
-    "torchao.quantization.pt2e.quantize_pt2e",
 )
 
 _CONFTEST = """
@@ -103,31 +88,8 @@ def _options_of_runs(
     monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(options))
 
 
-@pytest.fixture(scope="session")
-def _libraries() -> None:
-    """
-    Import torch, the converter and all of ours before pytester notes which modules there are.
-
-    What a run imports anew is dropped after it. A library with code in C must not be, and of one of
-    ours, or of TorchDynamo's, there would be two. What they import when they are used comes with
-    a conversion by each flow.
-    """
-    own = pkgutil.walk_packages(pytest_edgeq.__path__, "pytest_edgeq.")
-    for name in (*_LIBRARIES, *(module.name for module in own)):
-        importlib.import_module(name)
-    maker = Edgeq(cache="off")
-    for flow in ("pt2e_static_int8", "recipe_static_wi8_ai8"):
-        quantized = maker.quantize(
-            seeded(ConvBnRelu),
-            ConvBnRelu.sample_inputs(),
-            quantizer=flow,
-            calibration=samples(ConvBnRelu, 8),
-        )
-        maker.localize(quantized, samples(ConvBnRelu, 1, seed=1))
-
-
 @pytest.fixture
-def run_here(_libraries: None, pytester: pytest.Pytester) -> Run:
+def run_here(pytester: pytest.Pytester) -> Run:
     """Run pytest in this process, which spares each run the import of torch and the converter."""
 
     def run(*args: str) -> pytest.RunResult:

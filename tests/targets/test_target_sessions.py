@@ -61,19 +61,8 @@ def test_marked(edgeq, quantized):
 """
 
 
-@pytest.fixture(scope="module")
-def _libraries() -> None:
-    """Load what a session in this process would load, and forget, a second time."""
-    path = make.CONVERTED / "batch_norms.int8.tflite"
-    edgeq = Edgeq()
-    quantized = edgeq.load(path, reference=stacks.build("batch_norms"))
-    edgeq.compare(quantized, _samples("batch_norms"))
-
-
 @pytest.fixture
-def project(
-    _libraries: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> pytest.Pytester:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project whose ini names a target."""
     for name in CI_VARIABLES:
         monkeypatch.delenv(name, raising=False)
