@@ -38,6 +38,7 @@ gc.set_threshold(100_000, 20, 20)
 LONGEST = (
     *("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_docs_pages.py"),
     *("test_lowest.py", "test_packages.py", "test_runtime_tensorflow.py"),
+    *("test_damaged_files.py", "test_kills.py"),
 )
 
 

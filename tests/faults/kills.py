@@ -1,8 +1,7 @@
 """
 Kill processes at random moments, and look at what they leave.
 
-`python -m tests.faults.kills --seed 0 --count 50` does all four. The slow lane has 50 moments of
-the first and the last; sessions of pytest-xdist take seconds to start, and get fewer.
+`python -m tests.faults.kills --seed 0 --count 50` does all four, as the slow lane does.
 """
 
 from __future__ import annotations

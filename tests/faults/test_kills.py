@@ -12,14 +12,14 @@ import pytest
 from pytest_edgeq.snapshots import store
 from tests.faults import kills, sessions
 
-COUNTS = {"updates": 50, "controllers": 10, "workers": 10, "cache": 50}
+COUNT = 50
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", kills.ALL)
 def test_a_kill_leaves_whole_files(what: str, tmp_path: Path) -> None:
     """`python -m tests.faults.kills` has as many moments of each as one likes."""
-    kills.ALL[what](tmp_path, 0, COUNTS[what])
+    kills.ALL[what](tmp_path, 0, COUNT)
 
 
 @pytest.mark.slow
