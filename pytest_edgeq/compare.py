@@ -16,11 +16,9 @@ from pytest_edgeq.localize import OnLocalized
 from pytest_edgeq.measurement import Arrays, Measurement, Outcome, SampleRunner
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample
-from pytest_edgeq.numerics.evaluated import EvaluatedLedger
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
     Finding,
-    SampleLedger,
     overlap_finding,
     repeated_finding,
 )
@@ -31,13 +29,14 @@ from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.samples import Sample, read_samples
+from pytest_edgeq.tally import Tally
 
 if TYPE_CHECKING:
     from pytest_edgeq.executors.carriers import Engine
     from pytest_edgeq.executors.parcel import Parcel
     from pytest_edgeq.executors.reading import Reading
 
-__all__ = ["Comparer", "Tally", "compare"]
+__all__ = ["Comparer", "compare"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -344,43 +343,6 @@ class Comparer:
                 return explain(quantized, step.each(iter(samples)), seconds, self._on_localized)
 
         return functools.cache(explain)
-
-
-class Tally:
-    """
-    Counts samples, the different ones, and those of the calibration; tallies merge.
-
-    Attributes:
-        evaluated: Digests of the samples.
-    """
-
-    def __init__(self) -> None:
-        self.evaluated = EvaluatedLedger()
-        self._count = self._overlap = 0
-
-    def add(self, index: int, arrays: Arrays, ledger: SampleLedger) -> None:
-        """
-        Count one sample.
-
-        Args:
-            index: Of the sample, over all processes.
-            arrays: Of its inputs.
-            ledger: Digests of the calibration samples.
-        """
-        self.evaluated.add(index, arrays)
-        self._overlap += arrays in ledger
-        self._count += 1
-
-    def merge(self, other: Tally) -> None:
-        """Count what another tally has counted."""
-        self.evaluated.merge(other.evaluated)
-        self._overlap += other._overlap
-        self._count += other._count
-
-    @property
-    def calibration(self) -> Calibration:
-        """Return how the samples counted relate to those of the calibration."""
-        return Calibration(self._count, self._overlap)
 
 
 def _stateful(name: str, changed: Sequence[str]) -> Finding:

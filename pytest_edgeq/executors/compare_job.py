@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_edgeq.compare import Tally
 from pytest_edgeq.measurement import Measurement, SampleRunner
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.samples import Sample
+from pytest_edgeq.tally import Tally
 
 __all__ = ["CompareJob", "bound"]
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pytest_edgeq.compare import Tally
 from pytest_edgeq.executors.chunks import Chunk
 from pytest_edgeq.executors.compare_job import bound
 from pytest_edgeq.executors.tasks import Failure, packed_failure
@@ -20,6 +19,7 @@ from pytest_edgeq.numerics.distances import Distances
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.samples import Sample
+from pytest_edgeq.tally import Tally
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.warn import warn_user
 
