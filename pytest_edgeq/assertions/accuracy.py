@@ -5,29 +5,20 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytest_edgeq.assertions.expect import parse_number
 from pytest_edgeq.assertions.scoring import Scorer, scorer_for
+from pytest_edgeq.assertions.scoring.both_models import Outcome, bound_pair, outcome_of, score
 from pytest_edgeq.assertions.scoring.drop_text import drop_text
 from pytest_edgeq.failed_samples import FailedSamples, attach_samples
-from pytest_edgeq.foreign import is_keras, keras_output_names
-from pytest_edgeq.measurement import check_layout
 from pytest_edgeq.numerics.comparison import WorstSamples
-from pytest_edgeq.numerics.distances import least_sqnr_db
 from pytest_edgeq.parallel import AtOnce, in_order, on_one_thread, state_of
 from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.reference import (
-    call_unflattened,
-    flatten_outputs,
-    in_file_order,
-    undisturbed,
-)
+from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.samples import Sample, is_tensor
 from pytest_edgeq.tflite.edge import EdgeFile
 
@@ -36,12 +27,10 @@ if TYPE_CHECKING:
 
     from pytest_edgeq.executors.carriers import Engine
 
-__all__ = ["assert_accuracy_drop", "bound_pair", "score_of"]
+__all__ = ["assert_accuracy_drop"]
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
-
-Array = np.ndarray[Any, Any]
 
 
 def assert_accuracy_drop(
@@ -140,48 +129,6 @@ def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]
         )
 
 
-def bound_pair(model: QuantizedModel, pair: Any, index: int) -> tuple[Sample, Any]:
-    """
-    Return sample and label of a pair.
-
-    Raises:
-        TypeError, ValueError: No pair, or a sample that does not fit.
-    """
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        what = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else pair
-        raise TypeError(
-            f"labelled_inputs, sample {index}: expected a pair (sample, label), got {what}; "
-            "zip(samples, labels) makes pairs, and a sample of several tensors is a tuple: "
-            "((x, y), label)"
-        )
-    return model.spec.bind(pair[0], f"labelled sample {index}"), pair[1]
-
-
-def score_of(
-    model: QuantizedModel,
-    edge: EdgeFile,
-    scorer: Scorer,
-    item: tuple[int, tuple[Sample, Any]],
-    worst: WorstSamples,
-) -> Any:
-    """
-    Return what a scorer makes of both models' outputs for one sample.
-
-    Args:
-        model: With the reference.
-        edge: The file, with interpreters of the calling thread.
-        scorer: Scores; nothing is added to it.
-        item: Index of the sample, the sample and its label.
-        worst: Is offered the sample.
-
-    Raises:
-        AssertionError: The file gives NaN or infinities where the float model does not.
-        Exception: As `assert_accuracy_drop` raises it.
-    """
-    outputs = _outputs(model, edge, model.runtime, item, scorer, nullcontext())
-    return _score(scorer, _Outcome(*item, outputs), worst)
-
-
 def _score_all(
     model: QuantizedModel,
     labelled: Any,
@@ -204,38 +151,20 @@ def _score_all(
     n_samples = 0
     # Scored in this thread, as a metric of the user's need not be safe in several.
     for outcome in _outcomes(model, enumerate(pairs), scorer):
-        scorer.add(_score(scorer, outcome, worst))
+        scorer.add(score(scorer, outcome, worst))
         n_samples += 1
     return n_samples
 
 
-def _score(scorer: Scorer, outcome: _Outcome, worst: WorstSamples) -> Any:
-    index, (sample, label) = outcome.index, outcome.pair
-    expected, got = map(_leaves, outcome.outputs)
-    lengths = {len(leaf) for leaf in expected if leaf.ndim}
-    scored = scorer.score(index, outcome.outputs, label, lengths)
-    lost = scorer.lost(scored)
-    worst.offer(index, least_sqnr_db(expected, got), sample.clone, lost=lost)
-    return scored
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    index: int
-    pair: tuple[Sample, Any]
-    outputs: tuple[Any, Any]
-
-
 def _outcomes(
     model: QuantizedModel, pairs: Iterator[tuple[int, tuple[Sample, Any]]], scorer: Scorer
-) -> Iterator[_Outcome]:
+) -> Iterator[Outcome]:
     """Give every sample with the outputs in order, measured on the model's cores."""
-    runtime = model.runtime
-    is_far = model.edge.runtimes.target_of(runtime) is not None
+    is_far = model.edge.runtimes.target_of(model.runtime) is not None
     at_once = AtOnce(model.threads, is_far=is_far)
 
-    def measure(edge: EdgeFile, item: tuple[int, tuple[Sample, Any]]) -> _Outcome:
-        return _Outcome(*item, _outputs(model, edge, runtime, item, scorer, at_once.cores))
+    def measure(edge: EdgeFile, item: tuple[int, tuple[Sample, Any]]) -> Outcome:
+        return outcome_of(model, edge, item, scorer, at_once.cores)
 
     before = state_of(model) if at_once.workers > 1 else None
     for item in itertools.islice(pairs, 1):
@@ -254,85 +183,3 @@ def _copied(label: Any) -> Any:
     if is_tensor(label) and not isinstance(label, np.ndarray):
         return label.detach().clone()
     return copy.deepcopy(label)
-
-
-def _outputs(
-    model: QuantizedModel,
-    edge: EdgeFile,
-    runtime: str,
-    item: tuple[int, tuple[Sample, Any]],
-    scorer: Scorer,
-    cores: AbstractContextManager[object],
-) -> tuple[Any, Any]:
-    """What both models give for one sample, nested as the reference nests it."""
-    index, (sample, _) = item
-    reference = model.float_model
-    assert reference is not None, "unreachable because the caller has looked"
-    with cores:
-        nested = call_unflattened(reference, sample)
-    leaves = flatten_outputs(nested)
-    wanted = [border.name for border in model.edge.signature.outputs]
-    aliases = keras_output_names(reference) if is_keras(reference) else ()
-    places = [(key, np.array(place)) for place, (key, _) in enumerate(leaves)]
-    order = [int(place) for place in in_file_order(places, wanted, model.name, aliases)]
-    try:
-        codes = edge.run(model.input_names, sample.arrays(), runtime)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"labelled sample {index}: {error}") from None
-    given = edge.decode(codes)
-    expected = [leaves[place][1] for place in order]
-    check_layout(model, expected, given)
-    for name, want, got in zip(wanted, expected, given, strict=True):
-        _check_output(f"{model.name}: output {name!r}, labelled sample {index}", want, got)
-    ordered = dict(zip(order, given, strict=True))
-    both = ([value for _, value in leaves], [ordered[place] for place in range(len(leaves))])
-    first, second = (
-        _nested(nested, iter(_alike(values, both[0])), scorer.wants_tensors) for values in both
-    )
-    return first, second
-
-
-def _check_output(where: str, expected: Array, actual: Array) -> None:
-    if actual.dtype.kind != "f" or expected.dtype.kind != "f":
-        return
-    broken = int(np.count_nonzero(~np.isfinite(actual) & np.isfinite(expected)))
-    if broken:
-        raise AssertionError(
-            f"{where}: expected finite values, got {broken} of {actual.size} NaN or infinite\n"
-            "cause: the float model is finite there, so the file is broken whatever it scores.\n"
-            "edgeq.compare(model, samples) names the stage that first gives them"
-        )
-
-
-def _alike(values: list[Array], reference: list[Array]) -> Iterator[Array]:
-    """Copies of one kind with the reference's: litert-torch stores int64 as int32."""
-    for value, wanted in zip(values, reference, strict=True):
-        kinds = {value.dtype.kind, wanted.dtype.kind}
-        same = len(kinds) == 1 or kinds == {"i", "u"}
-        yield np.array(value, dtype=wanted.dtype if same else value.dtype, order="C")
-
-
-def _nested(like: Any, leaves: Iterator[Array], wants_tensors: bool) -> Any:
-    """Nest arrays as these outputs are nested, as tensors where these are."""
-    if isinstance(like, Mapping):
-        filled = {key: _nested(value, leaves, wants_tensors) for key, value in like.items()}
-        if type(like) is dict or not isinstance(like, MutableMapping):
-            return filled
-        # A model output of its own class also has its values as attributes.
-        other: Any = copy.copy(like)
-        for key, value in filled.items():
-            other[key] = value
-        return other
-    if isinstance(like, (tuple, list)):
-        items = [_nested(value, leaves, wants_tensors) for value in like]
-        return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
-    leaf = next(leaves)
-    if wants_tensors or (is_tensor(like) and not isinstance(like, np.ndarray)):
-        import torch
-
-        return torch.from_numpy(leaf)
-    return leaf
-
-
-def _leaves(outputs: Any) -> list[Array]:
-    return [value for _, value in flatten_outputs(outputs)]

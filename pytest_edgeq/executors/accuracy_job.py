@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_edgeq.assertions.accuracy import bound_pair, score_of
 from pytest_edgeq.assertions.scoring import Scorer, scorer_for
+from pytest_edgeq.assertions.scoring.both_models import bound_pair, outcome_of, score
 from pytest_edgeq.assertions.scoring.metric import ScoredSample
 from pytest_edgeq.executors.carriers import Engine
 from pytest_edgeq.executors.parcel import Parcel
@@ -61,7 +62,8 @@ class _AccuracyStation:
             if found and isinstance(found[-1], ScoredSample):
                 # The last one of all is used, which may be the last one here.
                 found[-1] = found[-1]._replace(example=None)
-            found.append(score_of(self._model, self._edge, self._scorer, item, worst))
+            outcome = outcome_of(self._model, self._edge, item, self._scorer, nullcontext())
+            found.append(score(self._scorer, outcome, worst))
         return found, worst
 
 
