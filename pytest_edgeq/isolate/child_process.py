@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 from pebble import ProcessExpired, ProcessPool
 
 from pytest_edgeq.isolate import child
-from pytest_edgeq.isolate.bare_files import is_abandoned
 from pytest_edgeq.isolate.death import Death, DeathError, Memory
+from pytest_edgeq.isolate.sessions import is_abandoned
 
 __all__ = ["Child", "child_of", "close_children"]
 

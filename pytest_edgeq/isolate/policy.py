@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pytest_edgeq.isolate.sending import sent, source_file
 from pytest_edgeq.presets import DEFAULT_RUNTIME, ISOLATE_MODES
+from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 from pytest_edgeq.tflite.runtimes import Opening
-from pytest_edgeq.tflite.source import Buffer, MappedFile, build_interpreter
+from pytest_edgeq.tflite.source import build_interpreter
 from pytest_edgeq.unrunnable import CrashedConversionError, CrashedError, UnrunnableError
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_edgeq import options
-from pytest_edgeq.isolate.bare_files import IsolationSettings
-from pytest_edgeq.isolate.bare_files import begin as begin_isolation
 from pytest_edgeq.isolate.bounds import default_memory
-from pytest_edgeq.plugin.artifacts import Artifacts
+from pytest_edgeq.isolate.sessions import IsolationSettings
+from pytest_edgeq.isolate.sessions import begin as begin_isolation
+from pytest_edgeq.plugin.artifacts import Artifacts, artifacts_key
 from pytest_edgeq.plugin.collection import (
     pytest_collection_modifyitems,
     pytest_make_collect_report,
@@ -40,7 +40,6 @@ from pytest_edgeq.plugin.library_output import LibraryOutput
 from pytest_edgeq.plugin.markers import MARKER, Marks, resolve_marks
 from pytest_edgeq.plugin.state import (
     absent_key,
-    artifacts_key,
     cache_dir_key,
     cache_messages_key,
     collected_key,

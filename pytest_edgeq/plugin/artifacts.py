@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.report.bundle import Evidence
     from pytest_edgeq.report.run import Failure, PhaseReport
 
-__all__ = ["Artifacts"]
+__all__ = ["Artifacts", "artifacts_key"]
 
 
 class Artifacts:
@@ -114,6 +114,9 @@ class Artifacts:
                 if call.model is not None and call.layers is not None
             ],
         )
+
+
+artifacts_key: pytest.StashKey[Artifacts | None] = pytest.StashKey()
 
 
 def _told(nodeid: str, failure: Failure) -> str:

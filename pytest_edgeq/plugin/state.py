@@ -14,7 +14,6 @@ from pytest_edgeq.tflite.registry import Runtimes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_edgeq.plugin.artifacts import Artifacts
     from pytest_edgeq.snapshots.record import Owner
     from pytest_edgeq.snapshots.session import SnapshotSession
 
@@ -30,7 +29,6 @@ cache_messages_key: pytest.StashKey[list[CacheMessage]] = pytest.StashKey()
 collected_key: pytest.StashKey[list[pytest.Item]] = pytest.StashKey()
 absent_key: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
 journal_key = pytest.StashKey[Journal]()
-artifacts_key: pytest.StashKey[Artifacts | None] = pytest.StashKey()
 running_key: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
 
 

@@ -15,10 +15,11 @@ from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.boundary import decode, encode
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, mismatch_hint
+from pytest_edgeq.tflite.mapped import MappedFile
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.runtimes import BUILT_IN, Runner, Runtimes, source_of
-from pytest_edgeq.tflite.source import MappedFile, TflitePath
+from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.tflite.subgraph import Signature
 
 __all__ = ["EdgeFile"]

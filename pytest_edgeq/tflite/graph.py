@@ -25,7 +25,8 @@ from pytest_edgeq.tflite.flatbuffer import (
     read_quantization,
     text,
 )
-from pytest_edgeq.tflite.source import Buffer, MappedFile, TflitePath, open_tflite
+from pytest_edgeq.tflite.mapped import Buffer, MappedFile
+from pytest_edgeq.tflite.source import TflitePath, open_tflite
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor, Subgraph, Tensor
 from pytest_edgeq.tflite.verify import verify
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from pytest_edgeq.numerics.target_machine import TargetMachine
     from pytest_edgeq.tflite.engines import Engine
+    from pytest_edgeq.tflite.mapped import Buffer
     from pytest_edgeq.tflite.runtimes import Opening
-    from pytest_edgeq.tflite.source import Buffer
 
 __all__ = ["BUILT_IN", "Closable", "Isolation", "Remote", "Runtime", "RuntimeSession", "Runtimes"]
 

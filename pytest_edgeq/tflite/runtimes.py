@@ -19,10 +19,10 @@ import numpy.typing as npt
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.engines import Arrays, CompiledEngine, Engine, InterpreterEngine, Source
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.mapped import MappedFile
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.refusals import refusal
 from pytest_edgeq.tflite.registry import BUILT_IN, Remote, Runtime, Runtimes, RuntimeSession
-from pytest_edgeq.tflite.source import MappedFile
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 from pytest_edgeq.tflite.unsafe import refuse_unsafe
 from pytest_edgeq.unrunnable import UnrunnableError

@@ -13,7 +13,7 @@ from pytest_edgeq.tflite.verify.tensors import verify_tensors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_edgeq.tflite.source import Buffer
+    from pytest_edgeq.tflite.mapped import Buffer
     from pytest_edgeq.tflite.subgraph import Signature, Subgraph
 
 __all__ = ["verify"]

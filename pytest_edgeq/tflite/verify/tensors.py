@@ -13,7 +13,7 @@ from pytest_edgeq.tflite.verify.sparsity import stored_elements
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from pytest_edgeq.tflite.source import Buffer
+    from pytest_edgeq.tflite.mapped import Buffer
     from pytest_edgeq.tflite.subgraph import Subgraph, Tensor
 
 __all__ = ["verify_tensors"]

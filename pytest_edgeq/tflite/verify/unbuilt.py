@@ -10,7 +10,7 @@ import numpy as np
 from pytest_edgeq.tflite.verify.flexbuffer import is_flexbuffer
 
 if TYPE_CHECKING:
-    from pytest_edgeq.tflite.source import Buffer
+    from pytest_edgeq.tflite.mapped import Buffer
 
 __all__ = ["problem_unbuilt"]
 

@@ -1,0 +1,57 @@
+"""A file as bytes that are mapped, never read whole."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import TypeAlias
+
+__all__ = ["Buffer", "MappedFile"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+Buffer: TypeAlias = "bytes | MappedFile"
+
+
+class MappedFile(mmap.mmap):
+    """
+    A file mapped for reading, that knows when it is no longer what was opened.
+
+    Whoever overwrites a mapped file changes it under the reader, and one that is cut short kills
+    the process that reads on.
+    """
+
+    path: Path
+    _stamp: tuple[int, int, int]
+
+    @classmethod
+    def open(cls, path: Path) -> MappedFile:
+        """Map a file."""
+        with path.open("rb") as file:
+            mapped = cls(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # Another working directory must not lead to another file.
+        mapped.path = path.absolute()
+        mapped._stamp = _stamp(mapped.path)
+        return mapped
+
+    def check(self) -> None:
+        """
+        Check that the file is still the one that was opened.
+
+        Raises:
+            FileNotFoundError: It is gone.
+            ValueError: It was written anew.
+        """
+        if not self.path.exists():
+            raise FileNotFoundError(f"{self.path} is gone since it was loaded; keep the file")
+        if _stamp(self.path) != self._stamp:
+            raise ValueError(
+                f"{self.path} was written anew since it was loaded: load it again, or load its "
+                "bytes (path.read_bytes()) if it is meant to change"
+            )
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
