@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -62,7 +63,9 @@ class _Modules:
 
 
 def _is_of_a_project(name: str) -> bool:
-    module = sys.modules[name]
+    module: ModuleType | None = sys.modules[name]
+    if module is None:
+        return True  # it keeps a library from being imported
     if getattr(module, "__spec__", None) is None:
         # Nothing has imported it: a library has made it, or a project in place of one of ours.
         return name.startswith("pytest_edgeq")
