@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
 from collections.abc import Mapping
@@ -29,8 +30,13 @@ TRIED: Mapping[str, tuple[str, ...]] = {
 """Releases that pytest-edgeq was run with, by their first two numbers."""
 
 
+@functools.cache
 def version_of(distribution: str) -> str | None:
-    """Return the installed version of a distribution; None if it is not installed."""
+    """
+    Return the installed version of a distribution; None if it is not installed.
+
+    It is read once a process: to parse the metadata of all takes as long as the rest of a header.
+    """
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
