@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_edgeq.executors.pickled import packed
 from pytest_edgeq.sample_source import SampleSource
 
 __all__ = ["Chunk", "Chunks", "SampleError", "chunk_size"]
@@ -122,7 +122,12 @@ class Chunks:
         return len(self.inputs) if isinstance(self.inputs, SampleSource) else None
 
     def take(self, size: int) -> Chunk | None:
-        """Return the next chunk, of so many samples at the most; None where there are no more."""
+        """
+        Return the next chunk, of so many samples at the most; None where there are no more.
+
+        Raises:
+            CannotTravelError: A label cannot be pickled.
+        """
         start = self.next_index
         if isinstance(self.inputs, SampleSource):
             stop = min(start + size, len(self.inputs))
@@ -130,9 +135,9 @@ class Chunks:
             return Chunk(start, stop, None) if stop > start else None
         if self._is_over:
             return None
-        packed: list[bytes] = []
+        samples: list[bytes] = []
         n_bytes = 0
-        while len(packed) < size and n_bytes < _MOST_BYTES:
+        while len(samples) < size and n_bytes < _MOST_BYTES:
             try:
                 sample = next(self.inputs)
             except StopIteration:
@@ -142,8 +147,8 @@ class Chunks:
                 self._is_over, self.error = True, error
                 break
             self.on_read(sample)
-            packed.append(pickle.dumps(sample))
-            n_bytes += len(packed[-1])
+            samples.append(packed(sample, start + len(samples)))
+            n_bytes += len(samples[-1])
             del sample  # before the next one is made
-        self.next_index = start + len(packed)
-        return Chunk(start, self.next_index, tuple(packed)) if packed else None
+        self.next_index = start + len(samples)
+        return Chunk(start, self.next_index, tuple(samples)) if samples else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import site
 import sys
 import sysconfig
@@ -17,12 +18,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
-__all__ = ["CannotTravelError", "pickled"]
+from pytest_edgeq.samples import is_tensor
+
+__all__ = ["CannotTravelError", "packed", "pickled"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -48,16 +52,48 @@ def pickled(value: Any, what: str, fix: str) -> bytes:
     Raises:
         CannotTravelError: It cannot be pickled, or holds an open file.
     """
-    stream = io.BytesIO()
     try:
         with _by_value():
-            _Pickler(stream).dump(value)
+            return _dumped(_Pickler, value)
     except Exception as error:  # of whatever the object holds
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CannotTravelError(
-            f"executor: {what} cannot travel to a worker: {first[:_MOST_TOLD]}\nfix: {fix}"
-        ) from error
+        raise _cannot(what, fix, error) from error
+
+
+def packed(item: Any, index: int) -> bytes:
+    """
+    Return the pickle of a sample, or of a pair of a sample and its label.
+
+    Of a tensor that is a view its own elements travel, not all that it is a view of.
+
+    Args:
+        item: Any object.
+        index: Of the sample, for texts.
+
+    Raises:
+        CannotTravelError: As `pickled` does.
+    """
+    try:
+        try:
+            return _dumped(_ItemPickler, item)
+        except _UsersOwnError:  # to find the user's modules takes longer than most samples
+            with _by_value():
+                return _dumped(_LabelPickler, item)
+    except Exception as error:  # of whatever a label holds
+        fix = "give tensors, arrays, numbers, or objects that can be pickled"
+        raise _cannot(f"sample {index}, or its label,", fix, error) from error
+
+
+def _dumped(pickler: type[_Pickler], value: Any) -> bytes:
+    stream = io.BytesIO()
+    pickler(stream).dump(value)
     return stream.getvalue()
+
+
+def _cannot(what: str, fix: str, error: Exception) -> CannotTravelError:
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return CannotTravelError(
+        f"executor: {what} cannot travel to a worker: {first[:_MOST_TOLD]}\nfix: {fix}"
+    )
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, no-any-unimported, unused-ignore] # untyped
@@ -69,6 +105,37 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, no-any-unimported, un
             name = getattr(obj, "name", None)
             raise TypeError(f"an open file{'' if name is None else f', {name!r}'}")
         return super().reducer_override(obj)
+
+
+class _UsersOwnError(Exception):
+    """A pickle would name a class or a function of the user's modules."""
+
+
+class _LabelPickler(_Pickler):
+    """Sends of a tensor its own elements, not all that it is a view of."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if is_tensor(obj) and not isinstance(obj, np.ndarray) and _is_view(obj):
+            return obj.detach().clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return super().reducer_override(obj)
+
+
+class _ItemPickler(_LabelPickler):
+    """Leaves what has to travel by value to another one."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, FunctionType)):
+            path = getattr(sys.modules.get(obj.__module__), "__file__", None)
+            if path is not None and _is_users(obj.__module__, path):
+                raise _UsersOwnError
+        return super().reducer_override(obj)
+
+
+def _is_view(tensor: Any) -> bool:
+    """Whether a tensor is a part of a larger one, all of which torch would pickle."""
+    if tensor.is_sparse or tensor.is_quantized:
+        return False
+    return bool(tensor.untyped_storage().nbytes() > tensor.nbytes)
 
 
 _REGISTRY = threading.RLock()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.assertions.scoring import metric
-from pytest_edgeq.executors import chunks
+from pytest_edgeq.executors import chunks, worker
 from pytest_edgeq.failed_samples import attached_samples
 from tests.executors.conftest import AtOnce
 
@@ -109,3 +111,48 @@ def test_the_executor_of_the_session_serves_its_models(
     expected = _text(loaded, pairs, right, None).replace("ResidualNet", "")
     assert executor.count
     assert expected == _text(quantized, pairs, right, None).replace("ResidualNet", "")
+
+
+@dataclasses.dataclass
+class _Label:
+    value: int
+
+
+class _Elsewhere(AtOnce):
+    """Workers that cannot import the module of the test."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a task without it."""
+        module = sys.modules.pop(__name__)
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            sys.modules[__name__] = module
+
+
+def test_labels_of_a_test_module_travel(
+    quantized: QuantizedModel, pairs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By value, as the metric does, to workers that lack the module."""
+    monkeypatch.setattr(sys, "path", [])
+
+    class Local(_Label):
+        pass
+
+    kinds = (_Label, Local)
+    labelled = [(s, kinds[i % 2](int(label))) for i, (s, label) in enumerate(pairs)]
+
+    def metric(outputs: Any, label: Any) -> bool:
+        return isinstance(label, _Label) and int(outputs.argmax(-1)) == label.value
+
+    alone = _text(quantized, labelled, metric, None)
+    assert _text(quantized, labelled, metric, _Elsewhere(2)) == alone
+    worker.forget()
+
+
+def test_a_label_that_cannot_travel_is_told(quantized: QuantizedModel, pairs: list[Any]) -> None:
+    """With the index of its sample."""
+    labelled = [*pairs[:2], (pairs[2][0], (each for each in [1]))]
+    with pytest.raises(TypeError, match=r"sample 2, or its label, cannot travel to a worker: "):
+        assert_accuracy_drop(quantized, labelled, lambda *_: True, 0.5, executor=AtOnce(2))
+    worker.forget()

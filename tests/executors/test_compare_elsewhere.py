@@ -410,6 +410,24 @@ def test_what_is_no_executor_is_refused(quantized: QuantizedModel, given: list[A
             Edgeq(executor=wrong)
 
 
+def test_a_view_travels_without_what_it_is_a_part_of(
+    quantized: QuantizedModel, given: list[Any]
+) -> None:
+    """Samples that are cut from one tensor."""
+    sizes: list[int] = []
+
+    class Weighing(AtOnce):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            sizes.extend(map(len, args[0].samples))
+            return super().submit(fn, *args, **kwargs)
+
+    parts = torch.split(torch.cat([sample[0] for sample in given]), 1)
+    alone = told(Edgeq().compare(quantized, parts))
+    assert told(Edgeq().compare(quantized, parts, executor=Weighing(1))) == alone
+    assert max(sizes) < 2 * parts[0].nbytes
+    worker.forget()
+
+
 def test_settings_of_torch_travel(quantized: QuantizedModel, given: list[Any]) -> None:
     """A worker whose kernels are set otherwise uses the client's, and gets its own back."""
     mkldnn: Any = torch.backends.mkldnn
