@@ -7,19 +7,27 @@ An engine says how many tasks can run at a time, and brings parcels to the worke
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
+import uuid
 from concurrent.futures import Executor, Future
 from typing import Any
 
 from pytest_edgeq.executors.parcel import Label, Parcel, Shelf
-from pytest_edgeq.executors.tasks import Answer, Task
-from pytest_edgeq.executors.worker import run_chunk
+from pytest_edgeq.executors.tasks import Answer, ExecutorError, Task
+from pytest_edgeq.executors.worker import run_chunk, run_on_dask
 from pytest_edgeq.parallel import available_cores
 
 __all__ = ["DaskEngine", "Engine", "engine_for"]
 
 _REFRESH_SECONDS = 5.0
 """After so many the number of a cluster's workers is asked for again."""
+
+_NOBODY_SECONDS = 60.0
+"""How long a cluster may have no worker."""
+
+_MOST_IN_A_TASK = 1 << 16
+"""Bytes of a parcel that goes with a task, by the scheduler; a larger one is scattered."""
 
 
 class Engine:
@@ -54,6 +62,12 @@ class Engine:
         """Run a task."""
         return self.executor.submit(run_chunk, task)
 
+    def heard(self, answer: Answer) -> None:
+        """Note that a worker has answered."""
+
+    def resend(self) -> None:
+        """Let parcels travel by another way: a task that they were attached to may hang."""
+
     def renew(self) -> bool:
         """Return whether the executor runs tasks again behind one that broke it."""
         renew = getattr(self.executor, "renew", None)
@@ -74,7 +88,10 @@ class Engine:
 
 class DaskEngine(Engine):
     """
-    dask.distributed: parcels are scattered to all workers, and later ones get them from these.
+    dask.distributed: a large parcel is scattered, and workers that lack it get it from each other.
+
+    Tasks do not depend on parcels that their workers have: dask keeps data that nobody waits for on
+    one worker alone, which may be slow, or hang.
 
     Args:
         executor: Of `Client.get_executor()`.
@@ -85,27 +102,83 @@ class DaskEngine(Engine):
         self._client = executor._client
         self._scattered: dict[str, Any] = {}
         self._workers = (0, -_REFRESH_SECONDS)
+        self._seen = time.monotonic()
+        self._place = ""
 
     @property
     def workers(self) -> int:
-        """How many threads the cluster has."""
+        """
+        How many threads the cluster has; 1 while there is none.
+
+        Raises:
+            ExecutorError: There has been none for a minute, or the scheduler is gone.
+        """
         count, asked = self._workers
-        if time.monotonic() - asked > _REFRESH_SECONDS:
-            count = sum(self._client.nthreads().values())
-            self._workers = count, time.monotonic()
+        now = time.monotonic()
+        if now - asked > _REFRESH_SECONDS:
+            count = self._count()
+            if asked < 0 or count:
+                self._seen = now
+            self._workers = count, now
+        if not count and now - self._seen > _NOBODY_SECONDS:
+            raise ExecutorError(
+                f"executor: expected workers of {self._client.scheduler.address}, got none for "
+                f"{_NOBODY_SECONDS:.0f} s\n"
+                "cause: no worker has joined the scheduler, or all have ended: one that lacks "
+                "pytest-edgeq ends with its first task\n"
+                f"fix: dask worker {self._client.scheduler.address}, where the client's release of "
+                "pytest-edgeq is installed"
+            )
         return max(count, 1)
 
+    def _count(self) -> int:
+        try:
+            return sum(self._client.nthreads().values())
+        except (OSError, TimeoutError) as error:
+            raise ExecutorError(
+                f"executor: expected an answer of the scheduler {self._client.scheduler.address}, "
+                f"got {type(error).__name__}: {error}\n"
+                "cause: it has ended, or the network to it is down"
+            ) from error
+
     def label(self, parcel: Parcel) -> Label:
-        """Scatter a parcel, once."""
-        known = self._scattered.get(parcel.key)
-        if known is None or known.status not in ("finished", "pending"):
-            self._scattered[parcel.key] = self._client.scatter(parcel.content, broadcast=True)
+        """Return the label of a parcel, which is sent to workers that say that they lack it."""
         return Label(parcel.key, "")
 
     def submit(self, task: Task) -> Future[Answer]:
-        """Run a task on a worker, which has the parcels by then."""
-        parcels = [self._scattered[each.key] for each in (task.model, task.job)]
-        return self.executor.submit(run_chunk, task, *parcels)
+        """Run a task on a worker, which has the parcels that are attached by then."""
+        model, scattered_model = self._carried(task.model)
+        job, scattered_job = self._carried(task.job)
+        task = dataclasses.replace(task, model=model, job=job)
+        # dask takes equal calls for one, but a second run of a late chunk has to be one of its own.
+        name = uuid.uuid4().hex
+        return self.executor.submit(run_on_dask, name, task, scattered_model, scattered_job)
+
+    def _carried(self, label: Label) -> tuple[Label, Any]:
+        """Return a label as it goes with a task, and what dask brings to its worker."""
+        if label.content is None or len(label.content) <= _MOST_IN_A_TASK:
+            return label, None
+        known = self._scattered.get(label.key)
+        bare = dataclasses.replace(label, content=None)
+        if known is None or known.status not in ("finished", "pending"):
+            place, self._place = self._place, ""
+            if not place:
+                return bare, None  # whoever runs the task answers that it lacks it
+            try:
+                # To one that has just answered. With a name of its own, as what hangs has another.
+                known = self._client.scatter(label.content, workers=[place], hash=False)
+            except (OSError, KeyError, TimeoutError):  # of a worker that has gone by now
+                return bare, None
+            self._scattered[label.key] = known
+        return bare, known
+
+    def heard(self, answer: Answer) -> None:
+        """Note which worker is there to take what is scattered next."""
+        self._place = answer.place
+
+    def resend(self) -> None:
+        """Scatter anew, to another worker than one that may hang."""
+        self._scattered.clear()
 
     def renew(self) -> bool:
         """Scatter anew what went with the workers that had it."""

@@ -50,7 +50,7 @@ _MOST_LOSSES = 10
 """How often a chunk is begun anew because the workers that had the model died before it ran."""
 
 _LATE = 4.0
-"""How many times as long as expected a chunk takes before it is run a second time."""
+"""How many times as long as expected a chunk takes before it is run a second time, too."""
 
 _LATE_SECONDS = 5.0
 """Seconds that it has in any case: a worker that has just started loads torch and the model."""
@@ -156,7 +156,7 @@ class Stream:
         self._suspects = [each for each in self._suspects if not each.is_done]
         # Of several chunks that a pool broke with, only one alone shows that it is to blame.
         limit = 1 if self._suspects else _IN_FLIGHT * workers
-        while len(self._in_flight) < limit:
+        while len({each for each in self._in_flight.values() if not each.is_done}) < limit:
             chunk = self._next(chunks, workers, extra)
             if chunk is None:
                 return
@@ -200,14 +200,16 @@ class Stream:
         now = time.monotonic()
         for chunk in self._in_flight.values():
             expected = self._seconds * (chunk.stop - chunk.start) * _IN_FLIGHT
-            is_late = now - chunk.since > max(_LATE * expected, _LATE_SECONDS)
-            if is_late and chunk.copies == 1 and not chunk.is_done:
-                return chunk
+            allowed = max(_LATE * expected, _LATE_SECONDS) * 2 ** (chunk.copies - 1)
+            if now - chunk.since > allowed and not chunk.is_done:
+                return chunk  # again, each time later: the engine may have sent it to the same one
         return None
 
     def _submit(self, chunk: Chunk) -> None:
         assert self._labels is not None, "unreachable because run has made them"
         model, job = self._labels
+        if chunk.copies and chunk.attached:
+            self.engine.resend()
         task = Task(
             release(),
             self._attached(model, self.model, chunk),
@@ -222,7 +224,11 @@ class Stream:
             future = self.engine.submit(task)
         except Exception as error:  # of a pool that has broken by now
             if not _is_death(error):
-                raise
+                raise ExecutorError(
+                    f"executor: {chunk.told}: expected an executor that takes tasks, got "
+                    f"{type(error).__name__}: {error}\n"
+                    "fix: pass one that has not been shut down"
+                ) from error
             self._bury(chunk, error)
             return
         chunk.copies += 1
@@ -251,6 +257,7 @@ class Stream:
                 ) from error
             self._bury(chunk, error)
             return
+        self.engine.heard(answer)
         if answer.missing:
             self._unseeded.add(answer.worker)
             chunk.attached = answer.missing

@@ -131,6 +131,7 @@ class Answer:
         content: A pickle of what was measured.
         failure: The first sample that failed.
         changed: Whether the reference changed while it was called.
+        place: The worker's address, where the engine has one.
     """
 
     worker: str
@@ -140,6 +141,7 @@ class Answer:
     content: bytes = b""
     failure: Failure | None = None
     changed: bool = False
+    place: str = ""
 
 
 def release() -> str:

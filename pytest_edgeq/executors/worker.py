@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import platform
@@ -19,7 +20,7 @@ from pytest_edgeq.executors.tasks import Answer, Job, Station, Task, packed_fail
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
 
-__all__ = ["forget", "run_chunk"]
+__all__ = ["forget", "run_chunk", "run_on_dask"]
 
 _MOST_KEPT = 4
 """Parcels of one kind that a worker keeps open, each with the weights of a model."""
@@ -123,13 +124,14 @@ def forget() -> None:
     _JOBS.clear()
 
 
-def run_chunk(task: Task, *contents: bytes) -> Answer:
+def run_chunk(task: Task, of_model: bytes | None = None, of_job: bytes | None = None) -> Answer:
     """
     Measure a chunk of samples.
 
     Args:
         task: Says which.
-        contents: Of both parcels, where the engine has brought them.
+        of_model: Content of the model's parcel, where the engine has brought it.
+        of_job: Content of the job's.
 
     Raises:
         RuntimeError: The worker has another release of pytest-edgeq or of Python.
@@ -143,7 +145,6 @@ def run_chunk(task: Task, *contents: bytes) -> Answer:
             f"the worker {worker} has {release()}, expected {task.version} as on the client: "
             "install the same releases there"
         )
-    of_model, of_job = contents or (None, None)
     model, job = _MODELS.get(task.model, of_model), _JOBS.get(task.job, of_job)
     missing = {label.key for label, got in ((task.model, model), (task.job, job)) if got is None}
     if missing:
@@ -181,3 +182,19 @@ def run_chunk(task: Task, *contents: bytes) -> Answer:
         content=pickle.dumps(found),
         changed=_state(model.quantized) != model.state,
     )
+
+
+def run_on_dask(name: str, task: Task, of_model: bytes | None, of_job: bytes | None) -> Answer:
+    """
+    Do as `run_chunk` does, on a worker of dask, which has an address.
+
+    Args:
+        name: Of this call alone.
+        task: Says which samples.
+        of_model: Content of the model's parcel, where dask has brought it.
+        of_job: Content of the job's.
+    """
+    from distributed import get_worker
+
+    del name
+    return dataclasses.replace(run_chunk(task, of_model, of_job), place=get_worker().address)

@@ -483,6 +483,16 @@ def test_the_parcel_of_a_model_is_made_once(quantized: QuantizedModel, given: li
     worker.forget()
 
 
+def test_an_executor_that_is_shut_down_is_told(
+    quantized: QuantizedModel, given: list[Any], threads: Threads
+) -> None:
+    """In place of the bare error that it raises."""
+    executor = threads(1)
+    executor.shutdown()
+    with pytest.raises(RuntimeError, match=r"executor: sample 0: .*\nfix: pass one that has not"):
+        Edgeq().compare(quantized, given, executor=executor)
+
+
 class _Dying(AtOnce):
     """Raises what an engine raises whose worker died, the first few times that it is asked."""
 
@@ -527,27 +537,31 @@ def test_what_was_lost_with_other_workers_is_sent_again(
 def test_a_slow_worker_does_not_hold_the_others_up(
     quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it has not answered in time is run by another one, and its own answer counts no more."""
+    """
+    What it has not answered in time is run by another one, and its own answer counts no more.
+
+    The engine may give the slow one the second run, too.
+    """
     monkeypatch.setattr(stream, "_LATE_SECONDS", 0.05)
     alone = told(Edgeq().compare(quantized, given))
     stuck, over = list[int](), threading.Event()
 
     class Slow(ThreadPoolExecutor):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            is_stuck = args[0].start == 1 and not stuck
+            is_stuck = args[0].start == 1 and len(stuck) < 2
             if is_stuck:
                 stuck.append(args[0].start)
 
             def run() -> Any:
                 if is_stuck:
-                    over.wait(20)
+                    assert over.wait(20), "its answer was waited for"
                 return fn(*args, **kwargs)
 
             return super().submit(run)
 
-    with Slow(3) as executor:
+    with Slow(4) as executor:
         assert told(Edgeq().compare(quantized, given, executor=executor)) == alone
         assert not over.is_set()
         over.set()
-    assert stuck == [1]
+    assert stuck == [1, 1]
     worker.forget()

@@ -77,7 +77,7 @@ def alone(quantized: QuantizedModel, many: list[Any]) -> list[Any]:
     return told(Edgeq().compare(quantized, many))
 
 
-def test_dask_with_a_worker_killed_in_mid_run(
+def test_dask_with_a_worker_that_hangs_and_is_killed_in_mid_run(
     quantized: QuantizedModel, many: list[Any], alone: list[Any], tmp_path: Path
 ) -> None:
     """Two workers, then one: the figures are those of one process, to the last bit."""
@@ -89,6 +89,11 @@ def test_dask_with_a_worker_killed_in_mid_run(
         whole = Edgeq().compare(quantized, many, executor=executor)
         assert told(whole) == alone
         assert sum(each.processes for each in whole.machines) == 2
+
+        # A worker that hangs, which may be the only one that dask has left the model with.
+        workers[0].send_signal(signal.SIGSTOP)
+        assert told(Edgeq().compare(quantized, many, executor=executor)) == alone
+        workers[0].send_signal(signal.SIGCONT)
 
         def generator() -> Iterator[Any]:
             for index, sample in enumerate(many):
