@@ -338,7 +338,7 @@ class _Gate:
         return machines or ()
 
     def _look_at_failed(
-        self, chunk: Chunk, error: Exception, index: int, by: CheckingElsewhere, pass_: _Pass
+        self, chunk: Chunk, error: BaseException, index: int, by: CheckingElsewhere, pass_: _Pass
     ) -> None:
         """Measure the samples of a chunk here, up to the one that failed."""
         pass_.comparer.count = chunk.start

@@ -92,7 +92,7 @@ class SampleError(Exception):
         chunk: That it is in; None where it could not be read.
     """
 
-    def __init__(self, error: Exception, index: int, chunk: Chunk | None) -> None:
+    def __init__(self, error: BaseException, index: int, chunk: Chunk | None) -> None:
         super().__init__(str(error))
         self.error, self.index, self.chunk = error, index, chunk
 

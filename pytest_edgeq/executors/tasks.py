@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import io
 import pickle
 import platform
+import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_edgeq.executors.parcel import Label
@@ -26,6 +33,9 @@ __all__ = [
     "packed_failure",
     "unpacked",
 ]
+
+
+_PACKAGE = str(Path(__file__).parent.parent)
 
 
 class ExecutorError(RuntimeError):
@@ -109,12 +119,14 @@ class Failure:
         index: Of the sample.
         error: A pickle of the exception; None where it cannot be pickled.
         text: Its class and its text.
+        where: The user's lines that raised it, as in a traceback; empty where none did.
         is_reading: Whether reading the sample raised it, and not measuring it.
     """
 
     index: int
     error: bytes | None
     text: str
+    where: str
     is_reading: bool = False
 
 
@@ -150,19 +162,45 @@ def release() -> str:
     return f"pytest-edgeq {version_of('pytest-edgeq')} on Python {python}"
 
 
-def packed_failure(index: int, error: Exception, *, is_reading: bool = False) -> Failure:
-    """Pack an exception, as far as it can be pickled."""
+def packed_failure(index: int, error: BaseException, *, is_reading: bool = False) -> Failure:
+    """Pack an exception, as far as it can be pickled, and where the user's code raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [place for place, each in enumerate(frames) if each.filename.startswith(_PACKAGE)]
+    where = "".join(traceback.format_list(frames[ours[-1] + 1 :] if ours else frames)).rstrip()
+    stream = io.BytesIO()
     try:
-        content: bytes | None = pickle.dumps(error)
-        pickle.loads(content or b"")
-    except Exception:  # an exception of the user's own
+        _ErrorPickler(stream).dump(error)
+        content: bytes | None = stream.getvalue()
+    except Exception:  # of what an exception of the user's own holds
         content = None
-    return Failure(index, content, f"{type(error).__name__}: {error}", is_reading)
+    return Failure(index, content, f"{type(error).__name__}: {error}", where, is_reading)
 
 
-def unpacked(failure: Failure) -> Exception:
-    """Return the exception; a RuntimeError of the same text where it could not be pickled."""
-    if failure.error is None:
-        return RuntimeError(failure.text)
-    error: Exception = pickle.loads(failure.error)
+class _ErrorPickler(pickle.Pickler):
+    """Names classes of exceptions, also those that came here by value."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and issubclass(obj, BaseException):
+            return _class_named, (obj.__module__, obj.__qualname__)
+        return NotImplemented
+
+
+def _class_named(module: str, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def unpacked(failure: Failure) -> BaseException:
+    """
+    Return the exception, with a note of where it was raised.
+
+    Returns:
+        A RuntimeError of the same text where this process cannot make it: of a class that is local
+        to a function, for instance.
+    """
+    error: BaseException = RuntimeError(failure.text)
+    if failure.error is not None:
+        with contextlib.suppress(Exception):
+            error = pickle.loads(failure.error)
+    if failure.where and sys.version_info >= (3, 11):
+        error.add_note(f"raised on a worker, of sample {failure.index}:\n{failure.where}")
     return error

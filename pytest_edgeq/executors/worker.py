@@ -171,7 +171,10 @@ def run_chunk(task: Task, of_model: bytes | None = None, of_job: bytes | None = 
     try:
         with on_one_thread(), applied(model.settings), model.station(task.job.key, job) as station:
             found = station.run(numbered(), task.extra)
-    except Exception as error:  # of the sample, the file or the reference: the client raises it
+    except KeyboardInterrupt:
+        raise
+    # Of the sample, the file or the reference: the client raises it. pytest.fail is no Exception.
+    except BaseException as error:
         failure = packed_failure(reached, error, is_reading=is_reading)
         return Answer(worker, machine, failure=failure)
     seconds = time.perf_counter() - started

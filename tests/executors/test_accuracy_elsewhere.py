@@ -156,3 +156,42 @@ def test_a_label_that_cannot_travel_is_told(quantized: QuantizedModel, pairs: li
     with pytest.raises(TypeError, match=r"sample 2, or its label, cannot travel to a worker: "):
         assert_accuracy_drop(quantized, labelled, lambda *_: True, 0.5, executor=AtOnce(2))
     worker.forget()
+
+
+class _OwnError(Exception):
+    pass
+
+
+def test_what_the_users_code_raises_is_raised_here(
+    quantized: QuantizedModel, pairs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its own class, with the lines that raised it; a class in a function by its text."""
+    monkeypatch.setattr(sys, "path", [])
+
+    class LocalError(Exception):
+        pass
+
+    def raising(error: BaseException) -> Callable[[Any, Any], bool]:
+        def metric(outputs: Any, label: Any) -> bool:
+            if label == 7:
+                raise error
+            return True
+
+        return metric
+
+    labelled = [(sample, index) for index, (sample, _) in enumerate(pairs)]
+    kinds: dict[type[BaseException], type[BaseException]] = {
+        _OwnError: _OwnError,
+        LocalError: RuntimeError,
+        SystemExit: SystemExit,
+        type(pytest.fail.Exception("")): RuntimeError,
+    }
+    for kind, expected in kinds.items():
+        metric = raising(kind("no label"))
+        with pytest.raises(expected, match="no label") as error:
+            assert_accuracy_drop(quantized, labelled, metric, 0.5, executor=_Elsewhere(2))
+        if sys.version_info >= (3, 11):
+            (note,) = error.value.__notes__
+            assert note.startswith("raised on a worker, of sample 7:\n")
+            assert "in metric" in note
+    worker.forget()
