@@ -250,6 +250,13 @@ class Stream:
         except (Exception, CancelledError) as error:
             if chunk.is_done:
                 return
+            if lacking := _lacking(error):
+                raise ExecutorError(
+                    f"executor: {chunk.told}: expected a worker that reads its task, got "
+                    f"{lacking}\n"
+                    "fix: install there what the client has, in the same releases: pytest-edgeq, "
+                    "and what the reference, the metric or the factory needs"
+                ) from error
             if not _is_death(error):
                 raise ExecutorError(
                     f"executor: {chunk.told}: expected what a worker measured, got "
@@ -343,6 +350,19 @@ def _told(chunk: Chunk, worker: object, said: str) -> str:
         "machine has too little memory\n"
         f"fix: measure {chunk.told} in this process, without an executor, to see it"
     )
+
+
+def _lacking(error: BaseException) -> str:
+    """What a worker could not import, as it says itself; empty where that is not what it says."""
+    told: BaseException | None = error
+    while told is not None:
+        if isinstance(told, ImportError):
+            return f"{type(told).__name__}: {told}"
+        for line in str(told).splitlines():  # of a traceback, which loky attaches
+            if line.startswith(("ModuleNotFoundError: ", "ImportError: ")):
+                return line
+        told = told.__cause__
+    return ""
 
 
 def _names(error: BaseException) -> set[str]:

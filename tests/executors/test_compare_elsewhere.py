@@ -517,6 +517,16 @@ def test_a_pool_that_breaks_is_told(quantized: QuantizedModel, given: list[Any])
     assert "--edgeq-executor=processes:N" in str(error.value)
 
 
+def test_a_worker_that_lacks_a_package_is_told(quantized: QuantizedModel, given: list[Any]) -> None:
+    """Not as one that died: loky says that its pool broke, with the worker's traceback."""
+    broken = BrokenProcessPool("A task has failed to un-serialize.")
+    said = "ModuleNotFoundError: No module named 'pytest_edgeq'"
+    broken.__cause__ = Exception(f'"""\nTraceback (most recent call last):\n{said}\n"""')
+    for error in (broken, ModuleNotFoundError("No module named 'pytest_edgeq'")):
+        with pytest.raises(RuntimeError, match=rf"reads its task, got {said}\nfix: install there"):
+            Edgeq().compare(quantized, given, executor=_Dying([error]))
+
+
 def test_what_was_lost_with_other_workers_is_sent_again(
     quantized: QuantizedModel, given: list[Any]
 ) -> None:
