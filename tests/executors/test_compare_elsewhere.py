@@ -6,8 +6,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ import torch
 from torch import nn
 
 from fixtures.models import ResidualNet, seeded
-from fixtures.tflite import make, stacks
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.compare import compare
-from pytest_edgeq.executors import chunks, stream, worker
+from pytest_edgeq.executors import chunks, worker
 from pytest_edgeq.executors.carriers import Engine
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.report.journal import Journal
@@ -139,80 +137,6 @@ def test_what_makes_no_source_is_refused() -> None:
         Edgeq.samples(list, -1)
 
 
-@pytest.mark.parametrize("held", ["file", "lock"])
-def test_a_reference_that_cannot_travel_is_refused_before_anything_runs(
-    held: str, quantized: QuantizedModel, tmp_path: Path
-) -> None:
-    """A lambda over an open file, whose content pickling would copy, and one over a lock."""
-    path = tmp_path / "weights"
-    path.write_text("1")
-    with path.open() as file:
-        handle: Any = file if held == "file" else threading.Lock()
-        calls: list[Any] = []
-
-        def reference(x: Any) -> Any:
-            calls.append(handle)
-            return x
-
-        loaded = Edgeq().load(quantized.tflite, reference=lambda x: reference(x))
-        executor = AtOnce(1)
-        with pytest.raises(TypeError, match=r"the reference .*lambda.* cannot travel") as error:
-            Edgeq().compare(loaded, iter([]), executor=executor)
-    assert not executor.count
-    assert not calls
-    assert "fix: " in str(error.value)
-    assert max(map(len, str(error.value).splitlines())) <= 160
-
-
-def test_a_factory_or_runtime_that_cannot_travel_is_refused(
-    quantized: QuantizedModel, given: list[Any]
-) -> None:
-    """A generator in a factory; a runtime of the user's own that holds a lock."""
-    executor, lock = AtOnce(1), threading.Lock()
-    Edgeq().compare(quantized, given[:1], executor=executor)
-    count = executor.count
-    generator = (each for each in given)
-    source = Edgeq.samples(lambda indices: [next(generator) for _ in indices], len(given))
-    with pytest.raises(TypeError, match="the factory of the samples cannot travel"):
-        Edgeq().compare(quantized, source, executor=executor)
-    runner: Any = lambda path, signature: lock  # noqa: E731 # a lambda is what users write
-    own = Edgeq(runtimes={"mine": runner})
-    loaded = own.load(quantized.tflite, reference=quantized.float_model)
-    with pytest.raises(TypeError, match="the runtime 'mine' cannot travel"):
-        own.compare(loaded, given, runtime="mine", executor=executor)
-    assert executor.count == count
-    worker.forget()
-
-
-def test_a_file_that_was_looked_at_here_travels(threads: Threads) -> None:
-    """What this process has read of a mapped file stays here."""
-    path, model = make.CONVERTED / "nested.int8.tflite", stacks.build("nested")
-    inputs = [stacks.MODELS["nested"][1]] * 3
-    loaded = Edgeq().load(path, reference=model)
-    assert any(entry.module for entry in loaded.op_dtypes)
-    alone = told(Edgeq().compare(loaded, inputs))
-    assert told(Edgeq().compare(loaded, inputs, executor=threads(2))) == alone
-
-
-def test_a_runtime_of_the_users_own_travels(
-    quantized: QuantizedModel, given: list[Any], threads: Threads
-) -> None:
-    """It is opened on the workers; figures are the same."""
-
-    def runner(path: Path, signature: str | None) -> Callable[..., Any]:
-        from ai_edge_litert.interpreter import Interpreter
-
-        run = Interpreter(str(path)).get_signature_runner(signature)
-        return lambda inputs: run(**inputs)
-
-    session = Edgeq(runtimes={"mine": runner})
-    loaded = session.load(quantized.tflite, reference=quantized.float_model)
-    alone = session.compare(loaded, given, runtime="mine")
-    elsewhere = session.compare(loaded, given, runtime="mine", executor=threads(2))
-    assert told(elsewhere) == told(alone)
-    session.close()
-
-
 class _Counting(nn.Module):
     """A forward that depends on how often it was called."""
 
@@ -268,57 +192,6 @@ def test_a_reference_that_changes_later_is_an_error(
     loaded = Edgeq().load(quantized.tflite, reference=reference)
     with pytest.raises(RuntimeError, match=r"the reference changed on the worker"):
         Edgeq().compare(loaded, given, executor=threads(2))
-
-
-@pytest.mark.parametrize("kind", ["function", "module"])
-def test_references_of_a_test_module_travel(
-    kind: str, quantized: QuantizedModel, given: list[Any], threads: Threads
-) -> None:
-    """A function of arrays, and a module that torch cannot export."""
-    net = seeded(ResidualNet)
-
-    class Branching(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            return net(x) if x.sum() > 0 else net(x) * 1.0
-
-    def function(x: Any) -> Any:
-        return net(torch.as_tensor(x)).detach().numpy()
-
-    reference = function if kind == "function" else Branching().eval()
-    loaded = Edgeq().load(quantized.tflite, reference=reference)
-    alone = told(Edgeq().compare(loaded, given))
-    assert told(Edgeq().compare(loaded, given, executor=threads(3))) == alone
-
-
-class _Elsewhere(AtOnce):
-    """Workers that share no directory with the client."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a task whose labels have no path."""
-        task = args[0]
-        labels = {
-            name: dataclasses.replace(getattr(task, name), path="") for name in ("model", "job")
-        }
-        return super().submit(fn, dataclasses.replace(task, **labels), **kwargs)
-
-
-def test_parcels_are_sent_once_to_a_worker_that_cannot_read_them(
-    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not once a chunk."""
-    worker.forget()
-    streams: list[stream.Stream] = []
-    run = stream.Stream.run
-
-    def noted(self: stream.Stream, *args: Any) -> None:
-        streams.append(self)
-        run(self, *args)
-
-    monkeypatch.setattr(stream.Stream, "run", noted)
-    alone = told(Edgeq().compare(quantized, given))
-    assert told(Edgeq().compare(quantized, given, executor=_Elsewhere(2))) == alone
-    assert [each.sent for each in streams] == [2]  # the model and the job
-    worker.forget()
 
 
 class _Watching(Progress):
@@ -398,180 +271,4 @@ def test_a_mixture_of_machines_is_told(
         found = Edgeq().compare(quantized, given, executor=Mixed(2))
     assert len(found.machines) == 2
     assert "CPU features that not all have" in str(told_of[0].message)
-    worker.forget()
-
-
-def test_what_is_no_executor_is_refused(quantized: QuantizedModel, given: list[Any]) -> None:
-    """Names are for sessions."""
-    with pytest.raises(TypeError, match=r"Edgeq\(executor='processes:2'\)"):
-        Edgeq().compare(quantized, given, executor="processes:2")  # type: ignore[arg-type] # wrong on purpose
-    for wrong in ("processes", "processes:0", "dask:", "threads:2"):
-        with pytest.raises(ValueError, match="expected processes:N"):
-            Edgeq(executor=wrong)
-
-
-def test_a_view_travels_without_what_it_is_a_part_of(
-    quantized: QuantizedModel, given: list[Any]
-) -> None:
-    """Samples that are cut from one tensor."""
-    sizes: list[int] = []
-
-    class Weighing(AtOnce):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            sizes.extend(map(len, args[0].samples))
-            return super().submit(fn, *args, **kwargs)
-
-    parts = torch.split(torch.cat([sample[0] for sample in given]), 1)
-    alone = told(Edgeq().compare(quantized, parts))
-    assert told(Edgeq().compare(quantized, parts, executor=Weighing(1))) == alone
-    assert max(sizes) < 2 * parts[0].nbytes
-    worker.forget()
-
-
-def test_settings_of_torch_travel(quantized: QuantizedModel, given: list[Any]) -> None:
-    """A worker whose kernels are set otherwise uses the client's, and gets its own back."""
-    mkldnn: Any = torch.backends.mkldnn
-
-    class Otherwise(AtOnce):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            mkldnn.set_flags(False)
-            torch.set_default_dtype(torch.float64)
-            future = super().submit(fn, *args, **kwargs)
-            assert not mkldnn.enabled
-            assert torch.get_default_dtype() == torch.float64
-            mkldnn.set_flags(True)
-            torch.set_default_dtype(torch.float32)
-            return future
-
-    alone = told(Edgeq().compare(quantized, given))
-    assert told(Edgeq().compare(quantized, given, executor=Otherwise(1))) == alone
-    worker.forget()
-
-
-def test_a_worker_of_another_release_is_refused(
-    quantized: QuantizedModel, given: list[Any]
-) -> None:
-    """Says which it has."""
-
-    class Old(AtOnce):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            return super().submit(fn, dataclasses.replace(args[0], version="pytest-edgeq 0.0"))
-
-    with pytest.raises(RuntimeError, match=r"expected pytest-edgeq 0.0 as on the client"):
-        Edgeq().compare(quantized, given, executor=Old(1))
-
-
-def test_the_parcel_of_a_model_is_made_once(quantized: QuantizedModel, given: list[Any]) -> None:
-    """And anew once a weight has changed, were it by what leaves no trace in torch's versions."""
-    reference = seeded(ResidualNet)
-    loaded = Edgeq().load(quantized.tflite, reference=reference)
-    session, keys = Edgeq(), list[str]()
-
-    class Noting(AtOnce):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            keys.append(args[0].model.key)
-            return super().submit(fn, *args, **kwargs)
-
-    executor = Noting(1)
-    for _ in range(2):
-        session.compare(loaded, given[:2], executor=executor)
-    assert len(set(keys)) == 1
-    next(reference.parameters()).data.mul_(1.5)
-    found = session.compare(loaded, given[:2], executor=executor)
-    assert len(set(keys)) == 2
-    assert told(found) == told(Edgeq().compare(loaded, given[:2]))
-    worker.forget()
-
-
-def test_an_executor_that_is_shut_down_is_told(
-    quantized: QuantizedModel, given: list[Any], threads: Threads
-) -> None:
-    """In place of the bare error that it raises."""
-    executor = threads(1)
-    executor.shutdown()
-    with pytest.raises(RuntimeError, match=r"executor: sample 0: .*\nfix: pass one that has not"):
-        Edgeq().compare(quantized, given, executor=executor)
-
-
-class _Dying(AtOnce):
-    """Raises what an engine raises whose worker died, the first few times that it is asked."""
-
-    def __init__(self, errors: list[BaseException]) -> None:
-        super().__init__(1)
-        self.errors = errors
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Fail, or run a task now."""
-        if not self.errors:
-            return super().submit(fn, *args, **kwargs)
-        future: Future[Any] = Future()
-        future.set_exception(self.errors.pop(0))
-        return future
-
-
-def test_a_pool_that_breaks_is_told(quantized: QuantizedModel, given: list[Any]) -> None:
-    """One of the standard library does not go on: the error names the samples and the way out."""
-    executor = _Dying([BrokenProcessPool("a child process terminated abruptly")])
-    with pytest.raises(RuntimeError, match=r"executor: sample 0: .* the pool broke") as error:
-        Edgeq().compare(quantized, given, executor=executor)
-    assert "--edgeq-executor=processes:N" in str(error.value)
-
-
-def test_a_worker_that_lacks_a_package_is_told(quantized: QuantizedModel, given: list[Any]) -> None:
-    """Not as one that died: loky says that its pool broke, with the worker's traceback."""
-    broken = BrokenProcessPool("A task has failed to un-serialize.")
-    said = "ModuleNotFoundError: No module named 'pytest_edgeq'"
-    broken.__cause__ = Exception(f'"""\nTraceback (most recent call last):\n{said}\n"""')
-    for error in (broken, ModuleNotFoundError("No module named 'pytest_edgeq'")):
-        with pytest.raises(RuntimeError, match=rf"reads its task, got {said}\nfix: install there"):
-            Edgeq().compare(quantized, given, executor=_Dying([error]))
-
-
-def test_what_was_lost_with_other_workers_is_sent_again(
-    quantized: QuantizedModel, given: list[Any]
-) -> None:
-    """As dask cancels tasks whose data died; it is no fault of the chunk, but not for ever."""
-
-    class Lossy(_Dying):
-        def renew(self) -> None:
-            """As the session's own pool has it."""
-
-    alone = told(Edgeq().compare(quantized, given))
-    some = Lossy([CancelledError() for _ in range(5)])
-    assert told(Edgeq().compare(quantized, given, executor=some)) == alone
-    with pytest.raises(RuntimeError, match="each worker that ran them died"):
-        Edgeq().compare(quantized, given, executor=Lossy([CancelledError() for _ in range(99)]))
-    worker.forget()
-
-
-def test_a_slow_worker_does_not_hold_the_others_up(
-    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """
-    What it has not answered in time is run by another one, and its own answer counts no more.
-
-    The engine may give the slow one the second run, too.
-    """
-    monkeypatch.setattr(stream, "_LATE_SECONDS", 0.05)
-    alone = told(Edgeq().compare(quantized, given))
-    stuck, over = list[int](), threading.Event()
-
-    class Slow(ThreadPoolExecutor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            is_stuck = args[0].start == 1 and len(stuck) < 2
-            if is_stuck:
-                stuck.append(args[0].start)
-
-            def run() -> Any:
-                if is_stuck:
-                    assert over.wait(20), "its answer was waited for"
-                return fn(*args, **kwargs)
-
-            return super().submit(run)
-
-    with Slow(4) as executor:
-        assert told(Edgeq().compare(quantized, given, executor=executor)) == alone
-        assert not over.is_set()
-        over.set()
-    assert stuck == [1, 1]
     worker.forget()

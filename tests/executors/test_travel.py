@@ -1,0 +1,207 @@
+"""What is sent to workers: references, runtimes, factories, samples, and settings of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import ResidualNet, seeded
+from fixtures.tflite import make, stacks
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.executors import stream, worker
+from tests.executors.conftest import AtOnce, told
+
+Threads = Callable[[int], Executor]
+
+
+@pytest.mark.parametrize("held", ["file", "lock"])
+def test_a_reference_that_cannot_travel_is_refused_before_anything_runs(
+    held: str, quantized: QuantizedModel, tmp_path: Path
+) -> None:
+    """A lambda over an open file, whose content pickling would copy, and one over a lock."""
+    path = tmp_path / "weights"
+    path.write_text("1")
+    with path.open() as file:
+        handle: Any = file if held == "file" else threading.Lock()
+        calls: list[Any] = []
+
+        def reference(x: Any) -> Any:
+            calls.append(handle)
+            return x
+
+        loaded = Edgeq().load(quantized.tflite, reference=lambda x: reference(x))
+        executor = AtOnce(1)
+        with pytest.raises(TypeError, match=r"the reference .*lambda.* cannot travel") as error:
+            Edgeq().compare(loaded, iter([]), executor=executor)
+    assert not executor.count
+    assert not calls
+    assert "fix: " in str(error.value)
+    assert max(map(len, str(error.value).splitlines())) <= 160
+
+
+def test_a_factory_or_runtime_that_cannot_travel_is_refused(
+    quantized: QuantizedModel, given: list[Any]
+) -> None:
+    """A generator in a factory; a runtime of the user's own that holds a lock."""
+    executor, lock = AtOnce(1), threading.Lock()
+    Edgeq().compare(quantized, given[:1], executor=executor)
+    count = executor.count
+    generator = (each for each in given)
+    source = Edgeq.samples(lambda indices: [next(generator) for _ in indices], len(given))
+    with pytest.raises(TypeError, match="the factory of the samples cannot travel"):
+        Edgeq().compare(quantized, source, executor=executor)
+    runner: Any = lambda path, signature: lock  # noqa: E731 # a lambda is what users write
+    own = Edgeq(runtimes={"mine": runner})
+    loaded = own.load(quantized.tflite, reference=quantized.float_model)
+    with pytest.raises(TypeError, match="the runtime 'mine' cannot travel"):
+        own.compare(loaded, given, runtime="mine", executor=executor)
+    assert executor.count == count
+    worker.forget()
+
+
+def test_a_file_that_was_looked_at_here_travels(threads: Threads) -> None:
+    """What this process has read of a mapped file stays here."""
+    path, model = make.CONVERTED / "nested.int8.tflite", stacks.build("nested")
+    inputs = [stacks.MODELS["nested"][1]] * 3
+    loaded = Edgeq().load(path, reference=model)
+    assert any(entry.module for entry in loaded.op_dtypes)
+    alone = told(Edgeq().compare(loaded, inputs))
+    assert told(Edgeq().compare(loaded, inputs, executor=threads(2))) == alone
+
+
+def test_a_runtime_of_the_users_own_travels(
+    quantized: QuantizedModel, given: list[Any], threads: Threads
+) -> None:
+    """It is opened on the workers; figures are the same."""
+
+    def runner(path: Path, signature: str | None) -> Callable[..., Any]:
+        from ai_edge_litert.interpreter import Interpreter
+
+        run = Interpreter(str(path)).get_signature_runner(signature)
+        return lambda inputs: run(**inputs)
+
+    session = Edgeq(runtimes={"mine": runner})
+    loaded = session.load(quantized.tflite, reference=quantized.float_model)
+    alone = session.compare(loaded, given, runtime="mine")
+    elsewhere = session.compare(loaded, given, runtime="mine", executor=threads(2))
+    assert told(elsewhere) == told(alone)
+    session.close()
+
+
+@pytest.mark.parametrize("kind", ["function", "module"])
+def test_references_of_a_test_module_travel(
+    kind: str, quantized: QuantizedModel, given: list[Any], threads: Threads
+) -> None:
+    """A function of arrays, and a module that torch cannot export."""
+    net = seeded(ResidualNet)
+
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return net(x) if x.sum() > 0 else net(x) * 1.0
+
+    def function(x: Any) -> Any:
+        return net(torch.as_tensor(x)).detach().numpy()
+
+    reference = function if kind == "function" else Branching().eval()
+    loaded = Edgeq().load(quantized.tflite, reference=reference)
+    alone = told(Edgeq().compare(loaded, given))
+    assert told(Edgeq().compare(loaded, given, executor=threads(3))) == alone
+
+
+class _Elsewhere(AtOnce):
+    """Workers that share no directory with the client."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a task whose labels have no path."""
+        task = args[0]
+        labels = {
+            name: dataclasses.replace(getattr(task, name), path="") for name in ("model", "job")
+        }
+        return super().submit(fn, dataclasses.replace(task, **labels), **kwargs)
+
+
+def test_parcels_are_sent_once_to_a_worker_that_cannot_read_them(
+    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once a chunk."""
+    worker.forget()
+    streams: list[stream.Stream] = []
+    run = stream.Stream.run
+
+    def noted(self: stream.Stream, *args: Any) -> None:
+        streams.append(self)
+        run(self, *args)
+
+    monkeypatch.setattr(stream.Stream, "run", noted)
+    alone = told(Edgeq().compare(quantized, given))
+    assert told(Edgeq().compare(quantized, given, executor=_Elsewhere(2))) == alone
+    assert [each.sent for each in streams] == [2]  # the model and the job
+    worker.forget()
+
+
+def test_a_view_travels_without_what_it_is_a_part_of(
+    quantized: QuantizedModel, given: list[Any]
+) -> None:
+    """Samples that are cut from one tensor."""
+    sizes: list[int] = []
+
+    class Weighing(AtOnce):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            sizes.extend(map(len, args[0].samples))
+            return super().submit(fn, *args, **kwargs)
+
+    parts = torch.split(torch.cat([sample[0] for sample in given]), 1)
+    alone = told(Edgeq().compare(quantized, parts))
+    assert told(Edgeq().compare(quantized, parts, executor=Weighing(1))) == alone
+    assert max(sizes) < 2 * parts[0].nbytes
+    worker.forget()
+
+
+def test_settings_of_torch_travel(quantized: QuantizedModel, given: list[Any]) -> None:
+    """A worker whose kernels are set otherwise uses the client's, and gets its own back."""
+    mkldnn: Any = torch.backends.mkldnn
+
+    class Otherwise(AtOnce):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            mkldnn.set_flags(False)
+            torch.set_default_dtype(torch.float64)
+            future = super().submit(fn, *args, **kwargs)
+            assert not mkldnn.enabled
+            assert torch.get_default_dtype() == torch.float64
+            mkldnn.set_flags(True)
+            torch.set_default_dtype(torch.float32)
+            return future
+
+    alone = told(Edgeq().compare(quantized, given))
+    assert told(Edgeq().compare(quantized, given, executor=Otherwise(1))) == alone
+    worker.forget()
+
+
+def test_the_parcel_of_a_model_is_made_once(quantized: QuantizedModel, given: list[Any]) -> None:
+    """And anew once a weight has changed, were it by what leaves no trace in torch's versions."""
+    reference = seeded(ResidualNet)
+    loaded = Edgeq().load(quantized.tflite, reference=reference)
+    session, keys = Edgeq(), list[str]()
+
+    class Noting(AtOnce):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            keys.append(args[0].model.key)
+            return super().submit(fn, *args, **kwargs)
+
+    executor = Noting(1)
+    for _ in range(2):
+        session.compare(loaded, given[:2], executor=executor)
+    assert len(set(keys)) == 1
+    next(reference.parameters()).data.mul_(1.5)
+    found = session.compare(loaded, given[:2], executor=executor)
+    assert len(set(keys)) == 2
+    assert told(found) == told(Edgeq().compare(loaded, given[:2]))
+    worker.forget()
