@@ -7,6 +7,7 @@ A file is mapped, never read whole; bytes are used where they stand.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -73,7 +74,8 @@ def open_tflite(
     Raises:
         FileNotFoundError: The path does not exist.
         IsADirectoryError: The path is a folder.
-        ValueError: Empty, truncated, damaged, or not a TFLite file.
+        OSError: The path is too long, or this user may not open the file.
+        ValueError: Empty, truncated, damaged, or not a TFLite file; or a path that is not UTF-8.
         TypeError: Neither a path nor bytes.
         UnrunnableError: The process ended in which it was built.
     """
@@ -86,17 +88,37 @@ def open_tflite(
             f"expected the path or the bytes of a .tflite file, got {type(source).__name__}"
         )
     path = Path(source)
+    try:
+        mapped = _mapped(path)
+    except OSError as error:
+        if error.errno is None:  # raised here, with a sentence
+            raise
+        raise type(error)(f"{path} cannot be opened: {error.strerror}") from error
+    _check(mapped, str(path), build or _build_here)
+    return mapped
+
+
+def _mapped(path: Path) -> MappedFile:
     if not path.exists():
         near = sorted(p.name for p in path.parent.glob("*.tflite")) if path.parent.is_dir() else []
         hint = f"; {path.parent} holds {', '.join(near[:5])}" if near else ""
         raise FileNotFoundError(f"no .tflite file at {path}{hint}")
-    if path.is_dir():
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(f"{path} is a folder, not a .tflite file")
-    if path.stat().st_size == 0:
+    if not stat.S_ISREG(status.st_mode):
+        # A pipe would be waited for, and none of them can be mapped.
+        raise ValueError(f"{path} is no regular file, but a pipe, a socket or a device")
+    if status.st_size == 0:
         raise ValueError(f"{path} is empty: 0 bytes are no .tflite file")
-    mapped = MappedFile.open(path)
-    _check(mapped, str(path), build or _build_here)
-    return mapped
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{os.fsencode(path)!r}: the interpreter opens paths of UTF-8 only: rename the file, "
+            "or load its bytes (path.read_bytes())"
+        ) from None
+    return MappedFile.open(path)
 
 
 def _build_here(buffer: Buffer) -> None:

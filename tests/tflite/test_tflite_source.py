@@ -54,6 +54,26 @@ def test_a_folder_and_an_empty_file(tmp_path: Path) -> None:
         open_tflite(b"")
 
 
+def test_a_path_that_the_system_refuses(tmp_path: Path) -> None:
+    """Its own error names the path and says why; it is not taken for a file that is missing."""
+    path = tmp_path / ("x" * 300)
+    with pytest.raises(OSError, match="cannot be opened: File name too long"):
+        open_tflite(path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names or files")
+def test_a_path_that_is_no_text_and_a_pipe(tmp_path: Path) -> None:
+    """The interpreter takes the one for no path at all, and the other is never written to."""
+    path = tmp_path / os.fsdecode(b"\xff.tflite")
+    path.write_bytes(SOUND.read_bytes())
+    with pytest.raises(ValueError, match=r"paths of UTF-8 only: rename the file, or load its byt"):
+        open_tflite(path)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match="is no regular file, but a pipe, a socket or a device"):
+        open_tflite(pipe)
+
+
 def test_other_kinds_of_source() -> None:
     """A model is not a file."""
     with pytest.raises(TypeError, match=r"path or the bytes of a \.tflite file, got int"):
