@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from pytest_edgeq.regular_files import NotRegularError, open_regular
+
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
@@ -90,11 +92,11 @@ class Store:
         """
         path = self._path(kind, key)
         try:
-            with open(path, "rb", opener=_open_at_once) as file:
+            with open_regular(path) as file:
                 parts = _unpack(file, f"{kind}/{key}", self._limit)
         except FileNotFoundError:
             return None
-        except _DamagedError as error:
+        except (_DamagedError, NotRegularError) as error:
             self.report_damage(kind, key, str(error))
             return None
         except MemoryError:
@@ -308,11 +310,6 @@ def _acquired(path: Path) -> BaseFileLock:
     return lock
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; unlike `open` alone, never wait for the writer of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
 def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
     table = [
         [part, len(content), hashlib.sha256(content).hexdigest()] for part, content in parts.items()
@@ -330,7 +327,7 @@ def _unpack(file: BinaryIO, name: str, limit: int) -> dict[str, bytes]:
     The lengths are compared with the file's own before the parts are read.
 
     Args:
-        file: It may be anything that can be opened.
+        file: A regular one.
         name: Of the entry.
         limit: Bytes that no entry exceeds.
 
@@ -338,8 +335,6 @@ def _unpack(file: BinaryIO, name: str, limit: int) -> dict[str, bytes]:
         _DamagedError: Not an entry, another one's, cut off, or changed.
     """
     status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
-        raise _DamagedError("not a regular file")
     if status.st_size > limit:
         raise _DamagedError("larger than the whole cache may be")
     line, start = file.readline(_LONGEST_LINE), len(_MAGIC) + _DIGITS

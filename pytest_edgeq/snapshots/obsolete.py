@@ -94,7 +94,7 @@ class Survey:
 
     Attributes:
         obsolete: Baselines without an owner, and why each is without one.
-        unreadable: Files that nobody claimed and that cannot be read, with the reason.
+        unreadable: Files that nobody claimed, and folders, that cannot be read, with the reason.
         not_judged: Modules with unclaimed baselines that did not run completely, with the reason.
     """
 
@@ -126,7 +126,7 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
             not_judged[name] = "its worker did not finish"
     for module, collected in modules.items():
         store.sweep(layout.folder(module))
-        unclaimed = set(_baselines(layout.folder(module))) - claimed
+        unclaimed = set(_baselines(layout.folder(module), unreadable)) - claimed
         gap = collected["gap"] or _unfinished(collected, log)
         if gap and unclaimed:
             not_judged[collected["module"]] = gap
@@ -137,23 +137,26 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
     # Also beside modules that have no baselines, as one that was renamed has none yet.
     ran = (layout.rootdir / name for name in log.modules())
     for parent in {layout.folder(module).parent for module in (*modules, *ran)}:
-        for folder in _listed(parent):
-            for path, owner in _owners(layout, _baselines(folder), None, {}):
+        for folder in _listed(parent, unreadable):
+            for path, owner in _owners(layout, _baselines(folder, unreadable), None, {}):
                 if owner.module.exists():
                     break
                 obsolete[path] = f"there is no module {layout.shown(owner.module)}"
     return Survey(dict(sorted(obsolete.items())), unreadable, not_judged)
 
 
-def _baselines(folder: Path) -> list[Path]:
-    return [path for path in _listed(folder) if path.suffix == ".json"]
+def _baselines(folder: Path, unreadable: dict[Path, str]) -> list[Path]:
+    return [path for path in _listed(folder, unreadable) if path.suffix == ".json"]
 
 
-def _listed(folder: Path) -> list[Path]:
+def _listed(folder: Path, unreadable: dict[Path, str]) -> list[Path]:
     """Return what a folder holds; nothing where there is none, or none any more."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        unreadable[folder] = f"{folder} cannot be looked through: {error.strerror}"
         return []
 
 

@@ -74,8 +74,11 @@ def _with_explanation(change: str, explained: str) -> str:
 
 
 def _unwritable(shown: str, error: OSError) -> str:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    way_out = "free space on its file system" if full else "let this user write there"
+    way_out = "let this user write there"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        way_out = "free space on its file system"
+    elif error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+        way_out = "move away what stands in the place of the file or of its folders"
     return (
         f"baseline not stored: {shown}: {error.strerror}\n"
         "cause: the file system refused the write; what was stored before is as it was\n"

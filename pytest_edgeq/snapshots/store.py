@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -18,13 +19,14 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from pytest_edgeq.regular_files import NotRegularError, open_regular
 from pytest_edgeq.snapshots.paths import FOLDER
 
 SCHEMA = 1
 READABLE_SCHEMAS = (1,)
 
 _KEYS = ("kind", "owner", "name", "data")
-_TEMPORARY = re.compile(r"\.edgeq-(?P<host>[0-9a-f]+)-(?P<pid>[0-9]+)-[0-9a-f]+\.tmp")
+_TEMPORARY = re.compile(r"\.edgeq-(?P<host>[0-9a-f]+)-(?P<pid>[0-9]{1,9})-[0-9a-f]+\.tmp")
 
 _LONGEST_WRITE = 3600
 """Seconds after which the writer of a file, a process of another machine, was killed."""
@@ -177,16 +179,25 @@ def read(path: Path, shown: str) -> Document:
         ValueError: It is no baseline that this version reads, or it cannot be read.
     """
     try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=_no_number)
+        with open_regular(path) as file:
+            text = file.read().decode("utf-8-sig")
+        content = json.loads(text, parse_constant=_no_number, object_pairs_hook=_without_doubles)
     except FileNotFoundError:
         raise
     except OSError as error:
+        denied = error.errno in (errno.EACCES, errno.EPERM)
+        way_out = "Let this user read it, or restore it" if denied else "Restore it"
         raise ValueError(
-            f"{shown} cannot be read: {error.strerror}. Let this user read it, or restore it from "
-            "version control"
+            f"{shown} cannot be read: {error.strerror}. {way_out} from version control"
         ) from None
+    except NotRegularError:
+        raise ValueError(
+            f"{shown} is a pipe, a socket or a device, not a file. {_START_OVER} {_NEW}"
+        ) from None
+    except MemoryError:
+        raise ValueError(f"{shown} does not fit into memory. {_START_OVER} {_NEW}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(_broken(path, shown, error)) from None
+        raise ValueError(_broken(text, shown, error)) from None
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{shown} is not UTF-8 text (byte {error.start}). {_START_OVER} {_NEW}"
@@ -202,8 +213,23 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of it")
 
 
-def _broken(path: Path, shown: str, error: json.JSONDecodeError) -> str:
-    lines = path.read_text("utf-8-sig").splitlines()
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """
+    Make an object of its members.
+
+    Raises:
+        ValueError: A key stands twice, as a merge leaves it: nobody has chosen one.
+    """
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in made if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
+    return made
+
+
+def _broken(text: str, shown: str, error: json.JSONDecodeError) -> str:
+    lines = text.splitlines()
     for number, line in enumerate(lines, start=1):
         if re.match(r"(<{7}|={7}|>{7})( |$)", line):
             return (

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,7 @@ WHOLE = json.loads(store.render(document({})))
             ["not valid JSON", "NaN is no number"],
         ),
         ('{"a": ' + "9" * 5000 + "}", ["not valid JSON", "Exceeds the limit"]),
+        ('{"b": {"a": 1, "a": 2}}', ["not valid JSON", "the key 'a' stands twice in one object"]),
         (
             json.dumps({**WHOLE, "owner": {**WHOLE["owner"], "test": [1]}}),
             ["a JSON list under 'owner.test'"],
@@ -187,6 +189,50 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"a\.json is not UTF-8 text \(byte 7\)"):
         store.read(path, "a.json")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such files in a folder")
+def test_what_is_no_file(tmp_path: Path) -> None:
+    """A pipe is not waited for, and a device without an end is not read."""
+    pipe, zeros = tmp_path / "pipe.json", tmp_path / "zeros.json"
+    os.mkfifo(pipe)
+    zeros.symlink_to("/dev/zero")
+    for path in (pipe, zeros):
+        with pytest.raises(ValueError, match=r"^a\.json is a pipe, a socket or a device, not a "):
+            store.read(path, "a.json")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+def test_a_file_that_is_larger_than_the_memory(tmp_path: Path) -> None:
+    """That is told of the file."""
+    import resource
+
+    path = tmp_path / "a.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # of which the disk holds nothing
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, before[1]))
+    try:
+        with pytest.raises(ValueError, match=r"^a\.json does not fit into memory\. Restore it "):
+            store.read(path, "a.json")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_temporary_file_of_no_possible_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left alone as long as one of another machine is."""
+    made: list[Path] = []
+    monkeypatch.setattr(Path, "replace", lambda path, _: made.append(path))
+    store.write(tmp_path / "a.json", b"{}")
+    (written,) = made
+    other = tmp_path / written.name.replace(f"-{os.getpid()}-", f"-{10**20}-")
+    written.rename(other)
+
+    store.sweep(tmp_path)
+
+    assert other.exists()
 
 
 def test_a_byte_order_mark_and_windows_line_ends_do_not_matter(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""Open files that anything may stand in the place of."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["NotRegularError", "open_regular"]
+
+
+class NotRegularError(Exception):
+    """A pipe, a socket or a device."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """
+    Open a file for reading; unlike `open` alone, never wait for the writer of a pipe.
+
+    Raises:
+        OSError: It cannot be opened; a folder is none.
+        NotRegularError: It is of another kind, which may wait for ever or have no end.
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 # Path.open has no opener
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NotRegularError("not a regular file")
+    return file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
