@@ -167,6 +167,80 @@ def _other_variable(graph: OpGraph, op: Op) -> str:
     )
 
 
+def _never_given(graph: OpGraph, op: Op) -> str:
+    """
+    Say that a variable is read that nothing in the file gives a value, else "".
+
+    XNNPACK's delegate reads its memory as it was allocated; the other kernels refuse to
+    (read_variable.cc, ai-edge-litert 2.3.0).
+    """
+    name = _variable(graph, op) if op.name == "READ_VARIABLE" else None
+    given = [_variable(graph, each) for each in graph.ops if each.name == "ASSIGN_VARIABLE"]
+    if name is None or name in given or None in given:
+        return ""
+    return (
+        "it reads a variable that no op of the file gives a value: the kernels would read memory "
+        "that nothing has written"
+    )
+
+
+def _no_permutation(graph: OpGraph, op: Op) -> str:
+    """
+    Say that a TRANSPOSE names an axis twice, else "".
+
+    Neither transpose.cc nor its kernels look (ai-edge-litert 2.3.0): they step through the input
+    by the sizes of the output, past its end. XNNPACK's delegate refuses such a file.
+    """
+    if op.name != "TRANSPOSE" or not graph.tensor(op, op.inputs[1]).is_constant:
+        return ""
+    order = graph.tensor(op, op.inputs[1])
+    if order.dtype != "int32" or order.is_external:
+        return ""
+    axes = [int(axis) for axis in graph.constant(order).view("<i4")]
+    if len({axis % len(axes) for axis in axes}) == len(axes):
+        return ""
+    return (
+        f"its order of the axes {axes} is no permutation: the kernels would read past the end of "
+        "the memory of its input"
+    )
+
+
+def _over_nothing(graph: OpGraph, op: Op) -> str:
+    """
+    Say that a softmax of floats is over an axis of no elements, else "".
+
+    The optimized kernels read the first one (`LogSoftmax` and `Softmax` in
+    internal/optimized/optimized_ops.h, ai-edge-litert 2.3.0); the reference kernels do not.
+    """
+    if op.name not in ("LOG_SOFTMAX", "SOFTMAX"):
+        return ""
+    data = graph.tensor(op, op.inputs[0])
+    if data.dtype != "float32" or data.shape[-1:] != (0,) or 0 in data.shape[:-1]:
+        return ""
+    return (
+        f"its input {list(data.shape)} has no elements on the last axis: the kernels read the "
+        "first one all the same, and end this process. The reference kernels "
+        "(runtime='reference') run the file as it is"
+    )
+
+
+def _no_matrices(graph: OpGraph, op: Op) -> str:
+    """
+    Say that a dynamic BATCH_MATMUL has weights of no matrices, else "".
+
+    XNNPACK's delegate sums up the first one when it prepares the op (ai-edge-litert 2.3.0).
+    """
+    if op.name != "BATCH_MATMUL":
+        return ""
+    data, weight = (graph.tensor(op, index) for index in op.inputs[:2])
+    if not (data.is_floating_point and weight.is_quantized and 0 in weight.shape[:-2]):
+        return ""
+    return (
+        f"its weights {list(weight.shape)} are no matrices: the kernels read the first one all "
+        "the same, and end this process"
+    )
+
+
 def _variable(graph: OpGraph, op: Op) -> str | None:
     """Return the name of the variable that an op's first input is a handle of, if it is known."""
     from ai_edge_litert import schema_py_generated as schema
@@ -192,6 +266,10 @@ _RULES: tuple[tuple[Callable[[OpGraph, Op], str], tuple[str, ...]], ...] = (
     (_from_nothing, ()),
     (_taken_for_floats, ()),
     (_other_variable, ()),
+    (_no_permutation, ()),
+    (_never_given, _DELEGATING),
+    (_over_nothing, (*_DELEGATING, "builtin")),
+    (_no_matrices, _DELEGATING),
     (null_logger, _DELEGATING),
     (aborts_at_softmax, ("reference",)),
     (_without_bias, (*_DELEGATING, "builtin")),

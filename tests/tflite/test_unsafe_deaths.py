@@ -86,7 +86,44 @@ def _resize(side: int) -> bytes:
     )
 
 
-def _variable(rows: int) -> bytes:
+def _transposed(*order: int) -> bytes:
+    """Return a turn of an image."""
+    shape = (2, 3, 40, 50)
+    return one_op(
+        "TRANSPOSE",
+        [
+            {"dtype": "float32", "shape": shape},
+            {"dtype": "int32", "shape": (4,), "data": np.array(order, np.int32)},
+        ],
+        [{"dtype": "float32", "shape": [shape[axis] for axis in order]}],
+        "TransposeOptions",
+    )
+
+
+def _log_softmax(*shape: int) -> bytes:
+    return one_op(
+        "LOG_SOFTMAX",
+        [{"dtype": "float32", "shape": shape}],
+        [{"dtype": "float32", "shape": shape}],
+        "LogSoftmaxOptions",
+    )
+
+
+def _hybrid_matmul(matrices: int) -> bytes:
+    """Return a product of one matrix with so many constant ones."""
+    weights = np.ones((matrices, 7, 4), np.int8)
+    return one_op(
+        "BATCH_MATMUL",
+        [
+            {"dtype": "float32", "shape": (1, 2, 7)},
+            {"dtype": "int8", "shape": weights.shape, "data": weights, "scales": [0.1]},
+        ],
+        [{"dtype": "float32", "shape": (matrices, 2, 4)}],
+        "BatchMatMulOptions",
+    )
+
+
+def _variable(rows: int, assigned: str = "v") -> bytes:
     """Return a sum with a variable of one row, which is read as so many."""
     file = FileWriter()
     main, first = file.graph("main"), file.graph("first")
@@ -99,13 +136,25 @@ def _variable(rows: int) -> bytes:
     main.borders([x], [y])
     handle = first.tensor("resource", ())
     ones = first.tensor("float32", (1, 4), data=np.ones((1, 4), np.float32))
-    first.op("VAR_HANDLE", [], [handle], "VarHandleOptions", sharedName="v", container="")
+    first.op("VAR_HANDLE", [], [handle], "VarHandleOptions", sharedName=assigned, container="")
     first.op("ASSIGN_VARIABLE", [handle, ones], [], "AssignVariableOptions")
     return file.content()
 
 
 # A sound file, one that differs in what matters, the runtimes that it ends, what is told of it.
 CASES: dict[str, tuple[bytes, bytes, tuple[str, ...], str]] = {
+    "softmax over nothing": (
+        _log_softmax(0, 4),
+        _log_softmax(4, 0),
+        ("xnnpack", "builtin"),
+        "its input [4, 0] has no elements on the last axis",
+    ),
+    "weights that are no matrices": (
+        _hybrid_matmul(1),
+        _hybrid_matmul(0),
+        ("xnnpack",),
+        "its weights [0, 7, 4] are no matrices",
+    ),
     "no scale of ADD": (
         _pair("ADD", "int8", 0.5, 0.5, 0.5),
         _pair("ADD", "int8", 0.5, 0.5, None),
@@ -232,6 +281,7 @@ def test_a_handle_is_not_read() -> None:
     ("sound", "wrong", "told"),
     [
         (_resize(3), _resize(0), "it makes [1, 64, 64, 600] of an empty image [1, 0, 0, 600]"),
+        (_transposed(3, -3, 0, 2), _transposed(3, -1, 1, 2), "axes [3, -1, 1, 2] is no permut"),
         (
             one_op("FAKE_QUANT", [_quantized("float32", None)], [_quantized("float32", None)]),
             one_op("FAKE_QUANT", [_quantized("int8", None)], [_quantized("int8", None)]),
@@ -245,3 +295,13 @@ def test_foreign_memory_is_not_read(sound: bytes, wrong: bytes, told: str) -> No
     with pytest.raises(RuntimeError, match=r"cannot load the \.tflite file") as caught:
         EdgeFile(wrong).runner("builtin")
     assert told in str(caught.value)
+
+
+def test_memory_that_nothing_has_written_is_not_read() -> None:
+    """XNNPACK's delegate gives it as a variable's value; the other kernels refuse by themselves."""
+    EdgeFile(_variable(1)).runner("xnnpack")
+    never = EdgeFile(_variable(1, assigned="another"))
+    with pytest.raises(RuntimeError, match="a variable that no op of the file gives a value"):
+        never.runner("xnnpack")
+    with pytest.raises(RuntimeError, match="variable != nullptr"):
+        never.run(["t2"], [np.zeros((1, 4), np.float32)], "builtin")
