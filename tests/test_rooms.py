@@ -12,7 +12,7 @@ import pytest_edgeq
 ROOT = Path(pytest_edgeq.__file__).parent
 CONVERTER = {"litert_torch", "ai_edge_torch", "torchao", "ai_edge_quantizer", "litert_quantizer"}
 
-ISOLATING = {"isolate", "edgeq.py", "options", "plugin", "assertions"}
+ISOLATING = {"isolate", "edgeq.py", "options", "plugin", "assertions", "cli"}
 """What hands an isolation to those that run files, which know none of it."""
 ENGINES = {"cloudpickle", "distributed", "loky", "pebble"}
 """What carries samples to other processes."""

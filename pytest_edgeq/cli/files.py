@@ -34,7 +34,7 @@ def open_file(path: Path, runtimes: Runtimes | None = None) -> EdgeFile:
     from pytest_edgeq.tflite.edge import EdgeFile
     from pytest_edgeq.tflite.registry import BUILT_IN
 
-    return EdgeFile(path, runtimes=BUILT_IN if runtimes is None else runtimes)
+    return EdgeFile(path, runtimes=BUILT_IN if runtimes is None else runtimes, foreign=True)
 
 
 def border_document(border: SignatureTensor) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.tflite.edge import EdgeFile
 from tests.cli.conftest import CONVERTED, Check, Run, module, without_torch
+from tests.isolate.runners import segfault_at_run
 
 FLOAT = CONVERTED / "attention.float.tflite"
 INT8 = CONVERTED / "attention.int8.tflite"
@@ -247,3 +248,16 @@ def test_in_processes_of_their_own(saved: Callable[..., Path]) -> None:
     assert "sqnr_db" in done.stdout
     assert bare.stdout == done.stdout
     assert "Traceback" not in bare.stderr
+
+
+def test_a_file_whose_kernels_crash(saved: Callable[..., Path], run: Run, tmp_path: Path) -> None:
+    """The command is alive, and tells the step and the signal."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(segfault_at_run())
+    samples = saved(arr_0=np.ones((1, 4, 4, 4), np.float32))
+
+    done = run("compare", path, path, "--inputs", samples)
+
+    assert done.exit_code == 2
+    assert done.stderr.startswith("Error: the xnnpack runtime crashed in the step run: expected")
+    assert "got SIGSEGV (invalid memory access)" in done.stderr

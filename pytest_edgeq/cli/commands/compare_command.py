@@ -74,6 +74,9 @@ def command(
     Outputs are paired by name, or by position where the files have no name in common. There is no
     default tolerance: without --budget the figures are shown, and the exit code is 0 unless an
     output of B is NaN or infinite.
+
+    Each file is first run in a child process: what crashes there, or does not return within 300
+    seconds, is told with the op that was running.
     """
     with in_sentences():
         comparison = _compared(a, b, inputs, runtime, signature)
@@ -101,8 +104,12 @@ def _compared(
     from pytest_edgeq.cli.file_compare import compare_files
     from pytest_edgeq.cli.npz import read_samples
     from pytest_edgeq.cli.project_runtimes import project_runtimes
+    from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS, default_memory
+    from pytest_edgeq.isolate.policy import Isolation
 
-    with project_runtimes(runtime) as runtimes:
+    isolation = Isolation("auto", seconds=DEFAULT_SECONDS, memory=default_memory())
+    with project_runtimes(runtime) as known:
+        runtimes = known.isolated(isolation)
         reference, edge = open_file(a, runtimes), open_file(b, runtimes)
         if signature is not None:
             reference, edge = reference.at(signature), edge.at(signature)
