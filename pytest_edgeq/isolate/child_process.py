@@ -44,6 +44,14 @@ _TICK = 0.05
 _GRACE = 1.0
 """Seconds that pebble has to tell of the death of a process that is gone."""
 
+_LATE = 5.0
+"""
+Seconds beyond the bound after which pebble will tell of no time-out.
+
+It counts from the moment that the child has taken a task, which one that was stopped never does; it
+ends a child within 3 s.
+"""
+
 _START_SECONDS = 60.0
 """That a child has to start; a quarter of one is enough on a machine that does nothing else."""
 
@@ -223,6 +231,8 @@ class Child:
                     if now - begun > _START_SECONDS:
                         raise DeathError(self._death("start", memory))  # noqa: TRY301
                     continue
+                if now - begun > seconds + _LATE:
+                    raise DeathError(self._death("timeout", memory, seconds=seconds))  # noqa: TRY301
                 memory = Memory.of(self.pid) or memory
                 gone = None if _is_alive(self.pid) else gone or now
                 if gone is not None and now - gone > _GRACE:

@@ -151,6 +151,23 @@ def test_kills_at_random_moments_are_told_or_not_noticed() -> None:
 
 
 @pytest.mark.slow
+def test_a_child_that_is_stopped_between_two_steps() -> None:
+    """It takes no task, so that pebble counts no time; the next run has another child."""
+    model = Edgeq(isolate="on", isolate_timeout=1, cache_dir=None).load(runners.negation())
+    isolation = model.edge.runtimes.isolation
+    assert isinstance(isolation, Isolation)
+    model.run(SAMPLE)
+    pid = isolation.child.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+
+    with pytest.raises(CrashedError, match="got no result in 1 s"):
+        model.run(SAMPLE)
+
+    assert (model.run(SAMPLE)["y"] == -SAMPLE).all()
+
+
+@pytest.mark.slow
 def test_kernels_that_never_return(golden: Golden) -> None:
     """An op that cannot be cut out is named as such."""
     model = Edgeq(cache_dir=None, isolate_timeout=1).load(runners.endless())
