@@ -9,8 +9,26 @@ __all__ = ["write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text so that no reader ever sees a part of it; missing folders are made."""
+    """
+    Write a text so that no reader ever sees a part of it; missing folders are made.
+
+    A link stays one. A device and a pipe, such as `/dev/stdout`, are written to where they stand.
+
+    Raises:
+        OSError: It cannot be written; nobody reads a pipe.
+    """
+    if path.exists() and not path.is_file():
+        with open(path, "w", encoding="utf-8", newline="\n", opener=_open_at_once) as file:
+            os.set_blocking(file.fileno(), True)
+            file.write(text)
+        return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8", newline="\n")
     unfinished.replace(path)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; unlike `open` alone, never wait for the reader of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
