@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -152,7 +153,7 @@ def directory(text: str, place: Place) -> Path | None:
     if not text:
         return None
     path = place.folder / text
-    if path.exists() and not path.is_dir():
+    if _is_folder(path, place) is False:
         raise pytest.UsageError(f"{place.where}: {path} is a file; a folder is wanted")
     return path
 
@@ -162,9 +163,19 @@ def file(text: str, place: Place) -> Path | None:
     if not text:
         return None
     path = place.folder / text
-    if path.is_dir():
+    if _is_folder(path, place):
         raise pytest.UsageError(f"{place.where}: {path} is a folder; a file is wanted")
     return path
+
+
+def _is_folder(path: Path, place: Place) -> bool | None:
+    """Return whether what stands there is a folder; None where nothing does."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise pytest.UsageError(f"{place.where}: {path}: {error.strerror}") from None
 
 
 def writable_directory(text: str, place: Place) -> Path | None:

@@ -78,6 +78,8 @@ def refused(pytester: pytest.Pytester, *args: str) -> str:
         ("artifacts", "tox.ini", "tox.ini is a file; a folder is wanted"),
         ("artifacts", "tox.ini/sub", "expected a folder that can be written, got "),
         ("json", ".", " is a folder; a file is wanted"),
+        ("json", "x" * 300, "xxx: File name too long"),
+        ("cache_dir", "x" * 300, "xxx: File name too long"),
         ("html", ".", " is a folder; a file is wanted"),
         ("obsolete", "fail", "'fail' is none of the valid values: info, error"),
         ("update", "all", "'all' is none of the valid values: new, changed, tighten, prune"),
