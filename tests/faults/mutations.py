@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from collections.abc import Callable
@@ -276,6 +277,53 @@ def _buffer(model: Any, dice: random.Random) -> str:
     return f"buffer {index}: {kind}, {len(data)} bytes"
 
 
+def _constants(model: Any, most_bytes: int) -> list[tuple[str, Any, Any]]:
+    """Return place, tensor and buffer of each constant of no more than so many bytes."""
+    return [
+        (f"tensor {number}:{index}", tensor, model.buffers[tensor.buffer])
+        for number, graph in enumerate(model.subgraphs)
+        for index, tensor in enumerate(graph.tensors)
+        if 0 < tensor.buffer < len(model.buffers)
+        and model.buffers[tensor.buffer].data is not None
+        and 4 <= len(model.buffers[tensor.buffer].data) <= most_bytes
+    ]
+
+
+def _axes(model: Any, dice: random.Random) -> str:
+    """Change numbers of a constant that may be axes, sizes or paddings."""
+    found = _constants(model, 32)
+    if not found:
+        return "no small constants"
+    where, _, buffer = dice.choice(found)
+    data = bytearray(np.asarray(buffer.data, np.uint8))
+    for _ in range(dice.choice((1, 1, 2))):
+        at = dice.randrange(len(data) // 4) * 4
+        data[at : at + 4] = struct.pack("<i", dice.randrange(-4, 6))
+    buffer.data = np.frombuffer(bytes(data), np.uint8)
+    return (
+        f"{where}: words {[word for (word,) in struct.iter_unpack('<i', data[: len(data) & ~3])]}"
+    )
+
+
+def _resized(model: Any, dice: random.Random) -> str:
+    """Change the length of an axis of a constant, and its data with it."""
+    found = [
+        each
+        for each in _constants(model, 1 << 16)
+        if each[1].shape is not None and len(each[1].shape)
+    ]
+    if not found:
+        return "no constants of an axis"
+    where, tensor, buffer = dice.choice(found)
+    shape, data = _listed(tensor.shape), bytes(np.asarray(buffer.data, np.uint8))
+    axis, before = dice.randrange(len(shape)), max(1, math.prod(shape))
+    shape[axis] = max(0, dice.choice((0, 1, shape[axis] - 1, shape[axis] + 1, shape[axis] * 2)))
+    size = -(-math.prod(shape) * len(data) // before)
+    buffer.data = np.frombuffer((data * (size // len(data) + 1))[:size], np.uint8)
+    tensor.shape, tensor.shapeSignature = np.array(shape, np.int32), None
+    return f"{where}: a constant of {shape}"
+
+
 def _order(model: Any, dice: random.Random) -> str:
     number, graph = _graph(model, dice)
     kind = dice.choice(("shuffle", "double", "drop"))
@@ -349,5 +397,6 @@ def _sparsity(model: Any, dice: random.Random) -> str:
 
 _STRUCTURED: tuple[Callable[[Any, random.Random], str], ...] = (
     _operands, _operands, _borders, _shape, _shape, _type, _quantization, _quantization,
-    _flags, _opcode, _options, _options, _buffer, _buffer, _order, _signature, _sparsity,
+    _flags, _opcode, _options, _options, _buffer, _buffer, _axes, _resized, _order, _signature,
+    _sparsity,
 )  # fmt: skip
