@@ -241,6 +241,38 @@ def _no_matrices(graph: OpGraph, op: Op) -> str:
     )
 
 
+def _past_the_end(graph: OpGraph, op: Op) -> str:
+    """
+    Say that a STRIDED_SLICE takes one index past the end of an axis, else "".
+
+    `StridedSliceStartForAxis` in internal/strided_slice_logic.h moves the index to the length of
+    the axis, and the kernels read there (ai-edge-litert 2.3.0).
+    """
+    from ai_edge_litert import schema_py_generated as schema
+
+    table = graph.operator(op).BuiltinOptions() if op.name == "STRIDED_SLICE" else None
+    if table is None:
+        return ""
+    data, begin = (graph.tensor(op, index) for index in op.inputs[:2])
+    options = schema.StridedSliceOptions()
+    options.Init(table.Bytes, table.Pos)
+    if not begin.is_constant or begin.is_external or begin.dtype != "int32":
+        return ""
+    if any(-1 in tensor.shape_signature for tensor in graph.subgraphs[op.subgraph].tensors):
+        return ""  # the axis may be longer when it runs
+    starts = graph.constant(begin).view("<i4").tolist()
+    if (options.NewAxisMask() | options.EllipsisMask()) & ((1 << len(starts)) - 1):
+        return ""  # the numbers are of other axes
+    one = options.ShrinkAxisMask() & ~options.BeginMask()
+    for axis, (start, length) in enumerate(zip(starts, data.shape, strict=False)):
+        if one >> axis & 1 and start >= length:
+            return (
+                f"it takes index {start} of axis {axis}, whose length is {length}: the kernels "
+                "would read past the end of the memory of its input"
+            )
+    return ""
+
+
 def _variable(graph: OpGraph, op: Op) -> str | None:
     """Return the name of the variable that an op's first input is a handle of, if it is known."""
     from ai_edge_litert import schema_py_generated as schema
@@ -267,6 +299,7 @@ _RULES: tuple[tuple[Callable[[OpGraph, Op], str], tuple[str, ...]], ...] = (
     (_taken_for_floats, ()),
     (_other_variable, ()),
     (_no_permutation, ()),
+    (_past_the_end, ()),
     (_never_given, _DELEGATING),
     (_over_nothing, (*_DELEGATING, "builtin")),
     (_no_matrices, _DELEGATING),

@@ -100,6 +100,21 @@ def _transposed(*order: int) -> bytes:
     )
 
 
+def _row(index: int) -> bytes:
+    """Return one row of three."""
+    numbers = [
+        {"dtype": "int32", "shape": (1,), "data": np.array([number], np.int32)}
+        for number in (index, index + 1, 1)
+    ]
+    return one_op(
+        "STRIDED_SLICE",
+        [{"dtype": "float32", "shape": (3, 400)}, *numbers],
+        [{"dtype": "float32", "shape": (400,)}],
+        "StridedSliceOptions",
+        shrinkAxisMask=1,
+    )
+
+
 def _log_softmax(*shape: int) -> bytes:
     return one_op(
         "LOG_SOFTMAX",
@@ -281,6 +296,7 @@ def test_a_handle_is_not_read() -> None:
     ("sound", "wrong", "told"),
     [
         (_resize(3), _resize(0), "it makes [1, 64, 64, 600] of an empty image [1, 0, 0, 600]"),
+        (_row(2), _row(3), "it takes index 3 of axis 0, whose length is 3"),
         (_transposed(3, -3, 0, 2), _transposed(3, -1, 1, 2), "axes [3, -1, 1, 2] is no permut"),
         (
             one_op("FAKE_QUANT", [_quantized("float32", None)], [_quantized("float32", None)]),
