@@ -45,8 +45,11 @@ def read_samples(
     for path in paths:
         try:
             loaded = np.load(path)
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} is no .npz file: {error}") from None
+        except (ValueError, EOFError, zipfile.BadZipFile):
+            # What numpy says of it is how to unpickle it, which runs code.
+            raise ValueError(
+                f"{path} is no .npz file: write np.savez(path, {inputs[0].name}=…)"
+            ) from None
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise TypeError(
                 f"{path} holds one array without a name: write np.savez(path, {inputs[0].name}=…)"

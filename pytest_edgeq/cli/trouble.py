@@ -47,4 +47,10 @@ def in_sentences() -> Iterator[None]:
         with naming_missing_libraries():
             yield
     except (OSError, ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
-        raise TroubleError(str(error)) from error
+        raise TroubleError(_sentence(error)) from error
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"  # str gives the number of the error, too
+    return str(error)

@@ -174,7 +174,9 @@ def _never_given(graph: OpGraph, op: Op) -> str:
     XNNPACK's delegate reads its memory as it was allocated; the other kernels refuse to
     (read_variable.cc, ai-edge-litert 2.3.0).
     """
-    name = _variable(graph, op) if op.name == "READ_VARIABLE" else None
+    if op.name != "READ_VARIABLE":
+        return ""
+    name = _variable(graph, op)
     given = [_variable(graph, each) for each in graph.ops if each.name == "ASSIGN_VARIABLE"]
     if name is None or name in given or None in given:
         return ""

@@ -211,7 +211,7 @@ def test_what_is_no_npz_file(tmp_path: Path, run: Run) -> None:
     (tmp_path / "text.npz").write_text("no samples")
     for name, sentence in {
         "one.npy": "holds one array without a name",
-        "text.npz": "is no .npz file",
+        "text.npz": "text.npz is no .npz file: write np.savez(path, args_0=…)\n",
         "gone.npz": "No such file",
     }.items():
         done = run("compare", FLOAT, INT8, "--inputs", tmp_path / name)

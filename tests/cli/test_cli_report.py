@@ -64,3 +64,5 @@ def test_another_file_is_refused(run: Run, tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "expected the JSON of --edgeq-json, got another document" in done.stderr
     assert run("report", tmp_path / "gone.json").exit_code == 2
+    folder = run("report", tmp_path)
+    assert (folder.exit_code, folder.stderr) == (2, f"Error: {tmp_path}: Is a directory\n")
