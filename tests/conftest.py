@@ -29,7 +29,8 @@ if importlib.util.find_spec("hypothesis") is not None:
     settings.load_profile("edgeq")
 
 
-ROOT = Path(__file__).parents[1]
+PLACES = [sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]), *filter(None, sys.path)]
+"""Where modules stand that are of no project inside of a test."""
 
 # torch, jax and TensorFlow hold millions of objects, and by default the garbage collector scans all
 # of them every few seconds, a tenth of the time of the tests.
@@ -70,9 +71,8 @@ def _is_of_a_project(name: str) -> bool:
         # Nothing has imported it: a library has made it, or a project in place of one of ours.
         return name.startswith("pytest_edgeq")
     file = getattr(module, "__file__", None)
-    known = (sys.prefix, sys.base_prefix, ROOT)
     places = [file] if file is not None else getattr(module, "__path__", ())
-    return not all(any(Path(place).is_relative_to(each) for each in known) for place in places)
+    return not all(any(Path(place).is_relative_to(each) for each in PLACES) for place in places)
 
 
 def pytest_configure(config: pytest.Config) -> None:

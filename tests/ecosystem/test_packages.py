@@ -45,7 +45,9 @@ def unpacked(built: Path, tmp_path: Path) -> Path:
     """The sdist's folder."""
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
-        archive.extractall(tmp_path, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4; Debian 12 has 3.11.2
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(tmp_path)
     return tmp_path / path.name.removesuffix(".tar.gz")
 
 
