@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["NotRegularError", "open_regular"]
+__all__ = ["NotRegularError", "open_at_once", "open_regular"]
 
 
 class NotRegularError(Exception):
@@ -22,12 +22,13 @@ def open_regular(path: Path) -> BinaryIO:
         OSError: It cannot be opened; a folder is none.
         NotRegularError: It is of another kind, which may wait for ever or have no end.
     """
-    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 # Path.open has no opener
+    file = open(path, "rb", opener=open_at_once)  # noqa: SIM115 # Path.open has no opener
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise NotRegularError("not a regular file")
     return file
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def open_at_once(path: str, flags: int) -> int:
+    """Open a file as an `opener` of `open`; never wait for the other end of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pytest_edgeq.regular_files import open_at_once
+
 __all__ = ["write_whole"]
 
 
@@ -18,7 +20,7 @@ def write_whole(path: Path, text: str) -> None:
         OSError: It cannot be written; nobody reads a pipe.
     """
     if path.exists() and not path.is_file():
-        with open(path, "w", encoding="utf-8", newline="\n", opener=_open_at_once) as file:
+        with open(path, "w", encoding="utf-8", newline="\n", opener=open_at_once) as file:
             os.set_blocking(file.fileno(), True)
             file.write(text)
         return
@@ -27,8 +29,3 @@ def write_whole(path: Path, text: str) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8", newline="\n")
     unfinished.replace(path)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; unlike `open` alone, never wait for the reader of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
