@@ -66,7 +66,7 @@ class Engine:
         """Note that a worker has answered."""
 
     def resend(self) -> None:
-        """Let parcels travel by another way: a task that they were attached to may hang."""
+        """Send parcels again, to another worker: the one that was sent them may hang."""
 
     def renew(self) -> bool:
         """Return whether the executor runs tasks again behind one that broke it."""

@@ -353,7 +353,7 @@ def _told(chunk: Chunk, worker: object, said: str) -> str:
 
 
 def _lacking(error: BaseException) -> str:
-    """What a worker could not import, as it says itself; empty where that is not what it says."""
+    """Return the ImportError of a worker as text; empty if the error has another cause."""
     told: BaseException | None = error
     while told is not None:
         if isinstance(told, ImportError):

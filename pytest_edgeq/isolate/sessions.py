@@ -38,7 +38,7 @@ class IsolationSettings:
 
 
 _sessions: list[IsolationSettings] = []
-"""Of the pytest sessions of this process; one may run inside of another."""
+"""Settings of each pytest session of this process, outermost first: sessions can be nested."""
 
 
 def begin(settings: IsolationSettings) -> Callable[[], None]:

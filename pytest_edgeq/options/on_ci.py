@@ -1,4 +1,4 @@
-"""Tell whether a run is one of CI, by the environment variables that CI services set."""
+"""Detect CI by the environment variables that CI services set."""
 
 from __future__ import annotations
 

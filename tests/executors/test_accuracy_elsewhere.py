@@ -165,7 +165,7 @@ class _OwnError(Exception):
 def test_what_the_users_code_raises_is_raised_here(
     quantized: QuantizedModel, pairs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of its own class, with the lines that raised it; a class in a function by its text."""
+    """The exception keeps its class and the lines that raised it; a local class, its text."""
     monkeypatch.setattr(sys, "path", [])
 
     class LocalError(Exception):

@@ -1,4 +1,4 @@
-"""What is sent to workers: references, runtimes, factories, samples, and settings of torch."""
+"""Pickles sent to workers: references, runtimes, factories, samples, settings of torch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_factory_or_runtime_that_cannot_travel_is_refused(
 
 
 def test_a_file_that_was_looked_at_here_travels(threads: Threads) -> None:
-    """What this process has read of a mapped file stays here."""
+    """The op dtypes that were read from the mapped file are not pickled with it."""
     path, model = make.CONVERTED / "nested.int8.tflite", stacks.build("nested")
     inputs = [stacks.MODELS["nested"][1]] * 3
     loaded = Edgeq().load(path, reference=model)

@@ -1,4 +1,4 @@
-"""What stands in the place of a file that is to be written."""
+"""Reports that are written to a link, a pipe or a device."""
 
 from __future__ import annotations
 

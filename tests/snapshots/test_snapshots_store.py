@@ -204,7 +204,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
 def test_a_file_that_is_larger_than_the_memory(tmp_path: Path) -> None:
-    """That is told of the file."""
+    """The error names the file, in place of a MemoryError."""
     import resource
 
     path = tmp_path / "a.json"

@@ -1,4 +1,4 @@
-"""What both models give for a labelled sample, nested alike, and what a scorer makes of it."""
+"""Run the float model and the file on a labelled sample, and score the outputs of both."""
 
 from __future__ import annotations
 
