@@ -8,23 +8,29 @@ from pytest_edgeq.isolate.bounds import default_memory
 from pytest_edgeq.isolate.sessions import innermost
 
 if TYPE_CHECKING:
+    from pytest_edgeq.isolate.policy import Isolation
     from pytest_edgeq.tflite.registry import Runtimes
 
-__all__ = ["bare_runtimes"]
+__all__ = ["bare_isolation", "bare_runtimes"]
 
 
-def bare_runtimes() -> Runtimes:
-    """Return the runtimes of a bare file, isolated as the innermost session says."""
+def bare_isolation() -> Isolation:
+    """Return the isolation that the innermost session asks for; the defaults outside of pytest."""
     from pytest_edgeq.cache.directory import Store
     from pytest_edgeq.isolate.policy import Isolation
-    from pytest_edgeq.tflite.registry import BUILT_IN
     from pytest_edgeq.warn import warn_user
 
     told = innermost()
-    isolation = Isolation(
+    return Isolation(
         told.mode,
         seconds=told.seconds,
         memory=default_memory() if told.memory is None else told.memory,
         store=None if told.cache_dir is None else Store(told.cache_dir, warn_user),
     )
-    return BUILT_IN.isolated(isolation)
+
+
+def bare_runtimes() -> Runtimes:
+    """Return the runtimes of a bare file, isolated as the innermost session says."""
+    from pytest_edgeq.tflite.registry import BUILT_IN
+
+    return BUILT_IN.isolated(bare_isolation())

@@ -104,12 +104,10 @@ def _compared(
     from pytest_edgeq.cli.file_compare import compare_files
     from pytest_edgeq.cli.npz import read_samples
     from pytest_edgeq.cli.project_runtimes import project_runtimes
-    from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS, default_memory
-    from pytest_edgeq.isolate.policy import Isolation
+    from pytest_edgeq.isolate.bare_files import bare_isolation
 
-    isolation = Isolation("auto", seconds=DEFAULT_SECONDS, memory=default_memory())
     with project_runtimes(runtime) as known:
-        runtimes = known.isolated(isolation)
+        runtimes = known.isolated(bare_isolation())
         reference, edge = open_file(a, runtimes), open_file(b, runtimes)
         if signature is not None:
             reference, edge = reference.at(signature), edge.at(signature)
