@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pytest_edgeq.presets import NEEDS_TENSORFLOW
 from pytest_edgeq.process_state import destructors_without_stderr, paused_collector
 from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.flatbuffer import printable
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
@@ -206,8 +207,9 @@ class CompiledEngine(Engine):
         self._names: list[str] = info["outputs"]
         for side, borders in (("inputs", signature.inputs), ("outputs", signature.outputs)):
             names = [border.name for border in borders]
-            if len(info[side]) != len(names) or (signature.key is not None and info[side] != names):
-                raise RuntimeError(f"CompiledModel knows the {side} {info[side]}, the file {names}")
+            known = [printable(name) for name in info[side]]
+            if len(known) != len(names) or (signature.key is not None and known != names):
+                raise RuntimeError(f"CompiledModel knows the {side} {known}, the file {names}")
         self._shapes = [border.tensor.shape for border in signature.inputs]
         self._outputs = [_dtype_of(border) for border in signature.outputs]
         self._checked = False

@@ -24,6 +24,7 @@ __all__ = [
     "indices",
     "integers",
     "op_name",
+    "printable",
     "read_quantization",
     "text",
 ]
@@ -54,8 +55,20 @@ def checked(what: str, index: int, count: int, *, least: int = 0) -> int:
 
 
 def text(raw: bytes | None) -> str:
-    """Decode a string of the file, whatever is in it."""
-    return "" if raw is None else raw.decode("utf-8", "backslashreplace")
+    """Decode a string of the file, whatever is in it, as `printable` gives it."""
+    return "" if raw is None else printable(raw.decode("utf-8", "backslashreplace"))
+
+
+def printable(line: str) -> str:
+    r"""
+    Return a line with Python's escapes, such as `\x1b`, in place of what cannot be printed.
+
+    Names in a file from elsewhere are shown on terminals and in logs of CI, where an escape
+    sequence would be obeyed and a line break would forge a line.
+    """
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
 
 
 def integers(values: Any) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from pytest_edgeq.tflite.flatbuffer import printable
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
@@ -152,7 +153,8 @@ def refusal(
         meaning = _no_kernel(graph, op)
     if meaning is not None:
         lines.append(f"cause: {meaning}")
-    lines.append(f"the kernels said: {said}")
+    # Their words hold names of the file.
+    lines.append("the kernels said: " + "\n".join(map(printable, said.splitlines())))
     return UnrunnableError(runtime, "\n".join(lines))
 
 

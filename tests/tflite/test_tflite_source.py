@@ -197,6 +197,43 @@ def test_a_file_for_other_kernels_is_read_all_the_same() -> None:
             edge.runner("builtin")
 
 
+def _with_escape_sequences() -> bytes:
+    file = FileWriter()
+    graph = file.graph()
+    x, y = (graph.tensor("float32", name=f"{each}\x1b[2J\nPASSED") for each in "xy")
+    graph.op("NEG", [x], [y])
+    graph.borders([x], [y])
+    file.signature("main\x9b", [("x\x1b]0;", x)], [("y\u202e", y)])
+    return file.content()
+
+
+@pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled"])
+def test_escape_sequences_in_names_are_shown_as_text(runtime: str) -> None:
+    """A terminal would obey them, and a line break would forge a line. The file runs."""
+    edge = EdgeFile(_with_escape_sequences())
+    assert [tensor.name for tensor in edge.graph.subgraphs[0].tensors] == [
+        "x\\x1b[2J\\nPASSED",
+        "y\\x1b[2J\\nPASSED",
+    ]
+    (signature,) = edge.graph.signatures
+    assert signature.key == "main\\x9b"
+    assert signature.inputs[0].name == "x\\x1b]0;"
+    assert signature.outputs[0].name == "y\\u202e"
+
+    (given,) = edge.run(["x\\x1b]0;"], [np.ones((1, 4), np.float32)], runtime)
+    assert (given == -1).all()
+
+
+def test_escape_sequences_in_what_kernels_say_are_shown_as_text() -> None:
+    """They quote the file: here the name of a custom op."""
+    edge = EdgeFile(one_op("CUSTOM:a\x1b[2J", [{"dtype": "float32"}], [{"dtype": "float32"}]))
+    assert [entry.op for entry in edge.op_dtypes] == ["CUSTOM:a\\x1b[2J"]
+    with pytest.raises(RuntimeError) as refused:
+        edge.runner("builtin")
+    assert r"unresolved custom op: a\x1b[2J" in str(refused.value)
+    assert "\x1b" not in str(refused.value)
+
+
 _FUZZ = """
 import pathlib, random, sys
 from pytest_edgeq.tflite.graph import OpGraph
