@@ -14,6 +14,11 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command that `sys.argv` names, and exit with its code."""
     from pytest_edgeq.cli.group import edgeq
+    from pytest_edgeq.cli.trouble import output_lost
 
-    # The same usage and the same completion variable for `edgeq` and `python -m pytest_edgeq`.
-    edgeq.main(prog_name="edgeq", complete_var="_EDGEQ_COMPLETE")
+    try:
+        # The same usage and the same completion variable for `edgeq` and `python -m pytest_edgeq`.
+        edgeq.main(prog_name="edgeq", complete_var="_EDGEQ_COMPLETE")
+    except OSError as error:
+        # Commands tell errors of the files that they read and write themselves.
+        output_lost(error)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
+from typing import NoReturn
 
 import click
 
 from pytest_edgeq.missing import naming_missing_libraries
 
-__all__ = ["FOUND", "TroubleError", "exit_codes", "in_sentences"]
+__all__ = ["FOUND", "TroubleError", "exit_codes", "in_sentences", "output_lost"]
 
 FOUND = 1
 """Exit code of a command that ran, and found what it looks for."""
@@ -48,6 +51,18 @@ def in_sentences() -> Iterator[None]:
             yield
     except (OSError, ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
         raise TroubleError(_sentence(error)) from error
+
+
+def output_lost(error: OSError) -> NoReturn:
+    """
+    Exit because standard output cannot be written, on a full disk for instance.
+
+    A traceback would end with exit code 1, which says that the command found something.
+    """
+    # Python writes what is left when it exits, and would fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    click.echo(f"Error: standard output: {error.strerror}", err=True)
+    sys.exit(TroubleError.exit_code)
 
 
 def _sentence(error: Exception) -> str:

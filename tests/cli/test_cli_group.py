@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -10,9 +12,10 @@ import click
 import pytest
 
 from pytest_edgeq.cli.group import edgeq
-from tests.cli.conftest import Run, module, without_torch
+from tests.cli.conftest import CONVERTED, Run, module, without_torch
 
 ROOT = Path(__file__).parents[2]
+SOUND = str(CONVERTED / "nested.int8.tflite")
 COMMANDS = edgeq.list_commands(click.Context(edgeq))
 
 
@@ -50,6 +53,23 @@ def test_the_help_of_each_command_tells_its_exit_codes(name: str, run: Run) -> N
     assert "Exit codes:\n    0  " in done.stdout
     assert "\n    2  " in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["diff", SOUND, SOUND], ["show", "--json", SOUND]]
+)
+def test_output_that_cannot_be_written_is_no_finding(arguments: list[str]) -> None:
+    """Nor a traceback."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest_edgeq", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.stderr == "Error: standard output: No space left on device\n"
+    assert done.returncode == 2
 
 
 def test_the_version(run: Run) -> None:
