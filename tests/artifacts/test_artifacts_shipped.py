@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,13 +41,20 @@ def test_a_streaming_int8_file(name: str) -> None:
         assert_output_dtypes(path, "int8")
 
 
+@pytest.mark.parametrize(
+    "runtimes",
+    [
+        pytest.param([name for name in RUNTIMES if name != "tensorflow"], id="litert"),
+        pytest.param(RUNTIMES, id="all", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", WAKE_WORD_NAMES)
-def test_every_runtime_keeps_the_state_of_a_stream(name: str) -> None:
+def test_every_runtime_keeps_the_state_of_a_stream(name: str, runtimes: Sequence[str]) -> None:
     """Twenty steps of one stream; at the end all kernels are within a step of each other."""
     generator = np.random.default_rng(0)
     stream = [generator.uniform(0, 20, (1, 3, 40)).astype(np.float32) for _ in range(20)]
 
-    assert_runtimes_agree(shipped(WAKE_WORDS, name), stream, 1, RUNTIMES)
+    assert_runtimes_agree(shipped(WAKE_WORDS, name), stream, 1, runtimes)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def run_pytest(*arguments: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_test_passes_and_fails_on_a_defect(here: Path, run: Run) -> None:
     """The first run stores the baselines; weights that are quantized per tensor are found."""
     done = run("init", "my_factories:residual")

@@ -70,6 +70,7 @@ def test_a_failure_holds_no_log_of_the_libraries(project: pytest.Pytester) -> No
     assert result.errlines == []
 
 
+@pytest.mark.slow
 def test_a_verbose_run_shows_the_log(project: pytest.Pytester) -> None:
     """Under a title of its own."""
     result = project.runpytest_subprocess("--edgeq-cache=off", "--tb=short", "-v")

@@ -78,6 +78,7 @@ def _assert_nothing_is_left(run: Recording) -> None:
     assert not [line for line in lines if line.startswith(("edgeq: check", "edgeq: convert"))]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("rows", [24, 4])
 @pytest.mark.parametrize("option", ["-v", "-q", "--color=yes"])
 def test_the_line_is_seen_and_leaves_no_trace(
@@ -143,6 +144,7 @@ WIDTH = len(f"test_it.py::test_with_a_long_step{NAME} ")
 """Columns that `-v` writes before the test runs."""
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("columns", [WIDTH // 2 - 1, WIDTH // 2 + 1, WIDTH - 1, WIDTH + 1])
 def test_a_line_of_pytest_may_be_longer_than_the_terminal(
     pytester: pytest.Pytester, columns: int
@@ -167,6 +169,7 @@ def test_no_line_where_the_cursor_stands_behind_the_last_column(pytester: pytest
     assert run.steps == []
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("options", "environment"),
     [

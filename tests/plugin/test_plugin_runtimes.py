@@ -333,6 +333,7 @@ def test_tensorflow_is_looked_for_when_the_run_starts(
     assert "pip install 'pytest-edgeq[tensorflow]'" in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_tensorflow_that_is_there_is_not_imported_before_it_runs(
     pytester: pytest.Pytester,
 ) -> None:

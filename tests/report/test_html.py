@@ -223,11 +223,12 @@ def test_the_page_names_nothing_that_a_browser_would_fetch(page: Page) -> None:
     assert page.attributes("content")[0].startswith("default-src 'none'; img-src data:;")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outputs", "ops"),
     [
         pytest.param(("logits",), 120, id="classifiers"),
-        pytest.param(tuple("abcdef"), 300, id="detectors", marks=pytest.mark.slow),
+        pytest.param(tuple("abcdef"), 300, id="detectors"),
     ],
 )
 def test_twenty_models_stay_below_5_mb(outputs: tuple[str, ...], ops: int) -> None:

@@ -212,8 +212,6 @@ def test_kernels_still_do_not_unpack_two_bits(resolver: str) -> None:
 )
 def test_two_bits_that_are_not_unpacked_are_refused(runtime: str) -> None:
     """Those of a convolution on floats only."""
-    if runtime == "tensorflow":
-        pytest.importorskip("tensorflow", reason="the extra is not installed")
     for dtype in ("int4", "int8"):
         EdgeFile(_two_bits(dtype)).runner(runtime)
     with pytest.raises(RuntimeError, match=r"(?s)cannot load .*CONV_2D \(op 0\).*weights are int2"):
@@ -224,8 +222,6 @@ def test_two_bits_that_are_not_unpacked_are_refused(runtime: str) -> None:
 @pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled", "tensorflow"])
 def test_a_file_whose_scales_are_read_past_is_refused(runtime: str) -> None:
     """Only where the kernels would: not a scale for each channel, nor integers throughout."""
-    if runtime == "tensorflow":
-        pytest.importorskip("tensorflow", reason="the extra is not installed")
     EdgeFile(_depthwise(CHANNELS, axis=3)).runner(runtime)
     EdgeFile(_depthwise(1, dtype="int8")).runner(runtime)
     with pytest.raises(
