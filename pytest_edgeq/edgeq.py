@@ -249,7 +249,7 @@ class Edgeq:
             RuntimeError: torch.export, the converter or the kernels refuse the model.
         """
         from pytest_edgeq import litert
-        from pytest_edgeq.flows.request import make_request
+        from pytest_edgeq.flows.arguments import make_request
         from pytest_edgeq.flows.resolve import describe, run_flow
         from pytest_edgeq.process_state import frozen_heap, seeded
 
