@@ -17,7 +17,8 @@ from torch import nn
 
 from fixtures.models import ConvBnRelu, TwoInputs, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
-from pytest_edgeq import Edgeq, QuantizedModel, check
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.check.verdict import Finding, Rank, Verdict
 from pytest_edgeq.localize.rows import SPREAD, LayerErrors
 from tests.localize.rows import row
 
@@ -119,29 +120,29 @@ def test_nan_of_torch_itself_is_the_first_finding(edgeq_alone: Edgeq) -> None:
     assert "the first op that gives any" not in text
 
 
-def test_what_no_layer_makes_is_told_of_the_errors(heads: QuantizedModel) -> None:
+def test_what_no_layer_makes_is_told_of_the_errors() -> None:
     """Not of an op that went, which stands before them; a layer to blame is told of all."""
     gone, worse = "QUANTIZE at pool disappeared", "errors regressed: total: expected 30, got 20"
-    troubles = [check._Trouble(check._MEMORY, f"{each}\nfile: x.json") for each in (gone, worse)]
+    findings = [Finding(Rank.MEMORY, f"{each}\nfile: x.json") for each in (gone, worse)]
     cause = "no single layer: 9 of 28 ranges are too narrow"
     layers = LayerErrors(rows=(), culprit=None, cause=cause)
-    gate = check._Gate(heads, "xnnpack", findings=troubles, layers=layers)
-    assert gate.text(unwritten=False).splitlines()[:6] == [
-        f"{gone} [1 of 2 findings on _TwoHeads]",
+    verdict = Verdict(findings, layers=layers)
+    assert verdict.text("Net", unwritten=False).splitlines()[:6] == [
+        f"{gone} [1 of 2 findings on Net]",
         "file: x.json",
         "",
         f"[2] {worse}",
         f"    layer to blame: {cause}",
         "    file: x.json",
     ]
-    gate.layers = replace(layers, culprit=row(0), cause="ADD #0: it computes in float32")
-    assert gate.text(unwritten=False).splitlines()[:2] == [
-        f"{gone} [1 of 2 findings on _TwoHeads]",
+    verdict.layers = replace(layers, culprit=row(0), cause="ADD #0: it computes in float32")
+    assert verdict.text("Net", unwritten=False).splitlines()[:2] == [
+        f"{gone} [1 of 2 findings on Net]",
         "layer to blame: ADD #0: it computes in float32",
     ]
-    gate.layers = replace(layers, cause=SPREAD)
-    troubles[1] = check._Trouble(check._MEMORY, f"{worse}\ncause: calibrated on fewer samples")
-    assert "layer to blame" not in gate.text(unwritten=False)
+    verdict.layers = replace(layers, cause=SPREAD)
+    findings[1] = Finding(Rank.MEMORY, f"{worse}\ncause: calibrated on fewer samples")
+    assert "layer to blame" not in verdict.text("Net", unwritten=False)
 
 
 @pytest.mark.slow

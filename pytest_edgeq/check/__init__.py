@@ -1,0 +1,97 @@
+"""
+`edgeq.check`: everything that must hold of a model that ships, and all that does not in one text.
+
+`measuring` runs the samples, `gate` judges what they gave, `verdict` holds the findings and writes
+the text of the failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.check.gate import UNREMEMBERED, Gate
+from pytest_edgeq.localize.rows import LayerErrors
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.parallel import on_one_thread
+from pytest_edgeq.progress import Progress
+from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.warn import warn_user
+
+if TYPE_CHECKING:
+    from pytest_edgeq.executors.carriers import Engine
+
+__all__ = ["CheckResult", "check"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """
+    What a check measured and found.
+
+    Attributes:
+        comparison: The errors; None where file and reference could not be compared.
+        layers: The errors of each op; None where they could not be measured.
+        findings: What is wrong, the most telling first.
+    """
+
+    comparison: Comparison | None
+    layers: LayerErrors | None
+    findings: list[str]
+
+
+def check(
+    quantized: QuantizedModel,
+    inputs: Iterable[Any],
+    *,
+    runtime: str,
+    threads: int,
+    claims: Claims,
+    writes: bool,
+    progress: Progress,
+    on_result: Callable[[CheckResult], None] = lambda result: None,
+    keeps_points: bool = False,
+    engine: Engine | None = None,
+) -> None:
+    """
+    Hold a model against everything that is known of it, in one pass over the samples.
+
+    Args:
+        quantized: The file and its references.
+        inputs: Samples, read once, in order, one held at a time.
+        runtime: Kernels that the errors are measured on.
+        threads: Cores that may be used; the figures are the same for any number.
+        claims: Gives, for what was measured, the checks of what is remembered, which raise.
+        writes: Whether those write what is new or changed.
+        progress: Told of the samples.
+        on_result: Called with what was measured and found, whatever it is.
+        keeps_points: Whether to keep elements of the outputs, for charts.
+        engine: Measures the samples behind the first few elsewhere, to the same figures; None for
+            this process.
+
+    Raises:
+        AssertionError: Lists all that is wrong.
+        ValueError, TypeError: No reference, no sample, or one that does not fit.
+    """
+    gate = Gate(quantized, runtime, keeps_points=keeps_points)
+    with on_one_thread(), progress.step("check", quantized.name, inputs) as step:
+        gate.look(inputs, threads, step, engine)
+    verdict = gate.verdict
+    unwritten = writes and bool(verdict.findings)
+    if not unwritten:
+        gate.hold_against(claims(gate.comparison))
+    on_result(CheckResult(gate.comparison, verdict.layers, verdict.texts()))
+    if verdict.findings:
+        verdict.notes += gate.sample_notes
+        raise AssertionError(verdict.text(quantized.name, unwritten=unwritten))
+    for note in dict.fromkeys(verdict.notes):
+        # In a test the summary tells of few samples, and elsewhere this warning, which is given
+        # anyway: a suite that turns warnings into errors must not fail of them.
+        also = gate.sample_notes if note == UNREMEMBERED else []
+        warn_user("; ".join([f"edgeq.check: {note}", *also]))

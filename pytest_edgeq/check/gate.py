@@ -1,0 +1,272 @@
+"""Judges what a pass over the samples has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.check.measuring import Measuring
+from pytest_edgeq.check.verdict import Rank, Verdict
+from pytest_edgeq.evaluation import notes_on
+from pytest_edgeq.localize.cause import WAYS_OUT
+from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
+from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.findings import CALIBRATION_OVERLAP, INPUT_KINDS, NONFINITE
+from pytest_edgeq.numerics.metrics import ONE_BIT_DB
+from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.numerics.wiped import is_below_a_step
+from pytest_edgeq.progress import Step
+from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.sample_source import SampleSource
+from pytest_edgeq.snapshots.op_changes import describe_change
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.origin import origin_findings
+from pytest_edgeq.tflite.same import border_differences, op_differences
+
+if TYPE_CHECKING:
+    from pytest_edgeq.executors.carriers import Engine
+
+__all__ = ["UNREMEMBERED", "Gate"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+UNREMEMBERED = "baselines were not checked: outside a test nothing is remembered"
+"""A note."""
+
+_SHOWN = 4
+"""How many more differences of one kind a text lists."""
+
+_SHIP = (
+    "fix: ship what the flow made, quantized.path; a file that was changed on purpose is held "
+    "against torch alone by edgeq.load(path, reference=model)"
+)
+
+_RANKS = {
+    **dict.fromkeys(INPUT_KINDS, Rank.INPUTS),
+    CALIBRATION_OVERLAP: Rank.DATA,
+}
+"""Of findings on health."""
+
+_FEW_CALIBRATED = 8
+"""
+Different calibration samples that are few.
+
+A value of a new sample lies beyond the least and greatest of n with a probability of 2/(n + 1): a
+fifth of all that are extreme in their sample.
+"""
+
+
+class Gate:
+    """
+    Measures a model, and gathers what is wrong with it.
+
+    Args:
+        quantized: The file and its references.
+        runtime: Kernels that the errors are measured on.
+        keeps_points: Whether to keep elements of the outputs, for charts.
+
+    Attributes:
+        verdict: The findings.
+        comparison: The errors; None before `look`, and where they could not be measured.
+    """
+
+    def __init__(self, quantized: QuantizedModel, runtime: str, *, keeps_points: bool) -> None:
+        self.verdict = Verdict()
+        self.comparison: Comparison | None = None
+        self._quantized = quantized
+        self._runtime = runtime
+        self._keeps_points = keeps_points
+        self._of_torch = False
+        """Whether torch itself gives values that are not finite."""
+
+    def look(
+        self, inputs: Iterable[Any], threads: int, step: Step, engine: Engine | None = None
+    ) -> None:
+        """Measure the model on samples and judge it; arguments as of `Measuring.measure`."""
+        # First, as it says what is wrong with the call.
+        measuring = Measuring(
+            self._quantized,
+            self._runtime,
+            self.verdict,
+            keeps_points=self._keeps_points,
+            by_sample=isinstance(inputs, SampleSource),
+        )
+        self._look_at_origin()
+        measured = measuring.measure(inputs, threads, step, engine)
+        self.comparison = measured.comparison
+        if measured.comparison is not None:
+            self._look_at_health(measured.comparison)
+            self._look_at_total(measured.comparison.total, measured.calibration)
+        if measured.layers is not None:
+            self._look_at_layers(measured.layers)
+        elif not measured.fits:
+            self._look_at_constants()
+        self._look_at_calibration()
+        self.verdict.notes += measured.agreed.notes
+
+    def hold_against(self, claims: Iterable[Callable[[], None]]) -> None:
+        """Hold the model against what was accepted before."""
+        for claim in claims:
+            try:
+                claim()
+            except AssertionError as error:
+                self.verdict.add(Rank.MEMORY, str(error))
+            except RuntimeError:  # there is no body of a test to remember by
+                self.verdict.notes.append(UNREMEMBERED)
+                return
+
+    @property
+    def sample_notes(self) -> list[str]:
+        """Notes on the evaluation samples."""
+        return [] if self.comparison is None else notes_on(self.comparison.evaluated)
+
+    def _look_at_calibration(self) -> None:
+        """Note that few different samples were calibrated with."""
+        known = self._quantized.ledger
+        if 0 < len(known) < _FEW_CALIBRATED:
+            given = f", of {known.n_added} given" if known.n_added > len(known) else ""
+            self.verdict.notes.append(
+                f"calibrated on {len(known)} different sample{'s' if len(known) > 1 else ''}{given}"
+                ": ranges cut off what these do not reach; give dozens for PT2E, 100 or more for "
+                "static recipes"
+            )
+
+    def _look_at_health(self, comparison: Comparison) -> None:
+        """One finding a kind: what is wrong with one output is often wrong with all."""
+        health = comparison.health
+        if any(each.nonfinite_reference for each in comparison.total.outputs.values()):
+            self._of_torch = True
+        for kind in dict.fromkeys(each.kind for each in health):
+            first, *others = [each for each in health if each.kind == kind]
+            count = f" ({len(others) + 1} of them)" if others else ""
+            lines = [f"health: {kind}{count}: {first.where}: {first.message}"]
+            first_of_all = kind == NONFINITE and self._of_torch
+            self.verdict.add(
+                Rank.INPUTS if first_of_all else _RANKS.get(kind, Rank.HEALTH),
+                "\n".join(
+                    _shortened(lines + [f"  {each.where}: {each.message}" for each in others])
+                ),
+            )
+
+    def _look_at_total(self, total: StageErrors, calibration: Calibration) -> None:
+        """Outputs of which less than a bit is left."""
+        for name, errors in total.outputs.items():
+            rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
+            if not errors.sqnr_db < ONE_BIT_DB or is_below_a_step(errors):
+                continue
+            tiny = errors.scale is not None and rms < errors.scale
+            text = (
+                f"output {name!r}: expected {ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of "
+                f"it, got {errors.sqnr_db:.3g} dB (rms {rms:.3g} in torch, rms error "
+                f"{errors.rmse:.3g})"
+            )
+            if tiny:
+                text += (
+                    f"\ncause: its values are less than a step of its scale, {errors.scale:.3g}: "
+                    f"its range is too wide; {calibration.too_wide(errors.scale)}"
+                )
+            self.verdict.add(Rank.HEALTH, text)
+
+    def _look_at_layers(self, layers: LayerErrors) -> None:
+        self.verdict.layers = layers
+        # An op that gives NaN where torch itself does is none to blame.
+        blamed = [row for row in layers.rows if row.verdict == LOWERING]
+        if any(row.findings or not self._of_torch for row in blamed):
+            text = f"{layers.cause}{self._why(layers)}\n{layers.overview}"
+            self.verdict.add(Rank.LAYERS, text)
+        # One step is what any kernel rounds.
+        unjudged = [
+            row
+            for row in layers.rows
+            if row.matched and row.excess_lsb is None and row.verdict != LOWERING
+            if row.local_lsb_error is not None and not row.local_lsb_error <= 1
+        ]
+        if unjudged:
+            self.verdict.notes.append(
+                f"{_ops(len(unjudged), 'has', 'have')} a kernel of which no bound is known, and "
+                f"{'is' if len(unjudged) == 1 else 'are'} more than a step off: {_names(unjudged)}"
+            )
+        self._look_at_unmatched(layers)
+
+    def _look_at_unmatched(self, layers: LayerErrors) -> None:
+        """Note the ops that were not measured."""
+        unmatched = [row for row in layers.rows if not row.matched]
+        if unmatched:
+            self.verdict.notes.append(
+                f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "
+                f"torch one by one, as float32 has nothing like them: {_names(unmatched)}"
+            )
+
+    def _why(self, layers: LayerErrors) -> str:
+        """Say who wrote what is wrong, and the way out."""
+        if self._quantized.origin is not None:
+            return "" if self.verdict.tells(Rank.ORIGIN) else f"\n{_SHIP}"
+        if layers.culprit is not None and layers.culprit.op in WAYS_OUT:
+            return ""  # it has said the way out
+        if self._quantized.flow != "prebuilt":
+            return (
+                "\nfix: the converter wrote this: take another quantizer, or leave the op in "
+                "float, and report it with a model of this op alone"
+            )
+        if not layers.of_another_model:
+            return (
+                "\nfix: correct the tool that wrote the file, or pass the reference that it was "
+                "made from"
+            )
+        return (
+            f"\ncause: {layers.of_another_model} than the file was made from\n"
+            "fix: give the reference that it was made from"
+        )
+
+    def _look_at_origin(self) -> None:
+        """Hold a file that claims to be what the flow made against what it made."""
+        origin, edge = self._quantized.origin, self._quantized.edge
+        if origin is None:
+            return
+        borders = border_differences(origin.graph, edge.graph)
+        if _dtypes(origin) != _dtypes(edge):
+            found = describe_change(origin.op_dtypes.to_dict(), edge.op_dtypes.to_dict())
+            # Dtypes and shapes of inputs and outputs stand in there.
+            self._add_origin([found, *([] if "inputs and outputs:" in found else borders)])
+        elif borders:
+            self._add_origin(borders)
+        else:
+            self._add_origin(op_differences(origin.graph, edge.graph, origin.op_dtypes))
+
+    def _look_at_constants(self) -> None:
+        """Of a file that cannot be localized, as its outputs are none to compare."""
+        origin, edge = self._quantized.origin, self._quantized.edge
+        if origin is None or self.verdict.tells(Rank.ORIGIN):
+            return
+        where = {each.index: each.where for each in edge.op_dtypes if not each.subgraph}
+        found = origin_findings(edge, origin)
+        self._add_origin([f"{where[index]}: {each}" for index in found for each in found[index]])
+
+    def _add_origin(self, found: list[str]) -> None:
+        if not found:
+            return
+        first = f"not the file that the {self._quantized.flow} flow made: {found[0]}"
+        lines = _shortened([first, *(f"  {each}" for each in found[1:])])
+        lines.append(_SHIP)
+        self.verdict.add(Rank.ORIGIN, "\n".join(lines))
+
+
+def _names(rows: Sequence[LayerError]) -> str:
+    more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
+    return ", ".join(row.name for row in rows[:4]) + more
+
+
+def _ops(count: int, one: str, several: str) -> str:
+    return f"{count} op {one}" if count == 1 else f"{count} ops {several}"
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    kept, left = lines[: _SHOWN + 1], lines[_SHOWN + 1 :]
+    return [*kept, f"  … and {len(left)} more"] if left else kept
+
+
+def _dtypes(edge: EdgeFile) -> list[dict[str, Any]]:
+    """The map without the modules: a file that ships may have lost its names."""
+    return [entry.to_dict() | {"module": None} for entry in edge.op_dtypes]

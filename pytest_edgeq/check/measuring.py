@@ -1,0 +1,310 @@
+"""One pass over the samples of a check: outputs, ops and runtimes, each sample read once."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.agree import SAMPLES, Agreement, AgreementResult
+from pytest_edgeq.check.verdict import Rank, Verdict
+from pytest_edgeq.compare import Comparer
+from pytest_edgeq.executors.chunks import SampleError
+from pytest_edgeq.localize.localizer import Localizer
+from pytest_edgeq.localize.rows import LayerErrors
+from pytest_edgeq.measurement import Outcome
+from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.distances import Distances
+from pytest_edgeq.numerics.machine import Machine
+from pytest_edgeq.parallel import Beside, state_of
+from pytest_edgeq.progress import Step
+from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.samples import Sample, read_samples
+from pytest_edgeq.unrunnable import UnrunnableError, grouped
+
+if TYPE_CHECKING:
+    from pytest_edgeq.executors.carriers import Engine
+    from pytest_edgeq.executors.checking import CheckingElsewhere
+    from pytest_edgeq.executors.chunks import Chunk
+    from pytest_edgeq.executors.ops_job import CheckedSample
+
+__all__ = ["Measured", "Measuring"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+_CHOSEN = 2
+"""Samples on which the ops are measured in any case."""
+
+
+class _Choice:
+    """
+    Chooses the samples whose ops are measured one by one: it takes several times as long as a run.
+
+    These are the first few, and each later one with an output that is further from torch than on
+    all before it. Of n samples of like errors some 1 + ln n are chosen. Where a sample changes
+    what the next one gives, all are.
+    """
+
+    def __init__(self, quantized: QuantizedModel) -> None:
+        edges = (quantized.edge, quantized.float_edge)
+        self._takes_all = any(edge is not None and edge.is_stateful for edge in edges)
+        self._count = 0
+        self._distances = Distances()
+
+    @property
+    def worst(self) -> list[float] | None:
+        """The greatest distance of each output so far; None before the first sample."""
+        return self._distances.worst
+
+    def is_next(self, outcome: Outcome | None) -> bool:
+        """Whether to measure the ops on the next sample, which gave these outputs."""
+        if outcome is None:
+            self._count += 1
+            return True
+        return self.takes(Distances.between(outcome.values["edge"], outcome.values["float"]))
+
+    def takes(self, distances: Sequence[float]) -> bool:
+        """Whether to measure the ops on the next sample, whose outputs are so far from torch's."""
+        self._count += 1
+        is_furthest = self._distances.exceeds(distances)
+        return self._takes_all or self._count <= _CHOSEN or is_furthest
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """
+    What a pass has measured.
+
+    Attributes:
+        comparison: The errors; None where file and reference could not be compared.
+        calibration: Of the file.
+        layers: The errors of each op; None where they could not be measured.
+        agreed: How far the runtimes agree.
+        fits: Whether every sample fits file and reference.
+    """
+
+    comparison: Comparison | None
+    calibration: Calibration
+    layers: LayerErrors | None
+    agreed: AgreementResult
+    fits: bool
+
+
+class Measuring:
+    """
+    One pass over the samples.
+
+    What keeps it from measuring becomes a finding or a note, and the rest is measured all the same.
+
+    Args:
+        quantized: The file and its references.
+        runtime: Kernels that the errors are measured on.
+        verdict: Takes the findings and notes.
+        keeps_points: Whether to keep elements of the outputs, for charts.
+        by_sample: Whether workers may read the samples themselves.
+
+    Raises:
+        ValueError, TypeError: There is no reference, or no such runtime.
+    """
+
+    def __init__(
+        self,
+        quantized: QuantizedModel,
+        runtime: str,
+        verdict: Verdict,
+        *,
+        keeps_points: bool,
+        by_sample: bool,
+    ) -> None:
+        self._quantized = quantized
+        self._runtime = runtime
+        self._verdict = verdict
+        self._keeps_points = keeps_points
+        self._comparer = Comparer(
+            quantized, runtime, keeps_points=keeps_points, by_sample=by_sample
+        )
+        self._agreement = Agreement(quantized)
+        self._choice = _Choice(quantized)
+        self._localizer: Localizer | None = None
+        """None where ops cannot be measured, or not any more."""
+        self._refusals: list[UnrunnableError] = []
+        self._runs = self._runtime in self._agreement.opened
+        """Whether file and reference can be compared."""
+        self._fits = True
+        self._answers = True
+        """Whether file and reference have answered each sample."""
+
+    def measure(
+        self, inputs: Iterable[Any], threads: int, step: Step, engine: Engine | None
+    ) -> Measured:
+        """
+        Measure everything, each sample once: from the second one on ops beside the outputs.
+
+        Args:
+            inputs: Samples, read once, in order.
+            threads: Cores that may be used.
+            step: Told of the samples.
+            engine: Measures the samples behind the first few elsewhere; None for this process.
+
+        Raises:
+            ValueError, TypeError: No sample, or one that is none.
+        """
+        samples = read_samples(inputs, self._quantized.spec, "evaluation")
+        machines: Sequence[Machine] = ()
+        with ExitStack() as stack:
+            by: CheckingElsewhere | None = None
+            if engine is not None:
+                from pytest_edgeq.executors.checking import CheckingElsewhere
+                from pytest_edgeq.executors.reading import Reading
+
+                reading = Reading(self._quantized, inputs, samples)
+                by = CheckingElsewhere(engine, reading, self._runtime, self._keeps_points)
+                samples = reading.items()
+            stack.enter_context(self._comparer)
+            self._localizer = self._open_localizer(stack)
+            if by is None or not by.prepares():
+                self._measure_here(step.each(samples), threads, stack)
+            else:
+                # What is run on every runtime is run here.
+                self._measure_here(step.each(itertools.islice(samples, SAMPLES)), 1, stack)
+                machines = self._measure_elsewhere(by, step)
+        localizer = self._localizer if self._answers else None
+        measured = Measured(
+            comparison=self._comparer.result(machines) if self._runs else None,
+            calibration=self._comparer.calibration,
+            layers=None if localizer is None else localizer.result(),
+            agreed=self._agreement.result(),
+            fits=self._fits,
+        )
+        refusals = [*self._refusals, *measured.agreed.unable]
+        self._verdict.add(Rank.RUNS, *grouped(refusals))
+        self._verdict.add(Rank.RUNTIMES, *measured.agreed.apart)
+        return measured
+
+    def _measure_here(self, samples: Iterable[Sample], threads: int, stack: ExitStack) -> None:
+        """Measure samples in this process, in order."""
+        state = state_of(self._quantized) if threads > 1 else None
+        beside: Beside | None = None
+        pending: Callable[[], None] | None = None
+        for sample in samples:
+            if not self._fits:
+                continue  # the samples are read all the same: one may not be a sample at all
+            outcome = self._compare(sample) if self._runs else None
+            self._runs = outcome is not None
+            if pending is not None and not self._is_held(pending):
+                self._localizer = None
+            pending = None
+            if self._localizer is not None and self._answers:
+                pending = self._localizing(self._localizer, sample, outcome)
+                if beside is not None:
+                    pending = beside.start(pending)
+            if self._fits:
+                known = None if outcome is None else outcome.values["float"]
+                self._agreement.update(sample, known)
+            if pending is not None and beside is None:
+                self._localizer = self._localizer if self._is_held(pending) else None
+                pending = None
+            if beside is None and state is not None and state == state_of(self._quantized):
+                beside = stack.enter_context(contextlib.closing(Beside()))
+            state = None
+        if pending is not None and not self._is_held(pending):
+            self._localizer = None
+
+    def _measure_elsewhere(self, by: CheckingElsewhere, step: Step) -> Sequence[Machine]:
+        """Measure the samples that are left elsewhere; return the machines."""
+        if not (self._runs and self._fits and self._answers):
+            self._measure_here(step.each(by.reading.items()), 1, ExitStack())
+            return ()
+
+        def held(each: CheckedSample, add: Callable[[bool], None]) -> None:
+            """Add the ops of one sample to the localizer, if there is one."""
+            is_chosen = self._choice.takes(each.distances or ())
+            if self._localizer is not None and not self._is_held(lambda: add(is_chosen)):
+                self._localizer = None
+
+        try:
+            machines = by.measure(self._comparer, self._localizer, self._choice, held, step)
+        except SampleError as failed:
+            if failed.chunk is None:
+                raise failed.error from None
+            self._measure_failed(failed.chunk, failed.error, failed.index, by)
+            return ()
+        if machines is None:
+            self._measure_here(step.each(by.reading.items()), 1, ExitStack())
+        return machines or ()
+
+    def _measure_failed(
+        self, chunk: Chunk, error: BaseException, index: int, by: CheckingElsewhere
+    ) -> None:
+        """Measure the samples of a chunk here, up to the one that failed."""
+        self._comparer.count = chunk.start
+        samples = by.samples_of(chunk, self._quantized)
+        self._measure_here(itertools.islice(samples, index + 1 - chunk.start), 1, ExitStack())
+        if self._runs:  # it fails on the worker alone
+            raise error
+        for _ in by.reading.items() if by.reading.source is None else ():
+            pass  # one may not be a sample at all
+
+    def _localizing(
+        self, localizer: Localizer, sample: Sample, outcome: Outcome | None
+    ) -> Callable[[], None]:
+        """Return the call that measures the ops on a sample, or holds its outputs alone."""
+        known = {} if outcome is None else outcome.values
+        is_chosen = self._choice.is_next(outcome)
+        return partial(localizer.update if is_chosen else localizer.hold, sample.clone(), known)
+
+    def _compare(self, sample: Sample) -> Outcome | None:
+        """Return the outputs; None where file and reference cannot be compared."""
+        try:
+            return self._comparer.update(sample)
+        except (ValueError, TypeError) as error:
+            self._fits = False
+            self._verdict.add(Rank.FIT, str(error))
+        except UnrunnableError as error:
+            self._refusals.append(error)
+        except RuntimeError as error:
+            self._answers = False
+            self._verdict.add(Rank.RUNS, str(error))
+        return None
+
+    def _open_localizer(self, stack: ExitStack) -> Localizer | None:
+        """What measures each op; None where torch or the kernels that it needs cannot run."""
+        try:
+            localizer = Localizer(self._quantized)
+            stack.enter_context(localizer)
+        except UnrunnableError as error:
+            self._note_refusal(error)
+            return None
+        except (ValueError, RuntimeError) as error:
+            self._verdict.notes.append(f"ops were not held against torch one by one: {error}")
+            return None
+        return localizer
+
+    def _is_held(self, measure: Callable[[], None]) -> bool:
+        """Whether ops can be held against torch; why not becomes a note."""
+        try:
+            measure()
+        except UnrunnableError as error:
+            self._note_refusal(error)
+            return False
+        except RuntimeError as error:
+            self._verdict.notes.append(f"ops were not held against torch one by one: {error}")
+            return False
+        except (ValueError, TypeError):
+            if self._fits:
+                raise
+            return False  # of inputs that do not fit, which is a finding
+        return True
+
+    def _note_refusal(self, error: UnrunnableError) -> None:
+        self._refusals.append(error)
+        self._verdict.notes.append(
+            f"ops were not held against torch one by one, as the {error.runtime} runtime, which "
+            "keeps what is between them, refuses the file"
+        )
