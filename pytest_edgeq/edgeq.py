@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pytest_edgeq.report.journal import Journal
     from pytest_edgeq.sample_source import SampleSource
     from pytest_edgeq.snapshots.session import SnapshotSession
-    from pytest_edgeq.tflite.registry import Runtime, Runtimes
+    from pytest_edgeq.tflite.opening import Runtime
+    from pytest_edgeq.tflite.registry import Runtimes
     from pytest_edgeq.tflite.source import TflitePath
 
 

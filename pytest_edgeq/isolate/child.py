@@ -160,7 +160,8 @@ def load(
         own: A user's own runner, as cloudpickle writes it; None for a built-in runtime.
     """
     from pytest_edgeq.tflite.graph import OpGraph
-    from pytest_edgeq.tflite.runtimes import Opening
+    from pytest_edgeq.tflite.opening import Opening
+    from pytest_edgeq.tflite.runtimes import open_here
 
     runner = None
     if own is not None:
@@ -169,7 +170,8 @@ def load(
         runner = cloudpickle.loads(own)
     graph = OpGraph.read(source)
     (chosen,) = (each for each in graph.signatures if each.key == signature)
-    _engines[key] = Opening(source, graph, chosen, runtime, threads, runner, keep=keep).here()
+    opening = Opening(source, graph, chosen, runtime, threads, runner, keep=keep)
+    _engines[key] = open_here(opening)
 
 
 def run(key: int, inputs: Mapping[str, Array]) -> list[Array]:

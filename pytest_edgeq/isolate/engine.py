@@ -20,7 +20,8 @@ from pytest_edgeq.isolate.death import DeathError, file_fact, size_text
 from pytest_edgeq.isolate.sending import source_file
 from pytest_edgeq.tflite.crashing_op import SECONDS_OF_A_TRIAL, Inputs, crashing_op_text
 from pytest_edgeq.tflite.engines import Arrays, Engine
-from pytest_edgeq.tflite.runtimes import Opening
+from pytest_edgeq.tflite.opening import Opening
+from pytest_edgeq.tflite.runtimes import open_here
 from pytest_edgeq.unrunnable import CrashedError
 
 __all__ = ["IsolatedEngine", "TriedEngine"]
@@ -222,7 +223,7 @@ class TriedEngine(Engine):
         self._survived = survived
         self._is_own = opening.own is not None
         self._trial: IsolatedEngine | None = self._tried(trial)
-        self._engine = opening.here()
+        self._engine = open_here(opening)
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from pytest_edgeq.isolate.sending import sent, source_file
 from pytest_edgeq.presets import DEFAULT_RUNTIME, ISOLATE_MODES
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
-from pytest_edgeq.tflite.runtimes import Opening
+from pytest_edgeq.tflite.opening import Opening
+from pytest_edgeq.tflite.runtimes import open_here
 from pytest_edgeq.tflite.source import build_interpreter
 from pytest_edgeq.unrunnable import CrashedConversionError, CrashedError, UnrunnableError
 
@@ -109,14 +110,14 @@ class Isolation:
                 the child, the user's own runtime cannot be sent there.
         """
         if opening.target is not None:
-            return opening.here()  # another process already
+            return open_here(opening)  # another process already
         if self._mode == "off" or not (
             self.is_on or opening.foreign or opening.runtime != DEFAULT_RUNTIME
         ):
-            return opening.here()
+            return open_here(opening)
         key = "" if self.is_on else self._key(opening, b"")
         if key and opening.own is None and self._has_survived(key):
-            return opening.here()
+            return open_here(opening)
         try:
             own = self._sent(opening)
         except Exception as error:  # whatever the objects do that the runner holds
@@ -124,7 +125,7 @@ class Isolation:
         if own is not None and not self.is_on:
             key = self._key(opening, own)
             if self._has_survived(key):
-                return opening.here()
+                return open_here(opening)
         # Only now, as it imports pebble.
         from pytest_edgeq.isolate.engine import IsolatedEngine, TriedEngine
 
@@ -179,7 +180,7 @@ class Isolation:
                 "files and devices when it is called; or --edgeq-isolate=auto",
             ) from error
         self._note(f"runtime {opening.runtime!r} was not tried in a child process first: {why}")
-        return opening.here()
+        return open_here(opening)
 
     # --- what has survived ----------------------------------------------------------------------
 

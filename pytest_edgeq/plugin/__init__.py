@@ -62,7 +62,7 @@ from pytest_edgeq.tflite.registry import Runtimes
 if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
     from pytest_edgeq.snapshots.record import Phase
-    from pytest_edgeq.tflite.registry import Runtime
+    from pytest_edgeq.tflite.opening import Runtime
 
 # pytest takes the hooks and fixtures of a plugin from its top module.
 __all__ = [

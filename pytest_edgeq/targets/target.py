@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pytest_edgeq.targets.target_engine import FarFile
     from pytest_edgeq.tflite.engines import Engine, Source
-    from pytest_edgeq.tflite.runtimes import Opening
+    from pytest_edgeq.tflite.opening import Opening
 
 __all__ = ["Target", "make_targets"]
 

@@ -18,7 +18,7 @@ from pytest_edgeq.unrunnable import CrashedError
 
 if TYPE_CHECKING:
     from pytest_edgeq.targets.target import Target
-    from pytest_edgeq.tflite.runtimes import Opening
+    from pytest_edgeq.tflite.opening import Opening
     from pytest_edgeq.tflite.subgraph import Tensor
 
 __all__ = ["FarFile", "TargetEngine", "in_order"]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.cut import cut_ops
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
-from pytest_edgeq.tflite.runtimes import Opening
+from pytest_edgeq.tflite.opening import Opening
 from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["SECONDS_OF_A_TRIAL", "Inputs", "crashing_op_text"]

@@ -1,5 +1,5 @@
 """
-The runtimes that a session can choose from, and what a user's own one must be.
+The runtimes that a session can choose from.
 
 This module is cheap to import: the plugin checks the names of runtimes before any test runs.
 """
@@ -10,23 +10,19 @@ import functools
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pytest_edgeq.presets import RUNTIMES
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.targets.target_spec import KERNELS, split_runtime
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pytest_edgeq.numerics.target_machine import TargetMachine
-    from pytest_edgeq.tflite.engines import Engine
     from pytest_edgeq.tflite.mapped import Buffer
-    from pytest_edgeq.tflite.runtimes import Opening
+    from pytest_edgeq.tflite.opening import Isolation, Remote, Runtime
 
-__all__ = ["BUILT_IN", "Closable", "Isolation", "Remote", "Runtime", "RuntimeSession", "Runtimes"]
+__all__ = ["BUILT_IN", "Closable", "Runtimes"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -46,110 +42,11 @@ _NOT_FOR_BARE_FILES = (
 )
 
 
-class RuntimeSession(Protocol):
-    """
-    One opened file of a user's own runtime.
-
-    It may also have a method `close()`, called once when the file is no longer needed, and before
-    the file is opened anew because it keeps state from run to run.
-    """
-
-    def __call__(
-        self, inputs: dict[str, np.ndarray[Any, Any]], /
-    ) -> Mapping[str, np.ndarray[Any, Any]]:
-        """
-        Run one sample.
-
-        Args:
-            inputs: Arrays by the signature's input names, of the dtypes that the file stores: the
-                codes of a quantized input. They are the session's own, to keep or to change.
-
-        Returns:
-            Every output by the signature's output name, of the dtype and shape that the file gives:
-            the codes of a quantized output. Anything else is an error.
-        """
-
-
-class Runtime(Protocol):
-    """
-    A user's own runtime: a phone over adb, a simulator, another interpreter.
-
-    It is called when a file is first run on it, not before, in the process that runs the test; and
-    before that, for the first run alone, in a child process.
-    """
-
-    def __call__(self, path: Path, signature: str | None, /) -> RuntimeSession:
-        """
-        Open a file.
-
-        Args:
-            path: The `.tflite` file. It stays in place until the session is closed.
-            signature: Key of the entry point to run; None for a file without signatures, whose
-                inputs and outputs are known by their tensors' names.
-        """
-
-
 class Closable(Protocol):
     """What is closed when the session ends."""
 
     def close(self) -> None:
         """Let go of everything; more than once does no harm."""
-
-
-class Isolation(Protocol):
-    """Decides in which process a file runs."""
-
-    def open(self, opening: Opening, /) -> Engine:
-        """
-        Open a file, here or in a child process.
-
-        Raises:
-            RuntimeError, ValueError: The kernels refuse the file, or ended the child.
-        """
-
-    def build(self, content: Buffer, /, *, foreign: bool) -> None:
-        """
-        Build an interpreter of a file that nothing has looked at, here or in a child process.
-
-        Raises:
-            RuntimeError, ValueError: The interpreter refuses the file, or ended the child.
-        """
-
-
-class Remote(Protocol):
-    """
-    A machine or CPU elsewhere, whose kernels run files.
-
-    Attributes:
-        name: By which runtimes name it.
-        command: Starts it.
-        seconds: Without an answer, after which it has failed.
-        machine: What it says of itself; None before the first use.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    seconds: float
-    machine: TargetMachine | None
-
-    def start(self) -> TargetMachine:
-        """
-        Start it, unless it runs.
-
-        Raises:
-            RuntimeError: It does not start.
-        """
-
-    def open(self, opening: Opening, /) -> Engine:
-        """
-        Open a file there.
-
-        Raises:
-            RuntimeError, ValueError: The kernels refuse the file, or the machine does not answer.
-        """
-
-    def close(self) -> None:
-        """End what was started for it; the next use starts it anew."""
 
 
 class Runtimes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from pytest_edgeq.tflite.engines import Arrays, CompiledEngine, Engine, Interpre
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.mapped import MappedFile
 from pytest_edgeq.tflite.modules import ModulePaths
+from pytest_edgeq.tflite.opening import Opening, Runtime, RuntimeSession
 from pytest_edgeq.tflite.refusals import refusal
-from pytest_edgeq.tflite.registry import BUILT_IN, Remote, Runtime, Runtimes, RuntimeSession
+from pytest_edgeq.tflite.registry import BUILT_IN, Runtimes
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 from pytest_edgeq.tflite.unsafe import refuse_unsafe
 from pytest_edgeq.unrunnable import UnrunnableError
@@ -30,11 +31,11 @@ from pytest_edgeq.unrunnable import UnrunnableError
 __all__ = [
     "BUILT_IN",
     "KEEPING",
-    "Opening",
     "Runner",
     "Runtime",
     "RuntimeSession",
     "Runtimes",
+    "open_here",
     "source_of",
 ]
 
@@ -46,54 +47,22 @@ __tracebackhide__ = True
 KEEPING = ("builtin", "reference")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Opening:
+def open_here(opening: Opening) -> Engine:
     """
-    A file that is to be opened on a runtime.
+    Open a file in this process, or on its target.
 
-    Attributes:
-        source: Path or content of the file.
-        graph: Its graph.
-        signature: The entry point to run.
-        runtime: Its name.
-        threads: Of an interpreter.
-        own: The runner of a user's own runtime; None for a built-in one.
-        target: Where it runs; None for this machine.
-        kernels: The built-in runtime whose kernels run it; a user's own runtime's name.
-        modules: To name ops.
-        keep: Keep every intermediate tensor.
-        foreign: Whether the file was made elsewhere.
+    Raises:
+        RuntimeError, ValueError: The kernels cannot allocate the file.
+        ModuleNotFoundError: The runtime needs a package that is not installed.
     """
-
-    source: Source
-    graph: OpGraph
-    signature: Signature
-    runtime: str
-    threads: int
-    own: Runtime | None = None
-    target: Remote | None = None
-    kernels: str = ""
-    modules: ModulePaths | None = None
-    keep: bool = False
-    foreign: bool = False
-
-    def here(self) -> Engine:
-        """
-        Open the file in this process, or on its target.
-
-        Raises:
-            RuntimeError, ValueError: The kernels cannot allocate the file.
-            ModuleNotFoundError: The runtime needs a package that is not installed.
-        """
-        if self.target is not None:
-            return self.target.open(self)
-        if self.own is not None:
-            return _OwnEngine(self.own, self.source, self.signature)
-        if self.runtime == "compiled":
-            return CompiledEngine(self.source, self.graph, self.signature, self.threads)
-        return InterpreterEngine(
-            self.source, self.signature, self.runtime, self.threads, keep=self.keep
-        )
+    source, signature = opening.source, opening.signature
+    if opening.target is not None:
+        return opening.target.open(opening)
+    if opening.own is not None:
+        return _OwnEngine(opening.own, source, signature)
+    if opening.runtime == "compiled":
+        return CompiledEngine(source, opening.graph, signature, opening.threads)
+    return InterpreterEngine(source, signature, opening.runtime, opening.threads, keep=opening.keep)
 
 
 class Runner:
@@ -192,7 +161,7 @@ class Runner:
 
     def _open(self, opening: Opening) -> Engine:
         isolation = self._runtimes.isolation
-        return opening.here() if isolation is None else isolation.open(opening)
+        return open_here(opening) if isolation is None else isolation.open(opening)
 
     def _refusal(
         self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
