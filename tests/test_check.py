@@ -50,7 +50,10 @@ def edgeq_alone(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
     return Edgeq(directory=tmp_path_factory.mktemp("check"))
 
 
-@pytest.fixture(scope="module", params=["pt2e_static_int8", "recipe_static_wi8_ai8"])
+@pytest.fixture(
+    scope="module",
+    params=["pt2e_static_int8", pytest.param("recipe_static_wi8_ai8", marks=pytest.mark.slow)],
+)
 def heads(edgeq_alone: Edgeq, request: pytest.FixtureRequest) -> QuantizedModel:
     """A sound model."""
     torch.manual_seed(0)

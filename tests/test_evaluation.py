@@ -330,6 +330,7 @@ def test_a_baseline_of_before_is_told_of_and_does_not_fail(
     assert remember(_uneven(256), "changed")["category"] == "changed"
 
 
+@pytest.mark.slow
 def test_where_no_number_of_samples_would_do_the_layer_is_to_be_found(remember: Remember) -> None:
     """One sample of thousands bears all of the error."""
     values = np.random.default_rng(0).normal(size=(5000, 1, 1))

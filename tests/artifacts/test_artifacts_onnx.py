@@ -28,6 +28,8 @@ from tests.artifacts.conftest import sqnr_db
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.slow
+
 
 def _export(
     model: nn.Module, args: tuple[torch.Tensor, ...], path: Path, names: tuple[str, ...], **io: Any
@@ -92,7 +94,6 @@ def residual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("onnx", "tflite", "floor"),
     [
@@ -144,7 +145,6 @@ class _Weighted(nn.Module):
         return {"weighed": self.left(a) + 2 * self.right(b), "alone": self.left(a)}
 
 
-@pytest.mark.slow
 def test_inputs_and_outputs_are_paired_by_name(maker: Edgeq, tmp_path: Path) -> None:
     """Whatever their order on either side; under exchanged names they are another model's."""
     model = seeded(_Weighted)
@@ -218,7 +218,6 @@ def test_a_bare_session_is_no_reference(maker: Edgeq, embedding: tuple[bytes, Pa
         onnx_reference(path)
 
 
-@pytest.mark.slow
 def test_basic_pitch_as_it_ships(maker: Edgeq) -> None:
     """
     A trained network whose file and ONNX were made by others, paired by position.
@@ -255,7 +254,6 @@ def by_onnx2tf(residual: Path) -> Path:
 
 
 # Measured: 142 dB, float32's rounding; 70 dB in float16, weights and activations.
-@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "floor"), [("float32", 110.0), ("float16", 64.0)])
 def test_a_file_made_by_way_of_onnx(
     maker: Edgeq, by_onnx2tf: Path, dtype: str, floor: float

@@ -371,6 +371,7 @@ def test_each_part_alone_may_be_gone(tmp_path: Path) -> None:
             assert again.float_tflite == quantized.float_tflite
 
 
+@pytest.mark.slow
 def test_ops_left_in_float_stay_so_where_the_file_alone_is_gone(tmp_path: Path) -> None:
     """The marks of nodes with a config of None are stored with the quantized graph."""
     quantizer = litert.pt2e_preset(PT2E)

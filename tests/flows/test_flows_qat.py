@@ -163,6 +163,7 @@ def test_every_op_is_folded_and_int8(trained: Trained) -> None:
     assert quantized.flow == "pt2e"
 
 
+@pytest.mark.slow
 def test_the_trained_weights_and_statistics_reach_the_file(maker: Edgeq, trained: Trained) -> None:
     """A float model with what the training left computes the same; the one before does not."""
     after = Net().eval()

@@ -284,6 +284,7 @@ def test_no_process_is_left_after_any_end(tmp_path: Path, end: str) -> None:
     assert not left_after(2, started)
 
 
+@pytest.mark.slow
 def test_a_thread_that_waits_starts_no_target_anew(
     session: Edgeq, quantized: QuantizedModel
 ) -> None:
