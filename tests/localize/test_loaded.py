@@ -19,7 +19,7 @@ from pytest_edgeq.localize.rows import LOWERING
 from tests.detection.edits import Change, edited, ops_of
 from tests.detection.flatfile import FlatFile
 from tests.detection.nets import DsCnn
-from tests.localize.builds import PT2E, STATIC, Build, localized
+from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
 pytestmark = pytest.mark.slow
 
@@ -264,3 +264,47 @@ def test_a_mask_that_lies_otherwise_blames_what_adds_it(maker: Edgeq, build: Bui
 
     assert errors.culprit is not None
     assert errors.culprit.op == "ADD", errors
+
+
+class Chosen(SmallModel):
+    """Channels that an index puts in another order, between two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+        self.register_buffer("order", torch.tensor([3, 1, 0, 2, 7, 5, 4, 6]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give an image."""
+        image: torch.Tensor = self.last(self.first(x).index_select(1, self.order))
+        return image
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 4, 6, 6, seed=seed),)
+
+
+def test_a_permutation_is_held_whatever_axes_of_length_1_it_counts(
+    maker: Edgeq, build: Build
+) -> None:
+    """The float file puts the channels in front by one TRANSPOSE, and this one by a RESHAPE."""
+    file = FlatFile(build(Chosen, PT2E).tflite)
+    op = ops_of(file, "TRANSPOSE")[1]
+    axes = file.constant(int(file.operators[op].inputs[1]))
+    assert axes is not None
+    assert axes.tolist() == [0, 3, 1, 2]
+    sound = maker.load(file.content(), reference=seeded(Chosen))
+    assert blamed(localized(maker, sound, Chosen)) == {}
+
+    edited(file, op, 1, _columns_first)
+    errors = localized(maker, maker.load(file.content(), reference=seeded(Chosen)), Chosen)
+
+    # The last one reads the same constant.
+    readers = set(file.readers(int(file.operators[op].inputs[1])))
+    assert blamed(errors).keys() == readers, errors
+    assert op in readers
+
+
+def _columns_first(axes: np.ndarray) -> None:
+    axes[:] = (0, 3, 2, 1)
