@@ -149,7 +149,10 @@ class Tolerance:
             return -math.inf
         one, two = (each.astype(np.float64).reshape(-1) for each in (ours, theirs))
         three = two if precise is None else precise.astype(np.float64).reshape(-1)
-        finite = np.isfinite(two) & np.isfinite(three)
+        finite = np.isfinite(two)
+        if not np.isfinite(three[finite]).all():
+            # A mask of the least float64 may overflow where that of float32 does not.
+            precise, three = None, two
         if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
             return -math.inf
         if not finite.any():

@@ -151,6 +151,28 @@ def test_a_model_that_is_another_in_float64_hides_nothing(maker: Edgeq, factor: 
     assert (parting(quantized, _OtherInDouble) is None) is (factor == 1.0)
 
 
+class _OverflowsInDouble(_OtherInDouble):
+    """A forward that masks all of a row by the least number of its dtype, held in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give shares."""
+        scores: torch.Tensor = self.layer(x)
+        least = torch.full_like(scores, torch.finfo(scores.dtype).min).triu().float()
+        return ((scores + least).softmax(-1) @ scores.T).tanh()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_model_that_overflows_in_float64_is_held_in_float32(maker: Edgeq, factor: float) -> None:
+    """Its NaN say nothing of outputs that are finite in float32."""
+    model = seeded(_OverflowsInDouble)
+    inputs = _OverflowsInDouble.sample_inputs()
+    assert not model.double()(inputs[0].double()).isfinite().all()
+    model.float()
+    quantized = maker.quantize(model, inputs, quantizer=None)
+    _scaled(model, "layer.weight", factor)
+    assert (parting(quantized, _OverflowsInDouble) is None) is (factor == 1.0)
+
+
 def test_outputs_that_are_not_finite_on_one_side_alone_differ(maker: Edgeq) -> None:
     """NaN is within no tolerance."""
     model = seeded(ResidualNet)
