@@ -72,7 +72,7 @@ def is_rounded_to(pair: ConstantPair, floats: Array, *, cut: bool = False) -> bo
         near = _apart(stored, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
     codes = pair.stored.values.reshape(given.shape)
     if cut and pair.stored.scales is not None and codes.size and not np.ptp(codes):
-        low, high = code_range(codes.dtype.name)
+        low, high = code_range(pair.stored.dtype)
         near |= ((codes == low) & (floats < given)) | ((codes == high) & (floats > given))
     return bool(near.all())
 
