@@ -33,6 +33,7 @@ from pytest_edgeq.localize.measured import (
 )
 from pytest_edgeq.localize.readers import (
     MASKING,
+    NARROWING,
     Readers,
     masking_ops,
     moved_findings,
@@ -393,6 +394,7 @@ class Localizer:
                 replace(
                     given,
                     widened=readers.widens(op) if own else None,
+                    narrowed=readers.narrows(op, measured) if sum(given.beyond) else None,
                     untaken=op.index in untaken or self._is_mask_cut(op),
                     calibration=self._calibration,
                 )
@@ -519,6 +521,9 @@ class Localizer:
         if not math.isfinite(sums.noise):
             told = np.isfinite(made.value) | (made.value == made.rounded)
             measured.nonfinite = int(made.value.size - told.sum())
+        if output.op.name in NARROWING and made.value.size:
+            measured.whole_least = float(made.whole.min())
+            measured.whole_greatest = float(made.whole.max())
         if output.bound is not None and made.value.size:
             if output.channels is not None:
                 measured.excess_lsb = _excess_by_channel(output, made)

@@ -434,6 +434,8 @@ class Measured:
         least: The least code met.
         greatest: The greatest code met.
         nonfinite: How many of the file's values are not finite, and not so in torch.
+        whole_least: The least value of the float model, of ops that `Readers` asks for it.
+        whole_greatest: The greatest.
         channel_noise: `noise` by channel, the last axis; empty where samples differ in the
             number of channels.
     """
@@ -455,6 +457,8 @@ class Measured:
     least: float = math.inf
     greatest: float = -math.inf
     nonfinite: int = 0
+    whole_least: float = math.inf
+    whole_greatest: float = -math.inf
     channel_noise: npt.NDArray[np.float64] | None = None
 
     @property
@@ -528,8 +532,11 @@ _SUMMED = (
     *("signal", "noise", "cumulative_signal", "cumulative_noise", "elements"),
     *("low", "high", "beyond_low", "beyond_high", "nonfinite"),
 )
-_GREATEST = ("local_lsb", "excess_lsb", "cumulative_lsb", "largest", "greatest")
-_LEAST = ("smallest", "least")
+_GREATEST = (
+    *("local_lsb", "excess_lsb", "cumulative_lsb"),
+    *("largest", "greatest", "whole_greatest"),
+)
+_LEAST = ("smallest", "least", "whole_least")
 
 
 def _decibels(signal: float, noise: float) -> float:

@@ -73,7 +73,8 @@ def other_samples(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> O
     spans = [
         (fill, given)
         for row, given in zip(rows, evidence, strict=True)
-        if not given.untaken and row.op not in _FIXED and (fill := _fill(given))
+        if not (given.untaken or given.narrowed)
+        if row.op not in _FIXED and (fill := _fill(given))
     ]
     if len(spans) < _LEAST:
         return OtherSamples()
@@ -254,10 +255,13 @@ def too_narrow(row: LayerError, evidence: Evidence) -> str:
     """Say how much lies beyond a range."""
     beyond = _percent(sum(evidence.beyond))
     at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
+    why = evidence.calibration.too_narrow() + (AVERAGES if evidence.averaged else "")
+    if evidence.narrowed:
+        # Averages may cut as much.
+        why = f"{why}; or {evidence.narrowed}" if evidence.averaged else evidence.narrowed
     return (
         f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie "
-        f"beyond{at_ends}; {evidence.calibration.too_narrow()}"
-        f"{AVERAGES if evidence.averaged else ''}"
+        f"beyond{at_ends}; {why}"
     )
 
 

@@ -9,17 +9,26 @@ import numpy as np
 import torch
 
 from pytest_edgeq.localize.constant_checks import INPUT_AT
-from pytest_edgeq.localize.measured import Measured, code_limits
+from pytest_edgeq.localize.measured import Codes, Measured, code_limits
+from pytest_edgeq.numerics.health import CLIPPED_LSB
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.op_facts import ACTIVATIONS, FIXED_SCALES, HANDS_ON, KEEPS_SCALE, MOVING
+from pytest_edgeq.tflite.op_facts import (
+    ACTIVATIONS,
+    COMPARISONS,
+    FIXED_SCALES,
+    HANDS_ON,
+    KEEPS_SCALE,
+    MOVING,
+)
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.same import unexpected_qparams
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 __all__ = [
     "MASKING",
+    "NARROWING",
     "Readers",
     "changed_input",
     "is_shared",
@@ -247,14 +256,21 @@ _SELECTS = ("SELECT", "SELECT_V2")
 # Ops that give some of the values that they take.
 _TAKE_A_PART = {
     *(*_SELECTS, *ACTIVATIONS),
-    *("SLICE", "STRIDED_SLICE", "GATHER", "SPLIT", "SPLIT_V", "UNPACK"),
+    *("SLICE", "STRIDED_SLICE", "GATHER", "GATHER_ND", "SPLIT", "SPLIT_V", "UNPACK"),
+    *("REDUCE_MAX", "REDUCE_MIN", "MAX_POOL_2D"),
 }
+
+NARROWING = frozenset({*_TAKE_A_PART, "MEAN", "AVERAGE_POOL_2D"})
+"""Ops whose values can all lie in a smaller range than those that they take."""
 
 # Ops whose kernels want one scale of all values that they choose from or join.
 _JOINS = ("CONCATENATION", "PACK", "MAXIMUM", "MINIMUM", *_SELECTS)
 
 # Ops whose output has a range that a constant operand can take for itself.
 _WITH_CONSTANTS = (*_JOINS, "ADD", "SUB", "PADV2")
+
+# Of what values go beyond a range, the part that those whose range it is may go beyond it as well.
+_CHANCE = 0.25
 
 # Shares of a constant that its own rounding to 8 bits may take.
 _ALIKE = 0.01
@@ -291,6 +307,10 @@ class Readers:
         found = set()
         for number, tensor, own in ((n, *each) for n, every in measured.items() for each in every):
             behind = self._of(tensor)
+            # What is compared decides what is chosen, and shows there.
+            compared = [op for op in behind if op.name in COMPARISONS]
+            behind = [op for op in behind if op.name not in COMPARISONS]
+            behind += [each for op in compared for each in self._of(op.outputs[0])]
             if not behind or any(op.name not in _TAKE_A_PART for op in behind):
                 continue
             there = [each for op in behind for _, each in measured.get(op.index, ())]
@@ -328,6 +348,48 @@ class Readers:
                     f"{reader.name} #{reader.index} has one scale for all that it takes: bring "
                     "these to like ranges, or leave it in float"
                 )
+        return None
+
+    def narrows(self, op: Op, measured: Mapping[int, Sequence[tuple[int, Measured]]]) -> str | None:
+        """
+        Say whose range an op's output has, if its values go beyond it, and the way out.
+
+        The converter (litert-torch 0.10.0) gives the scale of what is chosen, pooled or averaged
+        to all in front that the quantizer gave none.
+
+        Args:
+            op: The op.
+            measured: As `untaken` takes it.
+
+        Returns:
+            A sentence; None where it is nobody else's.
+        """
+        limits = code_limits(self._graph.tensor(op, op.outputs[0]))
+        if limits is None:
+            return None
+        own = Codes(*limits)
+
+        def beyond(least: float, greatest: float) -> float:
+            return max(own.floor - least, 0.0) + max(greatest - own.ceiling, 0.0)
+
+        ours = [beyond(each.smallest, each.largest) for _, each in measured[op.index]]
+        most = max(_CHANCE * max(ours), CLIPPED_LSB * own.scale)
+        left, seen = [op.outputs[0]], {op.outputs[0]}
+        while left:
+            for reader in self._subgraph.consumers[left.pop(0)]:
+                made = [i for i in reader.outputs if i not in seen]
+                made = [i for i in made if code_limits(self._subgraph.tensors[i]) == limits]
+                left += made
+                seen.update(made)
+                values = [each for tensor, each in measured.get(reader.index, ()) if tensor in made]
+                for each in values if reader.name in NARROWING else ():
+                    if beyond(each.whole_least, each.whole_greatest) <= most:
+                        return (
+                            f"its scale is that of {reader.name} #{reader.index} behind, whose "
+                            f"values reach [{each.whole_least:.3g}, {each.whole_greatest:.3g}], "
+                            "and no calibration widens it: annotate this op's output in the "
+                            f"quantizer, or leave {reader.name} #{reader.index} in float"
+                        ).replace("-", "−")
         return None
 
     def _of(self, tensor: int) -> list[Op]:

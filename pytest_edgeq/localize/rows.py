@@ -125,6 +125,7 @@ class Evidence:
         bias_limited: Channels whose bias is at the INT32 limit.
         nonfinite: How many output values are NaN or infinite, and not so in torch.
         widened: Whose range its output has, if not that of its values, and the way out.
+        narrowed: Likewise where its values go beyond a range that is another op's.
         untaken: What it loses is lost where a SELECT behind takes the other branch.
         scheme: As `OpDtypes.scheme`: ops are compared with those of the same op and scheme.
         calibration: How the samples looked at relate to those of the calibration.
@@ -144,6 +145,7 @@ class Evidence:
     bias_limited: tuple[int, ...] = ()
     nonfinite: int = 0
     widened: str | None = None
+    narrowed: str | None = None
     untaken: bool = False
     scheme: str | None = None
     calibration: Calibration = UNKNOWN

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fixtures.models import SmallModel, normal, samples, seeded
-from pytest_edgeq import Edgeq
+from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
 
 
@@ -73,3 +73,73 @@ def test_who_has_widened_a_range_is_told(kind: type[SmallModel], flow: str, text
     assert errors.culprit.verdict == QUANTIZATION
     assert " levels are used" in errors.cause
     assert text in errors.cause
+
+
+class Softened(SmallModel):
+    """A softplus behind a layer that the quantizer leaves in float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 32)
+        self.wide, self.last = nn.ConvTranspose2d(2, 4, 2, stride=2), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give an image."""
+        large = self.wide(self.first(x).view(-1, 2, 4, 4))
+        image: torch.Tensor = self.last(nn.functional.softplus(large))
+        return image
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """A vector."""
+        return (normal(1, 8, seed=seed),)
+
+
+class Products(SmallModel):
+    """Products of different tokens, without the far larger squares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+        rows, columns = torch.tril_indices(4, 4, -1)
+        self.register_buffer("below", 4 * rows + columns)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give three scores."""
+        scores: torch.Tensor = self.last((x @ x.mT).flatten(1).index_select(1, self.below))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Four tokens."""
+        return (normal(1, 4, 8, seed=seed),)
+
+
+@pytest.mark.parametrize("seed", [1, 2], ids=["calibrated on", "new"])
+def test_a_scale_that_the_converter_took_from_behind_is_told(seed: int) -> None:
+    """It is none of the samples' fault, whether they calibrated or not."""
+    quantized = _quantized(Softened)
+    errors = Edgeq().localize(quantized, samples(Softened, 4, seed=seed))
+
+    assert errors.culprit is not None, errors
+    assert errors.culprit.op == "TRANSPOSE_CONV", errors
+    assert "is too narrow: " in errors.cause
+    assert " is that of SELECT #" in errors.cause
+    assert "no calibration widens it" in errors.cause
+
+
+def test_what_is_cut_and_never_chosen_is_no_loss() -> None:
+    """The range is that of the products that an index chooses."""
+    errors = Edgeq().localize(_quantized(Products), samples(Products, 4, seed=2))
+
+    assert any((row.clipped or 0) > 0.1 for row in errors.rows), errors
+    assert errors.culprit is None, errors
+
+
+def _quantized(kind: type[SmallModel]) -> QuantizedModel:
+    return Edgeq().quantize(
+        seeded(kind),
+        kind.sample_inputs(),
+        quantizer="pt2e_static_int8",
+        calibration=samples(kind, 16, seed=1),
+    )
