@@ -38,7 +38,8 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
     Raises:
         ValueError: No or bad calibration data for a static recipe; a rule that matches no op, or
             leaves in float what it is for; nothing quantized.
-        RuntimeError: The converter refuses the model, or the library the recipe.
+        RuntimeError: The converter refuses the model, the library the recipe, or the kernels the
+            float file that calibrates.
     """
     traced = {entry.key: entry.traced() for entry in request.entries}
     float_edge = request.edge(convert(request, traced))
@@ -56,9 +57,14 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
 
     def calibrate(samples: Mapping[str, Iterator[Sample]]) -> Any:
         streams = {key: _by_name(entries[key], float_edge, samples[key]) for key in entries}
-        return litert.calibrate_recipe(
-            float_tflite, recipe, streams, threads=threads, native=native
-        )
+        try:
+            return litert.calibrate_recipe(
+                float_tflite, recipe, streams, threads=threads, native=native
+            )
+        except (RuntimeError, ValueError):
+            # Where the kernels refuse the float file, this says which op it is, and the way out.
+            float_edge.runner("xnnpack")
+            raise
 
     sources = [entry.calibration for entry in request.entries]
     with progress.step("calibrate", request.name, *sources) as step:

@@ -51,7 +51,9 @@ _KNOWN_REFUSALS = (
     ),
     (
         re.compile(r"Didn't find op for builtin opcode|unresolved custom op"),
-        "these kernels do not have the op, or not in this version: choose another runtime.",
+        "these kernels do not have the op, or not in this version: choose another runtime. No "
+        "kernel of TFLite computes STABLEHLO_SORT and the like, which the converter leaves where "
+        "TFLite has no such op (torch.sort, torch.topk): keep that part out of the model.",
     ),
     # LiteRT's CompiledModel, ai-edge-litert 2.3.0.
     (
@@ -121,6 +123,7 @@ def refusal(
     unnamed = _UNNAMED in error
     node = re.search(r"Node number (\d+) \((\w+)\)", error)
     tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
+    missing = re.search(r"Didn't find op for builtin opcode '(\w+)'", error)
     where, op = "", None
     if unnamed:
         op = refused_op(graph, 0, load)
@@ -134,6 +137,8 @@ def refusal(
         user = next(users, None)
         entries = [e for e in OpDtypeMap(graph, modules) if (e.subgraph, e.index) == (0, user)]
         where = "".join(f": {entry.where}" for entry in entries)
+    elif missing is not None:
+        where = "".join(f": {e.where}" for e in OpDtypeMap(graph, modules).ops(missing[1])[:1])
     elif node is not None:
         index, name = int(node[1]), node[2]
         entries = [e for e in OpDtypeMap(graph, modules).ops(name) if e.index == index]

@@ -588,3 +588,31 @@ def test_a_transposed_convolution_that_the_converter_cannot_pad(
         maker.quantize(refused, x, quantizer=quantizer, calibration=[x])
     assert str(caught.value).startswith("the converter refuses Sequential: transposed")
     assert maker.quantize(lowered, x, quantizer=quantizer, calibration=[x]).tflite
+
+
+class _Best(nn.Module):
+    """The greatest scores, for which the converter has no op of TFLite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give three of them."""
+        best: torch.Tensor = self.scores(x).topk(3, -1).values * 2
+        return best
+
+
+@pytest.mark.parametrize("preset", [None, "recipe_static_wi8_ai8"])
+def test_an_op_that_no_kernel_computes(maker: Edgeq, preset: str | None) -> None:
+    """Also where the library that calibrates meets it first."""
+    with pytest.raises(RuntimeError) as caught:
+        maker.quantize(
+            _Best().eval(),
+            (normal(2, 4, seed=0),),
+            quantizer=preset,
+            calibration=None if preset is None else [(normal(2, 4, seed=i),) for i in range(2)],
+        )
+    first, second = str(caught.value).splitlines()[:2]
+    assert first.startswith("the xnnpack runtime cannot load the .tflite file: STABLEHLO_SORT at ")
+    assert "(torch.sort, torch.topk): keep that part out of the model" in second
