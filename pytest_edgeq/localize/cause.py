@@ -381,6 +381,12 @@ _EVERYWHERE: tuple[
         lambda _, given: calibrated_on_nothing(given),
         lambda _: "have a range of next to nothing: calibrated on zeros",
     ),
-    (clipped, lambda given: f"have too narrow a range: {given.calibration.too_narrow()}"),
+    (
+        clipped,
+        lambda given: (
+            "have too narrow a range: "
+            f"{given.calibration.too_narrow(averaged=bool(given.averaged))}"
+        ),
+    ),
     (too_wide, lambda given: f"have too wide a range: {given.calibration.too_wide(given.scale)}"),
 )

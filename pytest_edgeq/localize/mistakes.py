@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_edgeq.localize.rows import Evidence, LayerError
 from pytest_edgeq.numerics.calibration import LEAST_SCALE
-from pytest_edgeq.numerics.health import AVERAGES, more_than_chance
+from pytest_edgeq.numerics.health import more_than_chance
 
 __all__ = [
     "BIT_DB",
@@ -88,13 +88,11 @@ def other_samples(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> O
     narrow = [(fill, given) for fill, given in spans if overshoot(given) >= FAR]
     if len(narrow) < max(2, len(spans) / 8):
         return OtherSamples()
-    averages = AVERAGES if any(given.averaged for _, given in narrow) else ""
-    calibration = narrow[0][1].calibration
-    more = "" if calibration.is_own else ", and on more"
+    averaged = any(given.averaged for _, given in narrow)
+    why = narrow[0][1].calibration.too_narrow(averaged=averaged, on_more=True)
     return OtherSamples(
         f"{len(narrow)} of {len(spans)} ranges are too narrow (values span "
-        f"{median(fill for fill, _ in narrow):.2g} × as much, in the median of these): "
-        f"{calibration.too_narrow()}{more}{averages}"
+        f"{median(fill for fill, _ in narrow):.2g} × as much, in the median of these): {why}"
     )
 
 
@@ -255,7 +253,7 @@ def too_narrow(row: LayerError, evidence: Evidence) -> str:
     """Say how much lies beyond a range."""
     beyond = _percent(sum(evidence.beyond))
     at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
-    why = evidence.calibration.too_narrow() + (AVERAGES if evidence.averaged else "")
+    why = evidence.calibration.too_narrow(averaged=bool(evidence.averaged))
     if evidence.narrowed:
         # Averages may cut as much.
         why = f"{why}; or {evidence.narrowed}" if evidence.averaged else evidence.narrowed

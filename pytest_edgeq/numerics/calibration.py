@@ -13,6 +13,14 @@ _TOO_SMALL = "PT2E gives no scale below 2⁻¹²: leave what is so small in floa
 
 _OUTLIER = "a calibration sample is an outlier (compare the greatest values of each)"
 
+_CHANGED = "the model's weights or code changed after the calibration"
+
+# More samples do not help.
+_AVERAGES = (
+    "averages the ranges of the samples, and cuts about half of them at the ends: if they are "
+    "alike, pt2e_static_int8 keeps the least and the greatest value of all"
+)
+
 
 class Calibration(NamedTuple):
     """
@@ -44,22 +52,33 @@ class Calibration(NamedTuple):
         if self.is_own:
             return (
                 f"the file was calibrated on {self._samples}, so they are not the cause: another "
-                "calibration sample is an outlier (compare the greatest values of each), or the "
-                "model's weights or code changed after the calibration"
+                "calibration sample is an outlier (compare the greatest values of each), or "
+                f"{_CHANGED}"
             )
         return (
             f"either {_OUTLIER}, or the evaluated samples are other data or preprocessed otherwise "
             "(then edgeq.localize finds the ranges filled by the calibration samples)"
         )
 
-    def too_narrow(self) -> str:
-        """Return the cause of a range that clips values, or the calibration that mends it."""
+    def too_narrow(self, *, averaged: bool = False, on_more: bool = False) -> str:
+        """
+        Return the cause of a range that clips values, or the calibration that mends it.
+
+        Args:
+            averaged: Whether the range is an average over the samples, or may be.
+            on_more: Whether more samples would help, too.
+        """
         if self.is_own:
-            return (
-                f"the file was calibrated on {self._samples}, so others will not widen it: the "
-                "model's weights or code changed after the calibration"
-            )
-        return "calibrate with samples like those evaluated, preprocessed alike"
+            own = f"the file was calibrated on {self._samples}, so others will not widen it"
+            if averaged:
+                return (
+                    f"{own}: either a recipe {_AVERAGES}, or {_CHANGED} (then a file built anew "
+                    "has another range)"
+                )
+            return f"{own}: {_CHANGED}"
+        more = ", and on more" if on_more else ""
+        averages = f"; a recipe {_AVERAGES}" if averaged else ""
+        return f"calibrate with samples like those evaluated, preprocessed alike{more}{averages}"
 
     @property
     def _samples(self) -> str:

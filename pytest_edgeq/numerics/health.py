@@ -38,7 +38,6 @@ from .side import Side
 from .sums import Array, ExactSum
 
 __all__ = [
-    "AVERAGES",
     "BAD_SCALE",
     "BIAS_AT_INT32_LIMIT",
     "CALIBRATION_OVERLAP",
@@ -85,12 +84,6 @@ How many elements of a sample may lie outside of a range that is an average over
 A moving average of each sample's least and greatest value, which ai-edge-quantizer calibrates with,
 lies where about half of the samples go beyond it, at either end: of small outputs many elements.
 """
-
-AVERAGES = (
-    "; a recipe averages the ranges of the samples, and cuts about half of them at the ends: if "
-    "they are alike, pt2e_static_int8 keeps the least and the greatest value of all"
-)
-"""Of calibration by averages more samples do not help."""
 
 CLIPPED_LSB = 1.5
 """
@@ -369,8 +362,8 @@ class OutputHealth:
             f"expected the reference within what the codes reach, "
             f"{self._reach()}, got {self._share(self._clipped.count)} outside, as far as "
             f"[{self._extremes[0].low:.3g}, {self._extremes[0].high:.3g}]; "
-            f"{self._share(self._at_ends)} are at qmin or qmax; {calibration.too_narrow()}"
-            f"{AVERAGES if self.averaged else ''}",
+            f"{self._share(self._at_ends)} are at qmin or qmax; "
+            f"{calibration.too_narrow(averaged=self.averaged)}",
         )
 
     def _saturated_finding(self) -> Finding | None:

@@ -105,7 +105,7 @@ class InputHealth:
                     CLIPPED_INPUT,
                     f"expected values within what its codes reach, {reach}, got {count} of "
                     f"{elements} elements ({share:.3g} %) outside, as far as {met}; "
-                    f"{calibration.too_narrow()}",
+                    f"{calibration.too_narrow(averaged=self._averaged)}",
                 )
             ]
         codes = (max(self._greatest, 0.0) - min(self._least, 0.0)) / self._scale + 1
