@@ -76,7 +76,7 @@ def _masking(whole: Subgraph, index: int) -> Iterator[Op]:
             continue
         if maker.name in _PUTS:
             yield maker
-        if maker.name in _PUTS or maker.name in MOVING:
+        if maker.name in _PUTS or maker.name in MOVING or maker.name in ACTIVATIONS:
             left += [each for each in maker.inputs if each not in seen]
             seen.update(maker.inputs)
 

@@ -69,6 +69,17 @@ class Deep(Filled):
         return scores + self.lows * (1e9 / 30)
 
 
+class Floored(Filled):
+    """By a sum that is held above the least number there is, as XGLM does."""
+
+    def masked(self, scores: torch.Tensor) -> torch.Tensor:
+        """Leave the later ones out."""
+        least = torch.finfo(torch.float32).min
+        later = torch.arange(8)[:, None] < torch.arange(8)
+        lows = torch.where(later, torch.full((), least), torch.zeros(()))
+        return torch.max(scores + lows, torch.tensor(least))
+
+
 class Wide(Filled):
     """By far more than scores reach, which reach far below 0 themselves."""
 
@@ -115,6 +126,15 @@ def test_a_mask_that_shares_the_range_of_the_scores_is_found(
     at = "−6." if kind is Sloped else "−3.0"
     assert f"the mask is lost: −30 in torch is {at}" in errors.cause
     assert "add a mask of −30 to the scores" in errors.cause
+
+
+def test_a_mask_behind_which_scores_are_clamped_is_found(maker: Edgeq, build: Build) -> None:
+    """The recipe makes 0 of the mask, and the clamp stands between it and the softmax."""
+    errors = localized(maker, build(Floored, STATIC), Floored)
+
+    assert errors.culprit is not None, errors
+    assert errors.culprit.verdict == LOWERING
+    assert "the mask is lost: −3.4e+38 in torch is " in errors.cause
 
 
 @pytest.mark.parametrize("flow", [PT2E, STATIC])
