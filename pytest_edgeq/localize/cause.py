@@ -283,7 +283,7 @@ def _cause(row: LayerError, evidence: Evidence, loss: str | None) -> str:
         also = f" (and {more} more finding{'s' if more > 1 else ''})" if more else ""
         return f"{_nonfinite(evidence)}{row.findings[0]}{also}"
     if evidence.nonfinite:
-        return f"{_nonfinite(evidence)}the first op that gives any"
+        return f"{_nonfinite(evidence)}the first op that gives any{_SPOILT * evidence.spoilt}"
     if _beyond_rounding(row):
         far = f"{_far(row)} on its own inputs"
         limited = at_bias_limit(evidence)
@@ -318,6 +318,13 @@ WAYS_OUT = {
 """Of ops that a converter is known to write otherwise (litert-torch 0.10.0)."""
 
 _WAY_OUT = "run the file on another runtime to tell whether the kernel or the file is wrong"
+
+
+_SPOILT = (
+    ": torch gives none there, and the op is right about what it takes, which quantization has "
+    "made 0 (in a logarithm, below a quotient) or the like; leave in float what makes it, or clamp "
+    "it in the model at a step of its range or more"
+)
 
 
 def _nonfinite(evidence: Evidence) -> str:

@@ -65,6 +65,9 @@ _UNKNOWN = 0.5
 """Rounding bound in LSB beyond ½ LSB of an op whose kernel has no rule: one more rounding."""
 
 
+_HUGE = 2.0**126
+"""Half of a power of two below the end of float32: masks are greater, and no activation is."""
+
 _TOGETHER = 1 << 20
 """Elements of the tensors that are summed together."""
 
@@ -389,12 +392,14 @@ class Localizer:
             told = tuple(sorted(found.get(op.index, ()), key=is_of_parameters))
             entry, matched = self._named(entries[op.index]), bool(own) or op.name in HOLDING
             rows.append(_row(op, entry, own, told, matched=matched))
-            given = self._evidence(op, entries[op.index], own)
+            given = self._evidence(op, entries[op.index], own, is_taken=op.index not in untaken)
             evidence.append(
                 replace(
                     given,
                     widened=readers.widens(op) if own else None,
-                    narrowed=readers.narrows(op, measured) if sum(given.beyond) else None,
+                    narrowed=readers.narrows(op, measured)
+                    if may_share and sum(given.beyond)
+                    else None,
                     untaken=op.index in untaken or self._is_mask_cut(op),
                     calibration=self._calibration,
                 )
@@ -519,8 +524,12 @@ class Localizer:
         ends = ends_of(made.codes, limits) if limits is not None and made.value.size else None
         measured = Measured.of_sample(made.value.size, sums, ends, limits)
         if not math.isfinite(sums.noise):
-            told = np.isfinite(made.value) | (made.value == made.rounded)
-            measured.nonfinite = int(made.value.size - told.sum())
+            strange = ~np.isfinite(made.value)
+            by_kernel = strange & (made.value != made.rounded)
+            # Rounding alone may carry what is greater beyond what float32 holds.
+            spoilt = strange & (np.abs(made.whole) < _HUGE)
+            measured.nonfinite = int((by_kernel | spoilt).sum())
+            measured.spoilt = 0 if by_kernel.any() else measured.nonfinite
         if output.op.name in NARROWING and made.value.size:
             measured.whole_least = float(made.whole.min())
             measured.whole_greatest = float(made.whole.max())
@@ -556,7 +565,9 @@ class Localizer:
             allowed += tied * output.peak_weight
         return worst / allowed - 1 if allowed else (math.inf if worst else -1.0)
 
-    def _evidence(self, op: Op, entry: OpDtypes, own: Sequence[_Measurement]) -> Evidence:
+    def _evidence(
+        self, op: Op, entry: OpDtypes, own: Sequence[_Measurement], *, is_taken: bool
+    ) -> Evidence:
         graph = self._quantized.graph
         roles = roles_of(graph, op)
         limited = tuple(
@@ -590,7 +601,8 @@ class Localizer:
             weight_maxima=maxima,
             weight_granularity=entry.granularity,
             bias_limited=limited,
-            nonfinite=measured.nonfinite,
+            nonfinite=measured.nonfinite if is_taken else 0,
+            spoilt=measured.spoilt > 0,
             scheme=entry.scheme,
         )
 

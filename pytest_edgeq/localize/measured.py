@@ -434,6 +434,7 @@ class Measured:
         least: The least code met.
         greatest: The greatest code met.
         nonfinite: How many of the file's values are not finite, and not so in torch.
+        spoilt: As `nonfinite`, where the float op gives these as well for what this one takes.
         whole_least: The least value of the float model, of ops that `Readers` asks for it.
         whole_greatest: The greatest.
         channel_noise: `noise` by channel, the last axis; empty where samples differ in the
@@ -457,6 +458,7 @@ class Measured:
     least: float = math.inf
     greatest: float = -math.inf
     nonfinite: int = 0
+    spoilt: int = 0
     whole_least: float = math.inf
     whole_greatest: float = -math.inf
     channel_noise: npt.NDArray[np.float64] | None = None
@@ -530,7 +532,7 @@ class Measured:
 
 _SUMMED = (
     *("signal", "noise", "cumulative_signal", "cumulative_noise", "elements"),
-    *("low", "high", "beyond_low", "beyond_high", "nonfinite"),
+    *("low", "high", "beyond_low", "beyond_high", "nonfinite", "spoilt"),
 )
 _GREATEST = (
     *("local_lsb", "excess_lsb", "cumulative_lsb"),

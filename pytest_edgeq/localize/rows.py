@@ -124,6 +124,7 @@ class Evidence:
         weight_granularity: `per_tensor`, `per_channel`, … as the file stores it.
         bias_limited: Channels whose bias is at the INT32 limit.
         nonfinite: How many output values are NaN or infinite, and not so in torch.
+        spoilt: Whether the float op gives these as well for what this one takes.
         widened: Whose range its output has, if not that of its values, and the way out.
         narrowed: Likewise where its values go beyond a range that is another op's.
         untaken: What it loses is lost where a SELECT behind takes the other branch.
@@ -144,6 +145,7 @@ class Evidence:
     weight_granularity: str | None = None
     bias_limited: tuple[int, ...] = ()
     nonfinite: int = 0
+    spoilt: bool = False
     widened: str | None = None
     narrowed: str | None = None
     untaken: bool = False

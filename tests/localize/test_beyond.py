@@ -13,6 +13,7 @@ from torch import nn
 from fixtures.models import SmallModel, integers, normal, samples, seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.constant_checks import check_stored_weight, hold_all
+from pytest_edgeq.localize.rows import LOWERING
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.roles import roles_of
 from tests.localize.builds import PT2E, STATIC, Build, blamed, rounded
@@ -153,3 +154,33 @@ def test_a_file_whose_scales_hold_all_values() -> None:
     assert hold_all([(narrow, WEIGHT), (even, WEIGHT), (uneven, WEIGHT)])
     assert not hold_all([(narrow, WEIGHT), (uneven, WEIGHT)])
     assert not hold_all([])
+
+
+class LogPower(SmallModel):
+    """Features of audio: the logarithm of a power that is all but 0 at times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bands, self.head = nn.Linear(8, 12), nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give three scores a frame."""
+        scores: torch.Tensor = self.head(torch.log(self.bands(x) ** 2 + 1e-6))
+        return scores
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """Eight frames."""
+        return (normal(1, 8, 8, seed=seed),)
+
+
+def test_a_logarithm_of_what_rounding_made_0_is_told(maker: Edgeq, build: Build) -> None:
+    """Not what reads the −∞: the kernel that makes a code of it, or the quantizer's range."""
+    errors = maker.localize(build(LogPower, STATIC), list(samples(LogPower, 3, seed=2)))
+
+    assert errors.culprit is not None
+    assert errors.culprit.op == "LOG", errors
+    assert errors.culprit.verdict == LOWERING
+    assert " output values are NaN or infinite; the first op that gives any: torch gives none" in (
+        errors.cause
+    )
