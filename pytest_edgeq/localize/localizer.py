@@ -382,6 +382,8 @@ class Localizer:
             tensor = subgraph.ops[number].outputs[place]
             measured.setdefault(number, []).append((tensor, errors))
         untaken = readers.untaken(measured)
+        # A recipe gives each tensor a range of its own, and what moves values that of its input.
+        may_share = quantized.flow != "recipe"
         rows, evidence = [], []
         for op in subgraph.ops:
             own = [
@@ -398,7 +400,7 @@ class Localizer:
                     given,
                     widened=readers.widens(op) if own else None,
                     narrowed=readers.narrows(op, measured)
-                    if may_share and sum(given.beyond)
+                    if may_share and any(given.beyond)
                     else None,
                     untaken=op.index in untaken or self._is_mask_cut(op),
                     calibration=self._calibration,

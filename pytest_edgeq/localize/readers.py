@@ -314,6 +314,13 @@ class Readers:
             if not behind or any(op.name not in _TAKE_A_PART for op in behind):
                 continue
             there = [each for op in behind for _, each in measured.get(op.index, ())]
+            limits = code_limits(self._subgraph.tensors[tensor])
+            if limits is not None and own.beyond_low + own.beyond_high:
+                # What is cut is nothing that is chosen.
+                beyond = [_beyond(Codes(*limits), x.whole_least, x.whole_greatest) for x in there]
+                if there and max(beyond) <= _most_beyond(Codes(*limits), [own]):
+                    found.add(number)
+                    continue
             # A quarter of the power is half of the size.
             most = 0.25 * own.noise / max(own.elements, 1)
             if there and all(
@@ -368,12 +375,7 @@ class Readers:
         if limits is None:
             return None
         own = Codes(*limits)
-
-        def beyond(least: float, greatest: float) -> float:
-            return max(own.floor - least, 0.0) + max(greatest - own.ceiling, 0.0)
-
-        ours = [beyond(each.smallest, each.largest) for _, each in measured[op.index]]
-        most = max(_CHANCE * max(ours), CLIPPED_LSB * own.scale)
+        most = _most_beyond(own, [each for _, each in measured[op.index]])
         left, seen = [op.outputs[0]], {op.outputs[0]}
         while left:
             for reader in self._subgraph.consumers[left.pop(0)]:
@@ -383,7 +385,7 @@ class Readers:
                 seen.update(made)
                 values = [each for tensor, each in measured.get(reader.index, ()) if tensor in made]
                 for each in values if reader.name in NARROWING else ():
-                    if beyond(each.whole_least, each.whole_greatest) <= most:
+                    if _beyond(own, each.whole_least, each.whole_greatest) <= most:
                         return (
                             f"its scale is that of {reader.name} #{reader.index} behind, whose "
                             f"values reach [{each.whole_least:.3g}, {each.whole_greatest:.3g}], "
@@ -408,3 +410,14 @@ class Readers:
             floats = read_constant(self._graph, op, stored).floats
             if floats.size:
                 yield from (float(np.min(floats)), float(np.max(floats)))
+
+
+def _beyond(codes: Codes, least: float, greatest: float) -> float:
+    """By how much values go beyond what codes reach, at both ends together."""
+    return max(codes.floor - least, 0.0) + max(greatest - codes.ceiling, 0.0)
+
+
+def _most_beyond(codes: Codes, made: Sequence[Measured]) -> float:
+    """By how much values behind may go beyond a range, and still be those that it was made for."""
+    ours = max(_beyond(codes, each.smallest, each.largest) for each in made)
+    return max(_CHANCE * ours, CLIPPED_LSB * codes.scale)

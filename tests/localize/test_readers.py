@@ -98,6 +98,8 @@ class Softened(SmallModel):
 class Products(SmallModel):
     """Products of different tokens, without the far larger squares."""
 
+    below: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.last = nn.Linear(6, 3)
