@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.check.measuring import Measuring
 from pytest_edgeq.check.verdict import Rank, Verdict
 from pytest_edgeq.evaluation import notes_on
-from pytest_edgeq.localize.cause import WAYS_OUT
+from pytest_edgeq.localize.cause import says_way_out
 from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
@@ -203,8 +203,8 @@ class Gate:
         """Say who wrote what is wrong, and the way out."""
         if self._quantized.origin is not None:
             return "" if self.verdict.tells(Rank.ORIGIN) else f"\n{_SHIP}"
-        if layers.culprit is not None and layers.culprit.op in WAYS_OUT:
-            return ""  # it has said the way out
+        if says_way_out(layers):
+            return ""
         if self._quantized.flow != "prebuilt":
             return (
                 "\nfix: the converter wrote this: take another quantizer, or leave the op in "

@@ -31,6 +31,7 @@ from pytest_edgeq.localize.mistakes import (
     too_narrow,
     too_wide,
 )
+from pytest_edgeq.localize.readers import MASK_WAYS_OUT
 from pytest_edgeq.localize.rows import (
     LOWERING,
     QUANTIZATION,
@@ -43,7 +44,7 @@ from pytest_edgeq.localize.rows import (
 )
 from pytest_edgeq.tflite.same import is_of_parameters
 
-__all__ = ["WAYS_OUT", "blame"]
+__all__ = ["WAYS_OUT", "blame", "says_way_out"]
 
 _LEAST_LAYERS = 5
 """
@@ -325,6 +326,12 @@ _SPOILT = (
     "made 0 (in a logarithm, below a quotient) or the like; leave in float what makes it, or clamp "
     "it in the model at a step of its range or more"
 )
+
+
+def says_way_out(layers: LayerErrors) -> bool:
+    """Whether the cause says what to change in the model, as nothing else is to blame."""
+    known = layers.culprit is not None and layers.culprit.op in WAYS_OUT
+    return known or any(text in layers.cause for text in (_SPOILT, *MASK_WAYS_OUT))
 
 
 def _nonfinite(evidence: Evidence) -> str:

@@ -28,6 +28,7 @@ from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 __all__ = [
     "MASKING",
+    "MASK_WAYS_OUT",
     "NARROWING",
     "Readers",
     "changed_input",
@@ -53,7 +54,11 @@ _BIT = 4.0
 # Ops that put a mask to scores, or make it.
 _PUTS = ("SELECT", "SELECT_V2", "ADD", "SUB", "MUL")
 
-_WAY_OUT = "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float"
+MASK_WAYS_OUT = (
+    "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float",
+    "of a mask, −30 does as much; else leave that op in float",
+)
+"""Of a mask that is lost, and of one that takes the range."""
 
 
 def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
@@ -108,7 +113,7 @@ def _leaks(wanted: torch.Tensor, file: torch.Tensor) -> str | None:
     return (
         f"the mask is lost: {float(wanted.flatten()[most]):.3g} in torch is "
         f"{float(file.flatten()[most]):.3g} in the file, and what is masked keeps up to "
-        f"{100 * float(shares.max()):.2g} % of what the softmax gives; {_WAY_OUT}"
+        f"{100 * float(shares.max()):.2g} % of what the softmax gives; {MASK_WAYS_OUT[0]}"
     )
 
 
@@ -129,7 +134,7 @@ def _is_flat(wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: f
     return (
         f"the mask's {min(lowest, float(wanted.min())):.3g} takes the range: a step is {step:.3g}, "
         f"and of the scores the softmax gives {10 * math.log10(signal / noise):.1f} dB SQNR, not "
-        "one bit; of a mask, −30 does as much; else leave that op in float"
+        f"one bit; {MASK_WAYS_OUT[1]}"
     )
 
 
@@ -345,8 +350,8 @@ class Readers:
             for value in self._constants(reader):
                 if any(abs(end) > 0 and abs(value - end) <= _ALIKE * abs(end) for end in ends):
                     return (
-                        f"that is the constant {value:.3g} of {reader.name} #{reader.index}: of a "
-                        "mask, −30 does as much; else leave that op in float"
+                        f"that is the constant {value:.3g} of {reader.name} #{reader.index}: "
+                        f"{MASK_WAYS_OUT[1]}"
                     ).replace("-", "−")
             taken = [i for i in reader.inputs if stored_constant(self._subgraph, i) is None]
             scales = [qparams(self._graph.tensor(reader, i)) for i in taken if i >= 0]
