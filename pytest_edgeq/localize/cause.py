@@ -360,8 +360,9 @@ def _left_in_float(
     more = f", as do {len(floats) - 1} more" if len(floats) > 1 else ""
     return floats[0], (
         f"it computes in float32{more}, where {count} other{'s' if count > 1 else ''} with weights "
-        f"{'are' if count > 1 else 'is'} {scheme}; unless that is meant, its annotation was "
-        "dropped, or its config names another layer"
+        f"{'are' if count > 1 else 'is'} {scheme}; unless that is meant, the quantizer has no "
+        "pattern for what torch calls here (a GRUCell, say), its annotation was dropped, or its "
+        "config names another layer"
     )
 
 

@@ -327,8 +327,8 @@ def test_layers_left_in_float_are_named_where_nothing_else_is() -> None:
     assert errors.culprit.verdict == "sound"
     assert errors.cause == (
         "CONV_2D #2 (layer2): it computes in float32, as do 1 more, where 6 others with weights "
-        "are int8; unless that is meant, its annotation was dropped, or its config names another "
-        "layer"
+        "are int8; unless that is meant, the quantizer has no pattern for what torch calls here (a "
+        "GRUCell, say), its annotation was dropped, or its config names another layer"
     )
     lost = judged({2: FLOAT, 5: {"local_sqnr_db": 9.0}}, {2: IN_FLOAT})
     assert lost.culprit is not None
