@@ -312,6 +312,12 @@ def _check(node: Any, tensor: Any, spec: Any) -> None:
                 f"{spec.ch_axis}, but kernels take them for output channels: ch_axis={axis}"
             )
         return
+    if per_channel and axis is not None and place == _WEIGHT:
+        raise RefusedError(
+            f"{where}: its weight {tensor.name} is computed when the model runs, and annotated "
+            f"with {qscheme}, which kernels know of stored weights alone: hold it in a parameter "
+            "or a buffer, or leave the op in float"
+        )
     if per_channel and not is_constant(tensor):
         raise RefusedError(
             f"{where}: its activation is annotated with {qscheme}, but kernels take one scale for "

@@ -616,3 +616,24 @@ def test_an_op_that_no_kernel_computes(maker: Edgeq, preset: str | None) -> None
     first, second = str(caught.value).splitlines()[:2]
     assert first.startswith("the xnnpack runtime cannot load the .tflite file: STABLEHLO_SORT at ")
     assert "(torch.sort, torch.topk): keep that part out of the model" in second
+
+
+class _Expectation(nn.Module):
+    """The mean of a distribution over bins, by a convolution whose weight the forward makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bins = nn.Conv2d(3, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give one number a pixel."""
+        numbers = torch.arange(8.0).view(1, 8, 1, 1)
+        return nn.functional.conv2d(self.bins(x).softmax(1), numbers)
+
+
+def test_a_weight_that_is_computed_when_the_model_runs(maker: Edgeq) -> None:
+    """The preset annotates it as a stored one, and no activation is to blame."""
+    x = (normal(1, 3, 4, 4, seed=0),)
+    with pytest.raises(ValueError, match=r"its weight view\w* is computed when") as caught:
+        maker.quantize(_Expectation().eval(), x, quantizer="pt2e_static_int8", calibration=[x])
+    assert "activation" not in str(caught.value)
