@@ -40,6 +40,18 @@ _KNOWN_REFUSALS = (
         "op in float. In a file that was sound, the op is another than it was.",
     ),
     (
+        re.compile(r"batch_matmul\.cc.*data->type == "),
+        "the kernel takes int8 beside floats as its second operand alone, and here it is the "
+        "first, or another dtype. A dynamic recipe makes int8 of a constant in either place: let "
+        "the model compute (bᵀ aᵀ)ᵀ in place of a b, or leave the op in float.",
+    ),
+    (
+        re.compile(r"div\.cc.*data\[i\] != zero_point"),
+        "a divisor is the code of 0, for which the kernel ends the run: what is less than half a "
+        "step of the divisor's range is rounded to it. Clamp the divisor in the model at a step or "
+        "more, or leave the op in float.",
+    ),
+    (
         re.compile(r"Tensor data is null"),
         "the signature names an output that no op of the file computes: the step that wrote the "
         "file broke it.",

@@ -628,7 +628,8 @@ class _Expectation(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Give one number a pixel."""
         numbers = torch.arange(8.0).view(1, 8, 1, 1)
-        return nn.functional.conv2d(self.bins(x).softmax(1), numbers)
+        means: torch.Tensor = nn.functional.conv2d(self.bins(x).softmax(1), numbers)
+        return means
 
 
 def test_a_weight_that_is_computed_when_the_model_runs(maker: Edgeq) -> None:
@@ -637,3 +638,53 @@ def test_a_weight_that_is_computed_when_the_model_runs(maker: Edgeq) -> None:
     with pytest.raises(ValueError, match=r"its weight view\w* is computed when") as caught:
         maker.quantize(_Expectation().eval(), x, quantizer="pt2e_static_int8", calibration=[x])
     assert "activation" not in str(caught.value)
+
+
+class _FromTheLeft(nn.Module):
+    """A constant times what a layer gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.layer = nn.Parameter(normal(1, 6, 5, seed=3)), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give six rows."""
+        rows: torch.Tensor = self.left @ self.layer(x)
+        return rows
+
+
+class _Quotient(nn.Module):
+    """A quotient whose divisor is next to 0 in places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give four numbers a row."""
+        quotient: torch.Tensor = self.layer(x) / (torch.relu(self.layer(x.flip(-1))) + 1e-6)
+        return quotient
+
+
+@pytest.mark.parametrize(
+    ("kind", "preset", "told"),
+    [
+        (
+            _FromTheLeft,
+            "recipe_dynamic_wi8_afp32",
+            "int8 beside floats as its second operand alone",
+        ),
+        (_Quotient, "recipe_static_wi8_ai8", "a divisor is the code of 0"),
+    ],
+)
+def test_operands_that_the_kernels_of_a_recipe_refuse(
+    maker: Edgeq, kind: type[nn.Module], preset: str, told: str
+) -> None:
+    """In a sentence with a way out, in front of the kernel's own condition."""
+    torch.manual_seed(0)
+    x = (normal(1, 5, 4, seed=0),)
+    with pytest.raises(RuntimeError, match="leave the op in float") as caught:
+        maker.quantize(
+            kind().eval(), x, quantizer=preset, calibration=[x] if "static" in preset else None
+        )
+    assert told in str(caught.value)
