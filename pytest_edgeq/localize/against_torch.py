@@ -475,20 +475,14 @@ class AgainstTorch:
         place = self._wanted.index(parting.output)
         last = places.get(parting.output, self._form.signature.outputs[place].tensor.index)
         region = _behind(subgraph, last, equal)
-        first = [
-            op
-            for op in subgraph.ops
-            if op.index in region
-            and all(
-                i in equal or i not in subgraph.producer
-                for i in op.inputs
-                if i >= 0 and not subgraph.tensors[i].is_constant
-            )
-        ]
         strange = self._strange(subgraph, last, region, equal, is_known=bool(converted))
-        if strange is None and not first:
+        first = self._first_beside_partners(last, equal, as_converted)
+        found = strange or first or _first_that_differs(subgraph, region, equal)
+        if found is None:
             return parting
-        op = strange or self._wrong_mover(first[0], converted) or first[0]
+        op = found
+        if strange is None:
+            op = self._wrong_mover(op, converted) or op
         made = self._runner.tensor(op.outputs[0])
         negated = made.dtype.kind == "f" and known.holds(-made)
         return dataclasses.replace(parting, op=op, is_negated=negated)
@@ -572,6 +566,35 @@ class AgainstTorch:
         values = {i: runner.tensor(i) for op in ops for i in op.outputs if i >= 0}
         return {i: each.astype(np.float64) for i, each in values.items() if each.dtype.kind == "f"}
 
+    def _first_beside_partners(
+        self, last: int, equal: set[int], converted: Runner | None
+    ) -> Op | None:
+        """
+        Return the first op that differs from its partner in the reference's float file.
+
+        A tensor may have the values of another one of torch's, or these in another order of its
+        axes. None of an op without a partner, or whose partner's result is of another shape.
+
+        Args:
+            last: The output that differs.
+            equal: Tensors whose values torch has somewhere.
+            converted: Has run that file; None where there is none that gives torch's outputs.
+        """
+        form = self._forms.converted
+        if form is None or converted is None:
+            return None
+        subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
+        same: dict[int, bool] = dict.fromkeys(subgraph.inputs, True)
+        for number, partner in paired(self._form, form).ops.items():
+            op = subgraph.ops[number]
+            for here, there in zip(op.outputs, partner.outputs, strict=False):
+                made, wanted = self._runner.tensor(here), converted.tensor(there)
+                if partner.name == op.name and made.shape == wanted.shape:
+                    same[here] = not _is_moved(made, wanted)
+        known = {i for i in equal if same.get(i, True)} | {i for i in same if same[i]}
+        first = _first_that_differs(subgraph, _behind(subgraph, last, known), known)
+        return first if first is not None and not same.get(first.outputs[0], True) else None
+
     def _wrong_mover(self, op: Op, converted: Mapping[int, Array]) -> Op | None:
         """
         Return the RESHAPE or TRANSPOSE in front of an op that moves other values than its partner.
@@ -598,10 +621,21 @@ class AgainstTorch:
         return wrong
 
 
+def _first_that_differs(subgraph: Subgraph, region: set[int], equal: set[int]) -> Op | None:
+    """Return the first op of a region that takes nothing but equal tensors."""
+    for op in subgraph.ops:
+        live = (i for i in op.inputs if i >= 0 and not subgraph.tensors[i].is_constant)
+        if op.index in region and all(i in equal or i not in subgraph.producer for i in live):
+            return op
+    return None
+
+
 def _is_moved(made: Array, wanted: Array) -> bool:
     """Whether two tensors of one shape differ; False of different shapes, which tell nothing."""
     if made.shape != wanted.shape:
         return False
+    if wanted.dtype.kind != "f":
+        return not np.array_equal(made, wanted)
     near = _EQUAL * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
     with np.errstate(invalid="ignore"):
         same = (made == wanted) | (np.abs(made - wanted) <= near)

@@ -308,3 +308,42 @@ def test_a_permutation_is_held_whatever_axes_of_length_1_it_counts(
 
 def _columns_first(axes: np.ndarray) -> None:
     axes[:] = (0, 3, 2, 1)
+
+
+class Coordinates(SmallModel):
+    """Gates of rows and of columns, of one layer that both go through side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.both = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+        self.rows, self.columns = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give an image."""
+        y = self.first(x)
+        means = torch.cat([y.mean(3, keepdim=True), y.mean(2, keepdim=True).transpose(2, 3)], 2)
+        rows, columns = self.both(means).split([8, 8], 2)
+        gates = self.rows(rows).sigmoid() * self.columns(columns.transpose(2, 3)).sigmoid()
+        gated: torch.Tensor = y * gates
+        return gated
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 8, 8, seed=seed),)
+
+
+def test_a_join_in_another_order_is_named_where_halves_have_each_others_values(
+    maker: Edgeq, build: Build
+) -> None:
+    """What is split off again has torch's values, those of the other half."""
+    file = FlatFile(build(Coordinates, PT2E).tflite)
+    (op,) = ops_of(file, "CONCATENATION")
+    file.operators[op].inputs = file.operators[op].inputs[::-1]
+
+    errors = localized(
+        maker, maker.load(file.content(), reference=seeded(Coordinates)), Coordinates
+    )
+
+    assert errors.culprit is not None
+    assert errors.culprit.index == op, errors
