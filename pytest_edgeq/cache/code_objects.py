@@ -14,7 +14,14 @@ import torch
 
 from pytest_edgeq.cache.digest import feed
 
-__all__ = ["code_digest", "is_function", "methods_of", "qualified_name", "writes_globals"]
+__all__ = [
+    "code_digest",
+    "is_filled",
+    "is_function",
+    "methods_of",
+    "qualified_name",
+    "writes_globals",
+]
 
 
 def is_function(code: Any) -> bool:
@@ -50,11 +57,12 @@ def methods_of(model: torch.nn.Module) -> set[types.CodeType]:
             found.add(value.__code__)
             # A decorator holds what it decorates.
             cells = value.__closure__ or ()
-            open_values += [cell.cell_contents for cell in cells if _is_filled(cell)]
+            open_values += [cell.cell_contents for cell in cells if is_filled(cell)]
     return found
 
 
-def _is_filled(cell: types.CellType) -> bool:
+def is_filled(cell: types.CellType) -> bool:
+    """Whether a variable of an enclosing function has a value."""
     try:
         cell.cell_contents  # noqa: B018 # an empty one raises
     except ValueError:

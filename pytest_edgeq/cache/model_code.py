@@ -25,6 +25,7 @@ from pytest_edgeq.cache.code_objects import (
     writes_globals,
 )
 from pytest_edgeq.cache.digest import TORCH_FILES, UnknownError, feed
+from pytest_edgeq.cache.model_state import ModelState
 
 __all__ = ["code_and_result"]
 
@@ -49,9 +50,12 @@ def code_and_result(model: torch.nn.Module, call: Callable[[], _Result]) -> tupl
     """
     if sys.getprofile() is not None:
         raise UnknownError(_PROFILED)
-    record = _Record()
-    with _recorded(model, record):
-        result = call()
+    record = _Record(ModelState(model))
+    try:
+        with _recorded(model, record):
+            result = call()
+    finally:
+        record.state.restore()
     if not record.called:
         raise UnknownError("the code of the model, whose class has a __call__ of its own")
     found = record.own() | record.reached(methods_of(model))
@@ -62,6 +66,7 @@ def code_and_result(model: torch.nn.Module, call: Callable[[], _Result]) -> tupl
             feed(hasher, call_made.told(found))
     for digest in sorted(map(code_digest, found)):
         feed(hasher, digest)
+    feed(hasher, sorted(record.state.types))
     feed(hasher, _dynamo_settings())
     return hasher.hexdigest(), result
 
@@ -90,13 +95,18 @@ class _Record:
     """
     What a call of a model ran. It is what `sys.setprofile` calls.
 
+    Args:
+        state: Kept of each function before it runs for the first time.
+
     Attributes:
+        state: As given.
         called: The functions that each function called, functions in C by their names; of a
             library's functions those that are not a library's.
         calls: In order, but for those of one library by another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: ModelState) -> None:
+        self.state = state
         self.called: dict[types.CodeType, set[types.CodeType | str]] = {}
         self.calls: list[_Call] = []
         self._globals: dict[types.CodeType, dict[str, Any]] = {}
@@ -114,6 +124,8 @@ class _Record:
                 self._libraries[code] = is_library
                 self._globals[code] = frame.f_globals
                 self.called.setdefault(code, set())
+                if not is_library and is_function(code):
+                    self.state.enter(frame)
             caller = frame.f_back
             if caller and not (is_library and self._libraries.get(caller.f_code, True)):
                 self._note(caller, code)
