@@ -18,6 +18,7 @@ from pytest_edgeq import litert
 from pytest_edgeq.cache.parts import Simulation
 from pytest_edgeq.flows.conversion_refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request, Session
+from pytest_edgeq.process_state import seeded
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference
@@ -135,7 +136,12 @@ class _Preparation:
     def graph(self) -> torch.fx.GraphModule:
         """The graph with observers."""
         entry = self.entry
-        export = functools.partial(_export, entry, strict=self.strict)
+
+        def export() -> tuple[torch.export.ExportedProgram, str | None]:
+            # Not made where its result is stored: samples that come later must not depend on it.
+            with seeded(self.session.seed):
+                return _export(entry, strict=self.strict)
+
         with self.session.progress.step("export", entry.name):
             exported = self.session.cache.exported(entry.name, entry.model, self.key, export)
         self.strict_refusal = exported.strict_refusal

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import random
 import sys
 from types import ModuleType
 from typing import Any
@@ -127,8 +128,13 @@ def load_exporter() -> None:
 def _imported(name: str) -> ModuleType:
     if name in sys.modules:
         return importlib.import_module(name)  # which waits for an import in another thread
-    with quiet(), paused_collector():
-        return importlib.import_module(name)
+    drawn = random.getstate()
+    try:
+        with quiet(), paused_collector():
+            return importlib.import_module(name)
+    finally:
+        # litert-torch 0.10.0 imports rich, which draws numbers that calibration data may want.
+        random.setstate(drawn)
 
 
 def register_operators(namespace: str) -> None:

@@ -119,6 +119,28 @@ def test_a_key_takes_no_number_from_the_model(
     assert build(tmp_path) == plain
 
 
+class _DrawingInVain(_Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As a model does that drops layers in training."""
+        drops = random.random() < 0.5
+        return x if self.training and drops else super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*refuses the model")
+def test_calibration_data_draws_the_same_numbers_where_the_export_is_stored(tmp_path: Path) -> None:
+    """An export draws what the model draws; one that is read does not."""
+
+    def drawn() -> Iterator[torch.Tensor]:
+        for _ in range(2):
+            yield SAMPLE * random.random()
+
+    def build(folder: Path | None) -> bytes:
+        return _built(Edgeq(cache_dir=folder), _DrawingInVain(), drawn()).tflite
+
+    plain = build(None)
+    assert [build(tmp_path), build(tmp_path)] == [plain, plain]
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
 def test_a_failure_of_the_machine_is_no_refusal_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception

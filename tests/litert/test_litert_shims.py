@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import importlib
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -800,3 +802,16 @@ def test_the_file_is_the_same_without_the_list(
     for name in ("ops_listed_once", "graphs_compiled_on_call"):
         monkeypatch.setattr(litert.converter, name, contextlib.nullcontext)
     assert built() == with_list
+
+
+def _draws(statement: str) -> bool:
+    """Whether a statement changes the state of Python's generator in a new process."""
+    script = f"import random\nbefore = random.getstate()\n{statement}\n"
+    script += "raise SystemExit(random.getstate() != before)"
+    return bool(subprocess.run([sys.executable, "-c", script], check=False).returncode)
+
+
+def test_the_converter_still_draws_a_number_when_it_is_imported() -> None:
+    """By rich, in litert-torch 0.10.0: calibration data that draws would differ from then on."""
+    assert _draws("import litert_torch")
+    assert not _draws("from pytest_edgeq import litert; litert.converter_module()")
