@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import importlib.metadata
@@ -10,7 +11,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -120,10 +121,13 @@ _LATER: Final = frozenset(
 """Packages of ours that look at what was converted; all others take part in a conversion."""
 
 
+_CODE: Final = (".py", ".so", ".pyd", ".dll", ".dylib")
+
+
 @functools.cache
 def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
     """
-    Return, by distribution, a hash of its version and of the list of its files.
+    Return, by distribution, its version and a hash of its files.
 
     Args:
         names: Of the distributions.
@@ -172,14 +176,49 @@ def _places(module: str) -> Sequence[str]:
 
 def _files_digest(distribution: importlib.metadata.Distribution) -> str:
     """
-    Return a hash of the list of a distribution's files.
+    Return a hash of the list of a distribution's files, and of code edited since the installation.
 
     Scripts, which lie outside of the packages, begin with the path of their interpreter: with them
     the cache of one virtual environment would not serve another one.
     """
     record = (distribution.read_text("RECORD") or "").splitlines()
     files = [line for line in record if not line.startswith("../")]
-    return hashlib.sha256("\n".join(files).encode()).hexdigest()
+    edited = _edited(distribution, files)
+    return hashlib.sha256("\n".join([*files, *edited]).encode()).hexdigest()
+
+
+def _edited(distribution: importlib.metadata.Distribution, files: Sequence[str]) -> Iterator[str]:
+    """
+    Return the name and the hash of each file of code that was edited where it is installed.
+
+    Only files are read whose size is not the one of the list, or that are newer than the list,
+    which installers write last.
+
+    Args:
+        distribution: To find its files.
+        files: Lines of its list: name, hash, size.
+    """
+    root = str(distribution.locate_file(""))
+    rows = [line.rsplit(",", 2) for line in files if line.count(",") >= 2]
+    lists = [Path(root, row[0]) for row in rows if row[0].endswith(".dist-info/RECORD")]
+    if not lists or not lists[0].exists():
+        return
+    installed = lists[0].stat().st_mtime_ns
+    for name, hashed, size in rows:
+        if not hashed or not name.endswith(_CODE):
+            continue
+        path = Path(root, name)
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            yield f"{name} is gone"
+            continue
+        if str(status.st_size) == size and status.st_mtime_ns <= installed:
+            continue
+        digest = hashlib.sha256(path.read_bytes()).digest()
+        told = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        if hashed != f"sha256={told}":
+            yield f"{name} {told}"
 
 
 @functools.cache

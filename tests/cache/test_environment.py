@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import importlib.metadata
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -377,3 +380,43 @@ def test_the_place_of_a_virtual_environment_does_not_count() -> None:
         environment._files_digest(Installed(*hashes)) for hashes in ("ab", "ac", "db")
     )
     assert one == moved != changed
+
+
+def _install(folder: Path) -> importlib.metadata.Distribution:
+    """Install a package of one file, as installers do: the list of files comes last."""
+    (folder / "net").mkdir()
+    (folder / "net-1.dist-info").mkdir()
+    source = folder / "net" / "__init__.py"
+    source.write_text("SCALE = 0.5\n")
+    told = base64.urlsafe_b64encode(hashlib.sha256(source.read_bytes()).digest()).decode()
+    record = folder / "net-1.dist-info" / "RECORD"
+    record.write_text(
+        f"net/__init__.py,sha256={told.rstrip('=')},{source.stat().st_size}\n"
+        "net-1.dist-info/RECORD,,\n"
+    )
+    os.utime(source, (1_000_000_000,) * 2)
+    os.utime(record, (1_000_000_001,) * 2)
+    return importlib.metadata.Distribution.at(folder / "net-1.dist-info")
+
+
+@pytest.mark.parametrize("text", ["SCALE = 0.7\n", "SCALE = 0.55\n", None])
+def test_a_library_that_is_edited_where_it_is_installed_counts(
+    tmp_path: Path, text: str | None
+) -> None:
+    """Its version and the list of its files stay the same."""
+    distribution = _install(tmp_path)
+    before = environment._files_digest(distribution)
+    source = tmp_path / "net" / "__init__.py"
+    if text is None:
+        source.unlink()
+    else:
+        source.write_text(text)
+    assert environment._files_digest(distribution) != before
+
+
+def test_the_time_of_an_installed_file_does_not_count(tmp_path: Path) -> None:
+    """In a copied environment files may be newer than the list of files."""
+    distribution = _install(tmp_path)
+    before = environment._files_digest(distribution)
+    (tmp_path / "net" / "__init__.py").touch()
+    assert environment._files_digest(distribution) == before
