@@ -82,6 +82,8 @@ def feed(hasher: Any, value: Any) -> None:
         if value.dtype.hasobject:
             raise UnknownError(f"an array of dtype {value.dtype}")
         _add(hasher, f"array {value.dtype.str} {value.shape}", np.ascontiguousarray(value).data)
+    elif isinstance(value, np.generic) and not value.dtype.hasobject:
+        _add(hasher, f"scalar {value.dtype.str}", value.tobytes())
     elif isinstance(value, Mapping):
         items = list(value.items())
         _add(hasher, f"dict {len(items)}", b"")

@@ -172,15 +172,18 @@ def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
     Raises:
         UnknownError: One of them is no array.
     """
-    arrays = {}
+    arrays: dict[str, torch.Tensor] = {}
+    scalars: list[str] = []
     for i, each in enumerate(ranges.values()):
         for j, value in enumerate(each.values()):
-            if not isinstance(value, np.ndarray):
+            if not isinstance(value, (np.ndarray, np.generic)):
                 raise UnknownError(f"a range that is a {type(value).__name__}")
-            arrays[f"{i} {j}"] = torch.from_numpy(value.copy())
+            arrays[f"{i} {j}"] = torch.from_numpy(np.array(value))
+            if isinstance(value, np.generic):  # of a tensor without dimensions
+                scalars.append(f"{i} {j}")
     table, raw = encode_tensors(arrays)
     names = [[name, list(each)] for name, each in ranges.items()]
-    told = {"names": names, "tensors": table}
+    told = {"names": names, "tensors": table, "scalars": scalars}
     return {"ranges": json.dumps(told).encode(), "tensors": raw}
 
 
@@ -193,9 +196,12 @@ def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     """
     _check_names(parts, "ranges", "tensors")
     told = json.loads(parts["ranges"])
-    arrays = decode_tensors(told["tensors"], parts["tensors"])
+    arrays = {
+        place: tensor.numpy()[()] if place in told["scalars"] else tensor.numpy()
+        for place, tensor in decode_tensors(told["tensors"], parts["tensors"]).items()
+    }
     return {
-        name: {kind: arrays[f"{i} {j}"].numpy() for j, kind in enumerate(kinds)}
+        name: {kind: arrays[f"{i} {j}"] for j, kind in enumerate(kinds)}
         for i, (name, kinds) in enumerate(told["names"])
     }
 

@@ -509,3 +509,34 @@ def test_a_hit_of_a_masked_model_refuses_as_a_build_does(tmp_path: Path) -> None
     assert "refused" in plain
     for _ in range(2):
         assert _told(Edgeq(cache_dir=tmp_path), CausalMask, STATIC) == plain
+
+
+class _Averaging(torch.nn.Module):
+    """Has a tensor without dimensions, whose ranges are numpy's scalars."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale by the average of all elements."""
+        y: torch.Tensor = self.linear(x)
+        return y * y.mean()
+
+
+def test_ranges_of_a_tensor_without_dimensions_are_kept(tmp_path: Path, ran: list[str]) -> None:
+    """Read as they were calculated."""
+    sample, quantizer = normal(1, 4, seed=0), "recipe_static_wi8_ai8"
+
+    def build(folder: Path | None) -> bytes:
+        made = Edgeq(cache_dir=folder).quantize(
+            _Averaging().eval(), (sample,), quantizer=quantizer, calibration=[sample]
+        )
+        return made.tflite
+
+    plain = build(None)
+    assert build(tmp_path) == plain
+    ran.clear()
+    assert build(tmp_path) == plain
+    assert not ran
