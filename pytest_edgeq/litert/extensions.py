@@ -91,6 +91,9 @@ _PLAIN: Final = frozenset({str, int, float, bool, complex, bytes, type(None)})
 _KERNELS: Final = ("aten/", "quantized_decomposed/")
 """Namespaces of the operators of graphs that torch itself defines."""
 
+_REGISTRATION: Final = re.compile(r'^@register_annotator\("(\w+)"\)\s+def (\w+)', re.MULTILINE)
+"""How PT2E's quantizer adds an annotator to its table: the op, and the function."""
+
 
 class _Look:
     """
@@ -118,7 +121,7 @@ class _Look:
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 pending.extend(self._parts(place, value))
-        self.constants = dict(_changed(modules))
+        self.constants = {**dict(_changed(modules)), **dict(_changed_annotators(modules))}
         self._values = self._watched()
 
     def is_current(self, modules: Mapping[str, ModuleType]) -> bool:
@@ -251,7 +254,8 @@ def find_extensions() -> Extensions:
     """
     Return what other code has put into the loaded libraries, whichever way it came there.
 
-    A function of a library's own in another's place is not found, nor is one that was removed.
+    A function of a library's own in another's place is not found, nor is one that was removed,
+    but for the annotators of PT2E.
     """
     look = _look()
     return Extensions(sorted([*look.foreign, *_foreign_kernels()]), look.constants)
@@ -332,3 +336,17 @@ def _changed(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, Any]]:
                 continue
             if type(now) is not type(value) or now != value:
                 yield ".".join(filter(None, (name, kind, constant))), now
+
+
+def _changed_annotators(modules: Mapping[str, ModuleType]) -> Iterator[tuple[str, Any]]:
+    """Return the names of PT2E's annotators by op, where the source registers others."""
+    for name, module in modules.items():
+        table = getattr(module, "OP_TO_ANNOTATOR", None)
+        if not f"{name}.".startswith(_WITH_CONSTANTS) or not isinstance(table, dict):
+            continue
+        if not name.endswith("_utils") or not module.__file__:  # others import it
+            continue
+        registered = dict(_REGISTRATION.findall(Path(module.__file__).read_text(encoding="utf-8")))
+        now = {op: getattr(each, "__name__", "") for op, each in table.items()}
+        if registered and now != registered:
+            yield f"{name}.OP_TO_ANNOTATOR", now

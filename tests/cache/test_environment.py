@@ -163,6 +163,20 @@ def test_a_constant_of_a_library_counts(change: str) -> None:
     assert _key() == key
 
 
+@pytest.mark.parametrize("change", ["remove", "replace"])
+def test_the_annotators_of_a_library_count(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """One that is taken out leaves its op in float; one of another op annotates otherwise."""
+    key, table = _key(), _module("quantize.pt2e_quantizer_utils").OP_TO_ANNOTATOR
+    assert _key() == key
+    with monkeypatch.context() as patch:
+        if change == "remove":
+            patch.delitem(table, "add")
+        else:
+            patch.setitem(table, "add", table["mul"])
+        assert _key() != key
+    assert _key() == key
+
+
 def test_constants_are_read_from_source(tmp_path: Path) -> None:
     """Not what code sets twice, fills, computes, or makes a member of."""
     source = tmp_path / "module.py"
