@@ -61,7 +61,7 @@ def output_lost(error: OSError) -> NoReturn:
     """
     # Python writes what is left when it exits, and would fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    click.echo(f"Error: standard output: {error.strerror}", err=True)
+    click.echo(f"Error: {error.filename or 'standard output'}: {error.strerror}", err=True)
     sys.exit(TroubleError.exit_code)
 
 
