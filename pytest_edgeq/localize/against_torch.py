@@ -587,9 +587,12 @@ class AgainstTorch:
         same: dict[int, bool] = dict.fromkeys(subgraph.inputs, True)
         for number, partner in paired(self._form, form).ops.items():
             op = subgraph.ops[number]
+            if partner.name != op.name:
+                continue
+            # A SPLIT and its partner may have different numbers of outputs.
             for here, there in zip(op.outputs, partner.outputs, strict=False):
                 made, wanted = self._runner.tensor(here), converted.tensor(there)
-                if partner.name == op.name and made.shape == wanted.shape:
+                if made.shape == wanted.shape:
                     same[here] = not _is_moved(made, wanted)
         known = {i for i in equal if same.get(i, True)} | {i for i in same if same[i]}
         first = _first_that_differs(subgraph, _behind(subgraph, last, known), known)

@@ -58,7 +58,7 @@ MASK_WAYS_OUT = (
     "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float",
     "of a mask, −30 does as much; else leave that op in float",
 )
-"""Of a mask that is lost, and of one that takes the range."""
+"""What to change in the model where a mask is lost, and where a mask takes the whole range."""
 
 
 def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
@@ -321,9 +321,10 @@ class Readers:
             there = [each for op in behind for _, each in measured.get(op.index, ())]
             limits = code_limits(self._subgraph.tensors[tensor])
             if limits is not None and own.beyond_low + own.beyond_high:
-                # What is cut is nothing that is chosen.
-                beyond = [_beyond(Codes(*limits), x.whole_least, x.whole_greatest) for x in there]
-                if there and max(beyond) <= _most_beyond(Codes(*limits), [own]):
+                # No value that is cut is chosen.
+                codes = Codes(*limits)
+                beyond = [_beyond(codes, x.whole_least, x.whole_greatest) for x in there]
+                if there and max(beyond) <= _most_beyond(codes, [own]):
                     found.add(number)
                     continue
             # A quarter of the power is half of the size.

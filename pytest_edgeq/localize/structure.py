@@ -506,6 +506,7 @@ class Structure:
         """
         op, partner = pair.op, pair.partner
         for ours, theirs in ((op.inputs, partner.inputs), (op.outputs, partner.outputs)):
+            # One of the two may leave its bias out.
             for here, there in zip(ours, theirs, strict=False):
                 if here < 0 or there < 0:
                     continue
