@@ -1,9 +1,10 @@
-"""What a model's code can read and change beside tensors, kept while the model runs for a key."""
+"""Save the Python state that a model reaches, and restore it after the export for a key."""
 
 from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import os
 import sys
 import sysconfig
@@ -189,10 +190,10 @@ class ModelState:
 
 
 class _Kept:
-    """What can be restored."""
+    """The saved state of one object."""
 
     def restore(self) -> None:
-        """Restore it if it has changed."""
+        """Restore the object if it has changed."""
         raise NotImplementedError
 
 
@@ -205,7 +206,7 @@ class _Elements(_Kept):
 
     def _read(self) -> list[Any]:
         each = self._container
-        return _flat(each.items()) if isinstance(each, dict) else list(each)
+        return list(itertools.chain.from_iterable(each.items()) if isinstance(each, dict) else each)
 
     def restore(self) -> None:
         now, before, container = self._read(), self._elements, self._container
@@ -258,10 +259,6 @@ class _Cell(_Kept):
 
     def restore(self) -> None:
         self._cell.cell_contents = self._content
-
-
-def _flat(items: Iterable[tuple[Any, Any]]) -> list[Any]:
-    return [part for item in items for part in item]
 
 
 def _package_of(kind: type) -> str:

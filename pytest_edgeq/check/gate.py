@@ -47,7 +47,7 @@ _RANKS = {
     **dict.fromkeys(INPUT_KINDS, Rank.INPUTS),
     CALIBRATION_OVERLAP: Rank.DATA,
 }
-"""Of findings on health."""
+"""The rank of a health finding by its kind; `Rank.HEALTH` for all others."""
 
 _FEW_CALIBRATED = 8
 """
@@ -81,9 +81,7 @@ class Gate:
         self._of_torch = False
         """Whether torch itself gives values that are not finite."""
 
-    def look(
-        self, inputs: Iterable[Any], threads: int, step: Step, engine: Engine | None = None
-    ) -> None:
+    def look(self, inputs: Iterable[Any], threads: int, step: Step, engine: Engine | None) -> None:
         """Measure the model on samples and judge it; arguments as of `Measuring.measure`."""
         # First, as it says what is wrong with the call.
         measuring = Measuring(
@@ -107,7 +105,7 @@ class Gate:
         self.verdict.notes += measured.agreed.notes
 
     def hold_against(self, claims: Iterable[Callable[[], None]]) -> None:
-        """Hold the model against what was accepted before."""
+        """Compare the model with its baselines; differences become findings."""
         for claim in claims:
             try:
                 claim()
@@ -200,7 +198,7 @@ class Gate:
             )
 
     def _why(self, layers: LayerErrors) -> str:
-        """Say who wrote what is wrong, and the way out."""
+        """Return the lines on what wrote the wrong op, and on how to fix it."""
         if self._quantized.origin is not None:
             return "" if self.verdict.tells(Rank.ORIGIN) else f"\n{_SHIP}"
         if says_way_out(layers):
@@ -221,7 +219,7 @@ class Gate:
         )
 
     def _look_at_origin(self) -> None:
-        """Hold a file that claims to be what the flow made against what it made."""
+        """Compare a file that was put in the place of the flow's with the flow's own file."""
         origin, edge = self._quantized.origin, self._quantized.edge
         if origin is None:
             return
@@ -236,7 +234,7 @@ class Gate:
             self._add_origin(op_differences(origin.graph, edge.graph, origin.op_dtypes))
 
     def _look_at_constants(self) -> None:
-        """Of a file that cannot be localized, as its outputs are none to compare."""
+        """Compare the constants of a file whose outputs cannot be compared with the flow's own."""
         origin, edge = self._quantized.origin, self._quantized.edge
         if origin is None or self.verdict.tells(Rank.ORIGIN):
             return

@@ -274,7 +274,7 @@ class Measuring:
         return None
 
     def _open_localizer(self, stack: ExitStack) -> Localizer | None:
-        """What measures each op; None where torch or the kernels that it needs cannot run."""
+        """Return the localizer; None where torch, or a runtime that it needs, refuses the model."""
         try:
             localizer = Localizer(self._quantized)
             stack.enter_context(localizer)

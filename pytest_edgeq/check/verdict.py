@@ -1,4 +1,4 @@
-"""What is wrong with a model that `edgeq.check` has measured, and the text that says so."""
+"""The findings of `edgeq.check` on a model, and the text of its failure."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Verdict:
         return 0
 
     def _cause(self) -> str:
-        """What localizing says of errors that nothing has explained yet, or of a changed op."""
+        """Return the localizer's cause for errors without a cause, or for a changed op."""
         if self.layers is None or self.tells(Rank.INPUTS):
             return ""
         if not (self._leaves_errors_unexplained() or self.layers.culprit):
@@ -154,6 +154,6 @@ def _put_off(missing: str) -> str:
 
 
 def _not_yet(text: str) -> str:
-    """Of a change: no command that accepts it, while another finding says what is wrong."""
+    """Leave out the command that accepts a change, as the other findings come first."""
     kept = without_command(text)
     return text if kept == text else f"{kept}\nupdate: once the other findings are fixed"

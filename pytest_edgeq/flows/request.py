@@ -1,4 +1,4 @@
-"""What a flow is given: models, sample inputs and calibration data that were checked."""
+"""The input of a flow: checked models, sample inputs and calibration data."""
 
 from __future__ import annotations
 

@@ -322,9 +322,9 @@ _WAY_OUT = "run the file on another runtime to tell whether the kernel or the fi
 
 
 _SPOILT = (
-    ": torch gives none there, and the op is right about what it takes, which quantization has "
-    "made 0 (in a logarithm, below a quotient) or the like; leave in float what makes it, or clamp "
-    "it in the model at a step of its range or more"
+    ": torch gives none there, and the op computes its inputs correctly, but quantization has "
+    "rounded one of them to 0 (of a logarithm or a divisor) or the like; leave the op that makes "
+    "it in float, or clamp it in the model at a step of its range or more"
 )
 
 

@@ -1,4 +1,4 @@
-"""What a model can read and change beside tensors: in the key by type, and as it was afterwards."""
+"""Python state that a model reaches: its types are in the key, and the export restores it."""
 
 from __future__ import annotations
 
