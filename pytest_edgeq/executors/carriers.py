@@ -70,10 +70,6 @@ class Engine:
 
     def renew(self) -> bool:
         """Return whether the executor runs tasks again behind one that broke it."""
-        renew = getattr(self.executor, "renew", None)
-        if renew is not None:
-            renew()
-            return True
         if type(self.executor).__module__ == "loky.reusable_executor":
             from loky import get_reusable_executor
 

@@ -55,7 +55,10 @@ _LATE = 4.0
 _LATE_SECONDS = 5.0
 """Seconds that it has in any case: a worker that has just started loads torch and the model."""
 
-_DEATHS = frozenset({"ProcessExpired", "BrokenExecutor", "KilledWorker"})
+_FIRST_SECONDS = 60.0
+"""Seconds that it has while no chunk is done, and nothing is known of what a sample takes."""
+
+_DEATHS = frozenset({"WorkerDiedError", "BrokenExecutor", "KilledWorker"})
 """Classes of exceptions by which engines say that a worker died."""
 
 
@@ -135,8 +138,7 @@ class Stream:
                     break
         finally:
             for future in self._in_flight:
-                if not future.running():  # to cancel one that runs ends pebble's process
-                    future.cancel()
+                future.cancel()
             self._in_flight.clear()
             self.step.in_flight = 0
         if self._failed is not None:
@@ -156,14 +158,23 @@ class Stream:
         self._suspects = [each for each in self._suspects if not each.is_done]
         # Of several chunks that a pool broke with, only one alone shows that it is to blame.
         limit = 1 if self._suspects else _IN_FLIGHT * workers
-        while len({each for each in self._in_flight.values() if not each.is_done}) < limit:
-            chunk = self._next(chunks, workers, extra)
+        while True:
+            left = list(
+                dict.fromkeys(each for each in self._in_flight.values() if not each.is_done)
+            )
+            late = [each for each in left if self._is_late(each)]
+            # Where all of them are late, nothing may be going on any more.
+            if len(left) >= limit and len(late) < len(left):
+                return
+            chunk = self._next(chunks, workers, extra) if len(left) < limit else None
+            if chunk is None and late:
+                chunk = late[0]
             if chunk is None:
                 return
             self._submit(chunk)
 
     def _next(self, chunks: Chunks, workers: int, extra: Callable[[], Any]) -> Chunk | None:
-        """Return the next chunk to run: one to be run again, a new one, or one that is late."""
+        """Return the next chunk to run: one to be run again, or a new one."""
         for _ in range(len(self._waiting)):
             chunk = self._waiting.popleft()
             if chunk.is_done:
@@ -179,7 +190,7 @@ class Stream:
             if fresh is not None:
                 fresh.extra = extra()
                 return fresh
-        return self._late()
+        return None
 
     def _may_go(self, chunk: Chunk) -> bool:
         """Whether a chunk may be sent: with parcels attached only as many as workers lack them."""
@@ -193,17 +204,19 @@ class Stream:
             return True
         return False
 
-    def _late(self) -> Chunk | None:
-        """Return the oldest chunk in flight that takes far longer than it should."""
-        if self._seconds is None:
-            return None
-        now = time.monotonic()
-        for chunk in self._in_flight.values():
+    def _is_late(self, chunk: Chunk) -> bool:
+        """
+        Whether a chunk in flight takes far longer than it should.
+
+        For each run of it longer than for the one before: the engine may have sent it to the same
+        worker again.
+        """
+        allowed = _FIRST_SECONDS
+        if self._seconds is not None:
             expected = self._seconds * (chunk.stop - chunk.start) * _IN_FLIGHT
-            allowed = max(_LATE * expected, _LATE_SECONDS) * 2 ** (chunk.copies - 1)
-            if now - chunk.since > allowed and not chunk.is_done:
-                return chunk  # again, each time later: the engine may have sent it to the same one
-        return None
+            allowed = max(_LATE * expected, _LATE_SECONDS)
+        allowed *= 2.0 ** (chunk.copies - 1)
+        return time.monotonic() - chunk.since > allowed
 
     def _submit(self, chunk: Chunk) -> None:
         assert self._labels is not None, "unreachable because run has made them"

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,31 +196,6 @@ def test_samples_that_end_each_process_are_named(
     ) as error:
         dying.compare(loaded, wrong, runtime="deadly", executor=pool)
     assert "exit code -9" in str(error.value)
-
-
-def test_processes_end_with_a_client_that_is_killed(tmp_path: Path) -> None:
-    """No orphan is left two seconds later."""
-    script = tmp_path / "client.py"
-    script.write_text(
-        "import os, time\n"
-        "from pytest_edgeq.executors.processes import SpawnedPool\n"
-        "if __name__ == '__main__':\n"
-        "    pool = SpawnedPool(2)\n"
-        "    first, second = pool.submit(time.sleep, 0.5), pool.submit(time.sleep, 0.5)\n"
-        "    first.result(), second.result(), pool.submit(time.sleep, 60)\n"
-        "    print('ready', flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment
-    ) as client:
-        assert client.stdout is not None
-        assert client.stdout.readline() == b"ready\n"
-        children = psutil.Process(client.pid).children(recursive=True)
-        assert len(children) >= 2
-        client.kill()
-    assert not left_after(2, children)
 
 
 def test_a_session_on_two_processes(pytester: pytest.Pytester) -> None:

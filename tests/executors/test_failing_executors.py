@@ -13,6 +13,7 @@ import pytest
 
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.executors import stream, worker
+from pytest_edgeq.executors.carriers import Engine
 from tests.executors.conftest import AtOnce, told
 
 Threads = Callable[[int], Executor]
@@ -85,19 +86,37 @@ def test_a_worker_that_lacks_a_package_is_told(quantized: QuantizedModel, given:
 
 
 def test_what_was_lost_with_other_workers_is_sent_again(
-    quantized: QuantizedModel, given: list[Any]
+    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As dask cancels tasks whose data died; it is no fault of the chunk, but not for ever."""
-
-    class Lossy(_Dying):
-        def renew(self) -> None:
-            """As the session's own pool has it."""
-
+    monkeypatch.setattr(Engine, "renew", lambda engine: True)  # as dask's
     alone = told(Edgeq().compare(quantized, given))
-    some = Lossy([CancelledError() for _ in range(5)])
+    some = _Dying([CancelledError() for _ in range(5)])
     assert told(Edgeq().compare(quantized, given, executor=some)) == alone
     with pytest.raises(RuntimeError, match="each worker that ran them died"):
-        Edgeq().compare(quantized, given, executor=Lossy([CancelledError() for _ in range(99)]))
+        Edgeq().compare(quantized, given, executor=_Dying([CancelledError() for _ in range(99)]))
+    worker.forget()
+
+
+@pytest.mark.parametrize("answered", [0, 3])
+def test_where_all_that_was_sent_is_lost_it_is_sent_again(
+    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    """As with workers that hang, and hold everything that may be under way; also from the start."""
+    monkeypatch.setattr(stream, "_LATE_SECONDS", 0.05)
+    monkeypatch.setattr(stream, "_FIRST_SECONDS", 0.2)
+    lost = list[int]()
+
+    class Losing(AtOnce):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            if self.count >= answered and len(lost) < 4:  # two chunks for each worker
+                lost.append(args[0].start)
+                return Future()
+            return super().submit(fn, *args, **kwargs)
+
+    alone = told(Edgeq().compare(quantized, given))
+    assert told(Edgeq().compare(quantized, given, executor=Losing(2))) == alone
+    assert len(lost) == 4
     worker.forget()
 
 

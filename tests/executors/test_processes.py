@@ -1,0 +1,178 @@
+"""The embedded pool: no task is lost, whatever ends its processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pytest_edgeq.executors.processes import SpawnedPool, WorkerDiedError, WorkerTracebackError
+from tests.processes import left_after
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def pool() -> Iterator[SpawnedPool]:
+    """Two processes."""
+    made = SpawnedPool(2)
+    yield made
+    made.shutdown()
+
+
+def answered(number: int, sent: bytes, size: int) -> tuple[int, int, bytes]:
+    """Return something of a size."""
+    return number, len(sent), bytes(size)
+
+
+def hang() -> None:
+    """Wait for ever."""
+    signal.pause()
+
+
+class OddError(Exception):
+    """Cannot be made from what pickle keeps of it."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def fails(kind: str) -> object:
+    """Raise an error, or return what cannot be pickled."""
+    if kind == "plain":
+        raise KeyError("missing")
+    if kind == "odd":
+        raise OddError("this", "that")
+    return threading.Lock()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_task_is_lost_with_processes_that_are_killed(pool: SpawnedPool, seed: int) -> None:
+    """
+    At random moments, many of them in the middle of a message of more than a pipe holds.
+
+    A pool whose processes share queues and locks waits for ever behind some of them.
+    """
+    print(f"seed {seed}")  # shown where it fails
+    chance, over, kills = random.Random(seed), threading.Event(), list[int]()
+    pool.submit(os.getpid).result(60)
+
+    def kill() -> None:
+        while not over.wait(chance.uniform(0.05, 0.4)):
+            process = chance.choice(pool._workers)._process
+            kills.append(process.pid)
+            process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    died = number = 0
+    try:
+        while died < 10:
+            sent = {
+                each: pool.submit(answered, each, bytes(200_000), 400_000)
+                for each in range(number, number + 8)
+            }
+            number += len(sent)
+            for each, future in sent.items():
+                try:
+                    assert future.result(60) == (each, 200_000, bytes(400_000))
+                except WorkerDiedError as error:
+                    assert error.exitcode == -signal.SIGKILL  # noqa: PT017 # it need not be raised
+                    assert error.pid in kills  # noqa: PT017
+                    died += 1
+    finally:
+        over.set()
+        killer.join()
+    assert died < number / 2
+
+
+def test_a_process_that_hangs_ends_with_the_pool(pool: SpawnedPool) -> None:
+    """Its task fails, and one that waits is not run."""
+    running = [pool.submit(hang) for _ in range(2)]
+    waiting = pool.submit(os.getpid)
+    while not all(each.running() for each in running):
+        time.sleep(0.01)
+    processes = [each._process for each in pool._workers]
+
+    pool.shutdown()
+
+    for future in running:
+        assert isinstance(future.exception(20), WorkerDiedError)
+    assert waiting.cancelled()
+    assert not any(each.is_alive() for each in processes)
+    with pytest.raises(RuntimeError, match="the pool is shut down"):
+        pool.submit(os.getpid)
+
+
+def test_a_pool_that_nobody_holds_ends_its_processes() -> None:
+    """As at exit."""
+    pool = SpawnedPool(1)
+    pool.submit(os.getpid).result(60)
+    process = pool._workers[0]._process
+    del pool
+    gc.collect()
+    assert not process.is_alive()
+
+
+def test_what_a_task_raises(pool: SpawnedPool) -> None:
+    """It comes with the traceback of the process; what cannot be pickled becomes words."""
+    with pytest.raises(KeyError, match="missing") as error:
+        pool.submit(fails, "plain").result(60)
+    assert isinstance(error.value.__cause__, WorkerTracebackError)
+    assert 'raise KeyError("missing")' in str(error.value.__cause__)
+    with pytest.raises(RuntimeError, match=r"^OddError: this and that$"):
+        pool.submit(fails, "odd").result(60)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pool.submit(fails, "result").result(60)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pool.submit(len, threading.Lock()).result(60)
+    assert pool.submit(len, "four").result(60) == 4
+
+
+def test_processes_end_with_a_client_that_is_killed(tmp_path: Path) -> None:
+    """No orphan is left two seconds later."""
+    script = tmp_path / "client.py"
+    script.write_text(
+        "import os, time\n"
+        "from pytest_edgeq.executors.processes import SpawnedPool\n"
+        "if __name__ == '__main__':\n"
+        "    pool = SpawnedPool(2)\n"
+        "    first, second = pool.submit(time.sleep, 0.5), pool.submit(time.sleep, 0.5)\n"
+        "    first.result(), second.result(), pool.submit(time.sleep, 60)\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"ready\n"
+        children = psutil.Process(client.pid).children(recursive=True)
+        assert len(children) >= 2
+        client.kill()
+    assert not left_after(2, children)
+
+
+def test_a_program_that_shuts_no_pool_down_ends(tmp_path: Path) -> None:
+    """At once, while a process works: multiprocessing would wait for it."""
+    script = tmp_path / "client.py"
+    script.write_text(
+        "import time\n"
+        "from pytest_edgeq.executors.processes import SpawnedPool\n"
+        "if __name__ == '__main__':\n"
+        "    pool = SpawnedPool(2)\n"
+        "    pool.submit(time.sleep, 0).result(), pool.submit(time.sleep, 600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, script], env=environment, check=True, timeout=60)
