@@ -20,7 +20,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -167,7 +166,7 @@ class _Worker:
             WorkerDiedError: The process ended meanwhile; the next call starts another one.
             Exception: What the function raised, or what cannot be pickled.
         """
-        content = ForkingPickler.dumps(call)
+        content = pickle.dumps(call)
         if self._pipe is None:
             self._start_process()
         assert self._pipe is not None, "unreachable because the process is started"
@@ -216,18 +215,18 @@ def _serve_parent(pipe: Connection) -> None:
             pipe.send_bytes(_answer(pipe.recv_bytes()))
 
 
-def _answer(content: bytes) -> Any:
+def _answer(content: bytes) -> bytes:
     """Return the pickled pair of a result and None, or of an error and its traceback."""
     try:
         function, args, kwargs = pickle.loads(content)
         del content
-        return ForkingPickler.dumps((function(*args, **kwargs), None))
+        return pickle.dumps((function(*args, **kwargs), None))
     except Exception as error:
         told = traceback.format_exc()
         try:
-            answer = ForkingPickler.dumps((error, told))
+            answer = pickle.dumps((error, told))
             pickle.loads(answer)
         except Exception:  # whatever its class does when it is copied
             error = RuntimeError(f"{type(error).__name__}: {error}")
-            answer = ForkingPickler.dumps((error, told))
+            answer = pickle.dumps((error, told))
         return answer
