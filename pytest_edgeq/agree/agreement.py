@@ -159,6 +159,7 @@ class Agreement:
                 self._notes += [text.splitlines()[0] for text in found]
             else:
                 apart += found
+                self._notes += results.uncompared(self._base or "", self._edge)
             self._notes += results.notes
             if self._alone is not None:
                 self._alone.close(results)

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.kernels import float_bound, float_reach, hybrid_position, rounding_bound
+from pytest_edgeq.kernels import (
+    float_bound,
+    float_conditioning,
+    float_reach,
+    hybrid_position,
+    rounding_bound,
+)
 from pytest_edgeq.kernels.floats import reduction_length
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
@@ -50,6 +56,8 @@ class Pair:
         ends: Least and greatest code.
         worst: The greatest difference so far, in what `bound` is in; `at` says where.
         allowed: What float arithmetic explains there, and `apart` what the values are; absolute.
+        is_undefined: Whether the kernel quantizes NaN or infinite values, each to codes of its own:
+            nothing is compared.
         factors: Of `_float_allowance`, which the weights tell: of the greatest value, what that is
             at the least, and of a code of the input. None until asked for.
     """
@@ -70,6 +78,7 @@ class Pair:
     n_codes: int = 0
     n_inside: int = 0
     n_moved: list[int] = field(default_factory=lambda: [0, 0])
+    is_undefined: bool = False
     factors: tuple[float, float, float] | None = None
 
     def update(self, sample: int, base: Array, actual: Array, values: Mapping[int, Array]) -> None:
@@ -81,6 +90,10 @@ class Pair:
             return
         if self.is_float and np.array_equal(base, actual, equal_nan=True):
             return  # NaN on both sides agrees; codes go on, as those within the range are counted
+        data = hybrid_position(self.graph, self.op) if self.is_float else None
+        if data is not None and not np.isfinite(values[self.op.inputs[data]]).all():
+            self.is_undefined = True
+            return
         one, two = base.astype(np.float64), actual.astype(np.float64)
         same = (base == actual) | (np.isnan(one) & np.isnan(two))
         if self.is_float:
@@ -123,6 +136,8 @@ class Pair:
         bound, reach, weights = self.factors
         floats = [np.abs(v) for v in values.values() if np.issubdtype(v.dtype, np.floating)]
         greatest = max((float(v[v < GREATEST].max(initial=0.0)) for v in floats), default=0.0)
+        given = [values[place] for place in self.op.inputs if place in values]
+        bound += 2 * float_conditioning(self.op, given)
         noise = bound * max(greatest, reach)
         data = hybrid_position(self.graph, self.op)
         if data is None:

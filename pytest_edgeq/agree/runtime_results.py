@@ -55,6 +55,16 @@ def equal(one: Array, two: Array) -> bool:
     return np.array_equal(one, two, equal_nan=np.issubdtype(one.dtype, np.floating))
 
 
+def _has_finite(values: Array) -> bool:
+    return not np.issubdtype(values.dtype, np.floating) or bool(np.isfinite(values).any())
+
+
+def _places(edge: EdgeFile) -> dict[int, str]:
+    """Name the ops of the signature, by index."""
+    subgraph = edge.signature.subgraph
+    return {each.index: each.where for each in edge.op_dtypes if each.subgraph == subgraph}
+
+
 @dataclass(slots=True, eq=False)
 class RuntimeResults:
     """One runtime, held against another."""
@@ -86,12 +96,15 @@ class RuntimeResults:
         """
         Take note of the first sample that gives, bit by bit, what the one before gave.
 
+        Outputs without any finite value are alike whatever made them.
+
         Args:
             index: Of the sample.
             codes: What it gives here.
             repeats: Whether it does on the kernels that this is held against.
         """
-        if self.stale is None and self.last and not repeats and all(map(equal, self.last, codes)):
+        is_same = bool(self.last) and all(map(equal, self.last, codes))
+        if self.stale is None and is_same and not repeats and any(map(_has_finite, codes)):
             self.stale = index
         self.last = [code.copy() for code in codes]
 
@@ -106,6 +119,8 @@ class RuntimeResults:
         if wrong:
             known = all((self.name, pair.op.name) in _KNOWN_WRONG for pair in wrong)
             return [] if known else [self._ops_text(wrong, base, edge)]
+        if self._undefined:
+            return []
         together = problem_together(self.pairs.values())
         if together:
             return [
@@ -135,6 +150,20 @@ class RuntimeResults:
                 )
         return found
 
+    def uncompared(self, base: str, edge: EdgeFile) -> list[str]:
+        """Say which ops were not compared because kernels quantize NaN or infinite values there."""
+        if not self._undefined:
+            return []
+        where = _places(edge)[self._undefined[0].op.index]
+        return [
+            f"runtimes {self.name!r} and {base!r} were not compared at {where} and behind it: its "
+            "kernels quantize NaN or infinite values, each to codes of its own"
+        ]
+
+    @property
+    def _undefined(self) -> list[Pair]:
+        return [pair for pair in self.pairs.values() if pair.is_undefined]
+
     def _why_between(self) -> str:
         if self.stale is not None:
             return (
@@ -147,11 +176,7 @@ class RuntimeResults:
         )
 
     def _ops_text(self, wrong: Sequence[Pair], base: str, edge: EdgeFile) -> str:
-        where = {
-            entry.index: entry.where
-            for entry in edge.op_dtypes
-            if entry.subgraph == edge.signature.subgraph
-        }
+        where = _places(edge)
         told = [f"{where[pair.op.index]}: {pair.problem()}" for pair in wrong]
         if len(wrong) == len(self.pairs) >= _ALL:
             return "\n".join(

@@ -9,7 +9,7 @@ another way. Read from the sources of LiteRT of August 2026 (ai-edge-litert 2.3)
 
 from __future__ import annotations
 
-from pytest_edgeq.kernels.floats import float_bound, float_reach
+from pytest_edgeq.kernels.floats import float_bound, float_conditioning, float_reach
 from pytest_edgeq.kernels.hybrid import Halves, HybridInput, hybrid_position
 from pytest_edgeq.kernels.rounding import rounding_bound
 
@@ -17,6 +17,7 @@ __all__ = [
     "Halves",
     "HybridInput",
     "float_bound",
+    "float_conditioning",
     "float_reach",
     "hybrid_position",
     "rounding_bound",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,18 @@ from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-__all__ = ["float_bound", "float_reach", "reduction_length"]
+__all__ = ["float_bound", "float_conditioning", "float_reach", "reduction_length"]
 
 #: What functions and the operations around a sum are off, in units in the last place: Eigen's
 #: rational approximations of tanh and the logistic function are within 6, measured; twice that.
 _FUNCTION = 12
+
+#: XNNPACK computes eˣ as 2 to the power of x · log₂e (`f32-vexp`): the product, rounded to float32,
+#: is off by 2^−24 of itself, and the constant by a quarter of that; measured 0.8 in all.
+_EXPONENT = 1.25
+
+#: eˣ is infinite in float32 beyond.
+_GREATEST_EXPONENT = math.log(float(np.finfo(np.float32).max))
 
 #: Standard deviations that a sum of roundings stays within: 2n · e^−32 of all values do not.
 _SIGMAS = 8
@@ -89,6 +97,27 @@ def float_reach(graph: OpGraph, op: Op) -> float:
     if op.name != "DEQUANTIZE" or not given.is_quantized:
         return 0.0
     return float(np.abs(given.zero_points * given.scales).max(initial=0.0))
+
+
+def float_conditioning(op: Op, inputs: Iterable[npt.NDArray[Any]]) -> float:
+    """
+    Return what `float_bound` grows by, because a function multiplies the rounding of its argument.
+
+    The relative error of eˣ is the absolute error of the exponent, which grows with x. Negative
+    exponents add nothing: there |x| · eˣ is less than 1.
+
+    Args:
+        op: An op with a float32 output.
+        inputs: The values of its inputs.
+
+    Returns:
+        A factor of the greatest absolute value, like that of `float_bound`; 0 for most ops.
+    """
+    if op.name != "EXP":
+        return 0.0
+    finite = [values[np.isfinite(values)] for values in inputs]
+    greatest = max((float(values.max(initial=0.0)) for values in finite), default=0.0)
+    return _EXPONENT * min(greatest, _GREATEST_EXPONENT) * ULP
 
 
 #: Axes of the weights that one output value sums over.
