@@ -52,6 +52,13 @@ _KNOWN_REFUSALS = (
         "more, or leave the op in float.",
     ),
     (
+        re.compile(r"broadcast_to\.cc.*must be broadcastable"),
+        "the tensor does not broadcast to the shape that the op has. litert-torch 0.10 writes this "
+        "where a constant that forward expands is joined to an image in front of a convolution: it "
+        "moves the channels of the shape last, and not those of the constant. Store the constant "
+        "at its full size as a buffer of the module, or repeat it in place of expanding it.",
+    ),
+    (
         re.compile(r"Tensor data is null"),
         "the signature names an output that no op of the file computes: the step that wrote the "
         "file broke it.",
@@ -60,6 +67,11 @@ _KNOWN_REFUSALS = (
         re.compile(r"in XNNPACK delegate"),
         "the XNNPACK delegate takes no tensor of this kind: choose another runtime "
         "(runtime='builtin'), and mind that a device that runs XNNPACK will refuse the file.",
+    ),
+    (
+        re.compile(r"Didn't find op for builtin opcode 'STABLEHLO_IOTA'"),
+        "no kernel of TFLite computes STABLEHLO_IOTA, which the converter leaves of a constant "
+        "that forward makes (torch.eye): register it as a buffer of the module.",
     ),
     (
         re.compile(r"Didn't find op for builtin opcode|unresolved custom op"),

@@ -618,6 +618,61 @@ def test_an_op_that_no_kernel_computes(maker: Edgeq, preset: str | None) -> None
     assert "(torch.sort, torch.topk): keep that part out of the model" in second
 
 
+class _Whitened(nn.Module):
+    """A residual written as a sum of matrices, with the identity made in the forward."""
+
+    def __init__(self, *, stored: bool) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+        self.one = nn.Buffer(torch.eye(4)) if stored else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the matrix."""
+        one = torch.eye(4) if self.one is None else self.one
+        return x @ (self.mix.weight + one)
+
+
+def test_an_identity_matrix_that_the_forward_makes(maker: Edgeq) -> None:
+    """The cause names what makes it, and what the cause says helps."""
+    x = (normal(2, 4, seed=0),)
+    with pytest.raises(RuntimeError) as caught:
+        maker.quantize(_Whitened(stored=False).eval(), x, quantizer=None)
+    first, second = str(caught.value).splitlines()[:2]
+    assert first.startswith("the xnnpack runtime cannot load the .tflite file: STABLEHLO_IOTA at ")
+    assert "(torch.eye): register it as a buffer of the module" in second
+    assert "torch.sort" not in second
+    assert maker.quantize(_Whitened(stored=True).eval(), x, quantizer=None).tflite
+
+
+class _Columns(nn.Module):
+    """A convolution that is told the column of each pixel."""
+
+    def __init__(self, *, repeated: bool) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 8, 3)
+        self.repeated = repeated
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Convolve."""
+        columns = torch.arange(5.0).view(1, 1, 1, 5)
+        whole = columns.repeat(1, 1, 6, 1) if self.repeated else columns.expand(1, 1, 6, 5)
+        made: torch.Tensor = self.convolution(torch.cat([x, whole], 1))
+        return made
+
+
+def test_an_expanded_constant_whose_channels_are_not_moved(maker: Edgeq) -> None:
+    """The cause says what the converter did, and what it says helps."""
+    x = (normal(1, 3, 6, 5, seed=0),)
+    with pytest.raises(RuntimeError) as caught:
+        maker.quantize(_Columns(repeated=False).eval(), x, quantizer=None)
+    first, second = str(caught.value).splitlines()[:2]
+    assert first.startswith("the xnnpack runtime cannot load the .tflite file: BROADCAST_TO at ")
+    assert second.startswith("cause: the tensor does not broadcast to the shape that the op has")
+    assert "or repeat it in place of expanding it" in second
+    quantized = maker.quantize(_Columns(repeated=True).eval(), x, quantizer=None)
+    assert maker.compare(quantized, [x]).total.sqnr_db > 100
+
+
 class _Expectation(nn.Module):
     """The mean of a distribution over bins, by a convolution whose weight the forward makes."""
 
