@@ -153,6 +153,12 @@ class Runner:
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
         """A tensor of the subgraph as the last run left it; of a runner that keeps them."""
+        subgraph = self._graph.subgraphs[self._opening.signature.subgraph]
+        tensor = subgraph.tensors[index]
+        is_stored = index not in subgraph.producer and index not in subgraph.inputs
+        if is_stored and 0 in tensor.shape and not tensor.is_variable:
+            # The empty shape that RESHAPE makes a scalar by: interpreters have no memory for it.
+            return np.empty(tensor.shape, numpy_dtype(tensor.dtype))
         return self._engine.tensor(index)
 
     def close(self) -> None:
