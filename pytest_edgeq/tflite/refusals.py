@@ -59,6 +59,12 @@ _KNOWN_REFUSALS = (
         "at its full size as a buffer of the module, or repeat it in place of expanding it.",
     ),
     (
+        re.compile(r"currently supported for stablehlo\.scatter"),
+        "the kernel does not know the sum that the converter writes for values that meet in one "
+        "place (scatter_add, index_add, F.fold): multiply by a constant matrix in place of it, and "
+        "fold by a transposed convolution with weights of 0 and 1.",
+    ),
+    (
         re.compile(r"Tensor data is null"),
         "the signature names an output that no op of the file computes: the step that wrote the "
         "file broke it.",

@@ -673,6 +673,34 @@ def test_an_expanded_constant_whose_channels_are_not_moved(maker: Edgeq) -> None
     assert maker.compare(quantized, [x]).total.sqnr_db > 100
 
 
+class _Overlapping(nn.Module):
+    """Patches that overlap, added up."""
+
+    def __init__(self, *, folded: bool) -> None:
+        super().__init__()
+        self.folded = folded
+        self.places = nn.Buffer(torch.eye(16).view(16, 1, 4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Join them to an image."""
+        if self.folded:
+            return nn.functional.fold(x, (8, 8), 4, stride=2)
+        return nn.functional.conv_transpose2d(x.view(1, 16, 3, 3), self.places, stride=2)
+
+
+def test_patches_that_a_scatter_adds_up(maker: Edgeq) -> None:
+    """The cause names what torch calls it, and what the cause says helps."""
+    x = (normal(1, 16, 9, seed=0),)
+    with pytest.raises(RuntimeError) as caught:
+        maker.quantize(_Overlapping(folded=True).eval(), x, quantizer=None)
+    first, second = str(caught.value).splitlines()[:2]
+    assert first.startswith("the xnnpack runtime cannot load the .tflite file: STABLEHLO_SCATTER")
+    assert "(scatter_add, index_add, F.fold): multiply by a constant matrix" in second
+    assert maker.quantize(_Overlapping(folded=False).eval(), x, quantizer=None).tflite
+    folded, convolved = (_Overlapping(folded=each)(*x) for each in (True, False))
+    assert torch.allclose(folded, convolved, atol=1e-5)
+
+
 class _Expectation(nn.Module):
     """The mean of a distribution over bins, by a convolution whose weight the forward makes."""
 
