@@ -368,7 +368,8 @@ class Readers:
         Say whose range an op's output has, if its values go beyond it, and the way out.
 
         The converter (litert-torch 0.10.0) gives the scale of what is chosen, pooled or averaged
-        to all in front that the quantizer gave none.
+        to all in front that the quantizer gave none. Of what is chosen or joined it gives the scale
+        of one operand to the others.
 
         Args:
             op: The op.
@@ -398,6 +399,42 @@ class Readers:
                             "and no calibration widens it: annotate this op's output in the "
                             f"quantizer, or leave {reader.name} #{reader.index} in float"
                         ).replace("-", "−")
+                beside = self._operand_within(reader, own, most, measured, seen)
+                if beside is not None:
+                    return (
+                        f"its scale is that of {beside.name} #{beside.index}, which "
+                        f"{reader.name} #{reader.index} takes as well, and no calibration widens "
+                        f"it: leave {beside.name} #{beside.index} in float, or quantize by a "
+                        "recipe (recipe_static_wi8_ai8)"
+                    )
+        return None
+
+    def _operand_within(
+        self,
+        reader: Op,
+        own: Codes,
+        most: float,
+        measured: Mapping[int, Sequence[tuple[int, Measured]]],
+        seen: Collection[int],
+    ) -> Op | None:
+        """
+        Return the op whose values a range fits, of those that a reader joins with others.
+
+        Args:
+            reader: The op that joins.
+            own: The range.
+            most: How far values may go beyond a range that was made for them.
+            measured: As `untaken` takes it.
+            seen: Tensors whose values go beyond the range.
+        """
+        for index in reader.inputs if reader.name in _JOINS else ():
+            limits = None if index < 0 else code_limits(self._subgraph.tensors[index])
+            maker = self._subgraph.producer.get(index)
+            if maker is None or index in seen or limits is None or Codes(*limits) != own:
+                continue
+            values = [each for tensor, each in measured.get(maker.index, ()) if tensor == index]
+            if any(_beyond(own, each.smallest, each.largest) <= most for each in values):
+                return maker
         return None
 
     def _of(self, tensor: int) -> list[Op]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -130,6 +132,41 @@ def test_a_scale_that_the_converter_took_from_behind_is_told(seed: int) -> None:
     assert "no calibration widens it" in errors.cause
 
 
+class Bent(SmallModel):
+    """An activation with another slope below a threshold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give eight values."""
+        y = self.linear(x)
+        return torch.where(y > 0.1, y, 3 * y - 1)
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """A vector."""
+        return (normal(1, 16, seed=seed),)
+
+
+def test_a_scale_that_the_converter_took_from_another_operand_is_told() -> None:
+    """What a SELECT chooses from has one scale, and the layer's own values are within it."""
+    errors = Edgeq().localize(_quantized(Bent), samples(Bent, 8, seed=2))
+
+    assert errors.culprit is not None, errors
+    assert errors.culprit.op == "SUB", errors
+    assert "is too narrow: " in errors.cause
+    told = r"its scale is that of FULLY_CONNECTED #0.*, which SELECT\w* #\d takes as well, and no "
+    assert re.search(f"{told}calibration widens it: leave FULLY_CONNECTED #0 in", errors.cause)
+    by_recipe = _quantized(Bent, "recipe_static_wi8_ai8")
+    helped, hurt = (
+        Edgeq().compare(each, samples(Bent, 8, seed=2)).total.sqnr_db
+        for each in (by_recipe, _quantized(Bent))
+    )
+    assert helped > hurt + 6
+
+
 def test_what_is_cut_and_never_chosen_is_no_loss() -> None:
     """The range is that of the products that an index chooses."""
     errors = Edgeq().localize(_quantized(Products), samples(Products, 4, seed=2))
@@ -138,10 +175,10 @@ def test_what_is_cut_and_never_chosen_is_no_loss() -> None:
     assert errors.culprit is None, errors
 
 
-def _quantized(kind: type[SmallModel]) -> QuantizedModel:
+def _quantized(kind: type[SmallModel], flow: str = "pt2e_static_int8") -> QuantizedModel:
     return Edgeq().quantize(
         seeded(kind),
         kind.sample_inputs(),
-        quantizer="pt2e_static_int8",
+        quantizer=flow,
         calibration=samples(kind, 16, seed=1),
     )
