@@ -65,6 +65,13 @@ _KNOWN_REFUSALS = (
         "fold by a transposed convolution with weights of 0 and 1.",
     ),
     (
+        re.compile(r"fully_connected\.cc.*output->type == kTfLiteUInt8"),
+        "it takes int8 and gives float32, and no kernel does. PT2E leaves the product of two "
+        "activations in float, and the converter takes the dequantization in front of it away "
+        "where one of them is computed from constants alone (learned queries): quantize by a "
+        "recipe (recipe_static_wi8_ai8), or leave the layer that takes the constant in float.",
+    ),
+    (
         re.compile(r"Tensor data is null"),
         "the signature names an output that no op of the file computes: the step that wrote the "
         "file broke it.",

@@ -673,6 +673,34 @@ def test_an_expanded_constant_whose_channels_are_not_moved(maker: Edgeq) -> None
     assert maker.compare(quantized, [x]).total.sqnr_db > 100
 
 
+class _LearnedQueries(nn.Module):
+    """Scores of tokens by queries that no input changes, as Perceiver's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(normal(4, 16, seed=1))
+        self.queries, self.keys = nn.Linear(16, 16), nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Score."""
+        scores: torch.Tensor = self.queries(self.latents) @ self.keys(x).mT
+        return scores
+
+
+def test_a_product_in_float_of_codes(maker: Edgeq) -> None:
+    """The cause says which product, and what it says helps."""
+    x = [(normal(1, 20, 8, seed=i),) for i in range(8)]
+    model = _LearnedQueries().eval()
+    with pytest.raises(RuntimeError) as caught:
+        maker.quantize(model, x[0], quantizer="pt2e_static_int8", calibration=x)
+    first, second = str(caught.value).splitlines()[:2]
+    assert first.startswith("the xnnpack runtime cannot load the .tflite file: FULLY_CONNECTED at ")
+    assert second.startswith("cause: it takes int8 and gives float32, and no kernel does. ")
+    assert "(learned queries): quantize by a recipe (recipe_static_wi8_ai8)" in second
+    made = maker.quantize(model, x[0], quantizer="recipe_static_wi8_ai8", calibration=x)
+    assert maker.compare(made, [(normal(1, 20, 8, seed=99),)]).total.sqnr_db > 10
+
+
 class _Overlapping(nn.Module):
     """Patches that overlap, added up."""
 
