@@ -22,7 +22,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.kernels.site import ULP
 from pytest_edgeq.localize.float_forms import Forms, axis_orders, paired
-from pytest_edgeq.localize.repairs import repaired_op
+from pytest_edgeq.localize.repairs import misordered_op, repaired_op
 from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -92,6 +92,7 @@ class Parting:
         is_repaired: Whether the form is right with this op as the reference's float file has it.
         is_negated: Whether it gives −1 × what torch gives.
         is_reordered: Whether the output has torch's values in another order.
+        is_misordered: Whether the form is right with the axes of this op's result in another order.
     """
 
     output: str
@@ -100,6 +101,7 @@ class Parting:
     is_repaired: bool = False
     is_negated: bool = False
     is_reordered: bool = False
+    is_misordered: bool = False
 
 
 class Tolerance:
@@ -485,6 +487,12 @@ class AgainstTorch:
             op = self._wrong_mover(op, converted) or op
         made = self._runner.tensor(op.outputs[0])
         negated = made.dtype.kind == "f" and known.holds(-made)
+        if strange is None and op is found and not negated:
+            misordered = misordered_op(
+                self._form, op, lambda form: self._run_if_right(form, sample, torchs) is not None
+            )
+            if misordered is not None:
+                return dataclasses.replace(parting, op=misordered, is_misordered=True)
         return dataclasses.replace(parting, op=op, is_negated=negated)
 
     def _repaired(self, sample: Sample, torchs: _Torchs) -> Op | None:

@@ -470,6 +470,8 @@ class Localizer:
             text += (
                 "; it does with this op as the reference converts to it"
                 if parting.is_repaired
+                else "; it does with the axes of this op's result in another order"
+                if parting.is_misordered
                 else ", and all that this op takes is as in torch"
             )
             if parting.is_reordered:

@@ -1,13 +1,14 @@
-"""Find the wrong op of a float file by putting ops of a correct file in its place."""
+"""Find the wrong op of a float file by what makes its outputs correct in its place."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from pytest_edgeq.localize.float_forms import paired
+from pytest_edgeq.localize.float_forms import axis_orders, paired
 from pytest_edgeq.localize.structure import OF_QUANTIZATION, Pairs
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graft import Graft, write_with
@@ -15,11 +16,15 @@ from pytest_edgeq.tflite.op_facts import HOLDING
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.same import option_differences
 from pytest_edgeq.tflite.subgraph import Op
+from pytest_edgeq.tflite.transposed import write_transposed
 
-__all__ = ["repaired_op"]
+__all__ = ["misordered_op", "repaired_op"]
 
 _MOST = 32
 """Ops that are tried at most: each takes a conversion of the file and a run."""
+
+_ARRANGING = HOLDING | {"TRANSPOSE", "BROADCAST_TO"}
+"""Ops that decide the order in which values lie."""
 
 _NEAR = 2.0**-10
 """Difference of two float constants that rounding explains, relative to the greatest value."""
@@ -50,6 +55,53 @@ def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], 
             except RuntimeError:  # kernels that refuse a shape: it is no repair
                 continue
     return None
+
+
+def misordered_op(form: EdgeFile, op: Op, is_right: Callable[[EdgeFile], bool]) -> Op | None:
+    """
+    Return the op in front of another one whose result lacks a permutation of axes.
+
+    Axes of equal length may be exchanged without an error: the converter (litert-torch 0.10.0) does
+    so with an image as high and as wide as it has channels, and with a constant that is expanded.
+
+    Args:
+        form: The float file with wrong outputs.
+        op: Of this file, the first whose result is wrong.
+        is_right: Runs a file and tells whether its outputs are correct.
+    """
+    found = None
+    for maker, order in itertools.islice(_reorderings(form, op), _MOST):
+        written = EdgeFile(write_transposed(form.graph, maker, order), runtimes=form.runtimes)
+        try:
+            if is_right(written if form.key is None else written.at(form.key)):
+                if maker.name == "TRANSPOSE":
+                    return maker
+                found = found or maker
+        except RuntimeError:  # the kernel of TRANSPOSE takes so many axes, and no more
+            continue
+    return found
+
+
+def _reorderings(form: EdgeFile, op: Op) -> Iterator[tuple[Op, tuple[int, ...]]]:
+    """Give the ops in front of another one that arrange values, with other orders of their axes."""
+    subgraph = form.graph.subgraphs[op.subgraph]
+    for index in op.inputs:
+        maker = subgraph.producer.get(index)
+        while maker is not None and maker.name in _ARRANGING:
+            for order in _orders_of_same_shape(subgraph.tensors[maker.outputs[0]].shape):
+                yield maker, order
+            maker = subgraph.producer.get(maker.inputs[0])
+
+
+def _orders_of_same_shape(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Give every other order of the axes that leaves the shape as it is."""
+    for order in axis_orders(shape):
+        # Axes of length 1 stay where they are.
+        moved = iter([axis for axis in order if shape[axis] > 1])
+        whole = tuple(next(moved) if length > 1 else axis for axis, length in enumerate(shape))
+        is_same = whole == tuple(range(len(shape)))
+        if not is_same and tuple(shape[axis] for axis in whole) == shape:
+            yield whole
 
 
 class _Finder:

@@ -384,3 +384,54 @@ def test_values_of_another_shape_are_not_taken_for_moved() -> None:
     assert not _is_moved(values, values.T)
     assert not _is_moved(values, values.copy())
     assert _is_moved(values, values[::-1])
+
+
+class Rows(SmallModel):
+    """A convolution that is told the row of each pixel of a square image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Convolve."""
+        rows = torch.linspace(-1, 1, 6).view(1, 1, 6, 1).expand(1, 1, 6, 6)
+        made: torch.Tensor = self.convolution(torch.cat([x, rows], 1))
+        return made
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 6, 6, seed=seed),)
+
+
+class Tokens(SmallModel):
+    """Tokens of an image that has as many rows and columns as channels, the columns first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.mix = nn.Conv2d(3, 8, 2, 2), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Mix their channels."""
+        tokens = self.patches(x).permute(0, 2, 3, 1).reshape(8, 8, 8)
+        made: torch.Tensor = self.mix(tokens.transpose(0, 1))
+        return made
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """An image."""
+        return (normal(1, 3, 16, 16, seed=seed),)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Rows, "BROADCAST_TO"), (Tokens, "TRANSPOSE")])
+def test_axes_of_one_length_that_the_converter_exchanges(kind: type[SmallModel], name: str) -> None:
+    """The op whose result is in another order is named, not the one that reads it."""
+    maker = Edgeq()
+    quantized = maker.quantize(seeded(kind), kind.sample_inputs(), quantizer=None)
+    errors = maker.localize(quantized, list(samples(kind, 3, seed=2)))
+
+    assert errors.culprit is not None, errors
+    assert errors.culprit.op == name
+    assert "does not compute what torch does" in errors.cause
+    assert errors.cause.endswith("it does with the axes of this op's result in another order")

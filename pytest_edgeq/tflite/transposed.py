@@ -1,0 +1,55 @@
+"""Write a copy of a `.tflite` file in which a tensor is read with its axes in another order."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+
+from pytest_edgeq.tflite.flatbuffer import aligned_buffer
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op
+
+__all__ = ["write_transposed"]
+
+# A user's test shows the user's line and the message, not how we came to it.
+__tracebackhide__ = True
+
+
+def write_transposed(file: OpGraph, op: Op, order: Sequence[int]) -> bytes:
+    """
+    Write a file with a TRANSPOSE behind an op, which all that reads the op's output reads instead.
+
+    Args:
+        file: The file.
+        op: The op, with one output.
+        order: Of the output's axes; its shape must be the same in that order.
+    """
+    import flatbuffers  # type: ignore[import-untyped] # ships no types
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(file.buffer, 0))
+    subgraph = model.subgraphs[op.subgraph]
+    code, axes, transpose = schema.OperatorCodeT(), schema.TensorT(), schema.OperatorT()
+    code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.TRANSPOSE
+    code.version = 1
+    model.operatorCodes.append(code)
+    model.buffers.append(aligned_buffer(np.array(order, np.int32).view(np.uint8)))
+    axes.name, axes.type, axes.shape = "order", schema.TensorType.INT32, [len(order)]
+    axes.buffer = len(model.buffers) - 1
+    given = op.outputs[0]
+    made = copy.copy(subgraph.tensors[given])
+    made.name = "transposed"
+    subgraph.tensors += [axes, made]
+    count = len(subgraph.tensors)
+    transpose.opcodeIndex = len(model.operatorCodes) - 1
+    transpose.inputs, transpose.outputs = [given, count - 2], [count - 1]
+    transpose.builtinOptionsType = schema.BuiltinOptions.TransposeOptions
+    transpose.builtinOptions = schema.TransposeOptionsT()
+    for reader in subgraph.operators[op.index + 1 :]:
+        reader.inputs = [count - 1 if each == given else int(each) for each in reader.inputs]
+    subgraph.operators.insert(op.index + 1, transpose)
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
