@@ -237,10 +237,15 @@ class Stream:
             future = self.engine.submit(task)
         except Exception as error:  # of a pool that has broken by now
             if not _is_death(error):
+                way_out = (
+                    "use fewer processes, or a machine that can start more"
+                    if isinstance(error, OSError)
+                    else "pass one that has not been shut down"
+                )
                 raise ExecutorError(
                     f"executor: {chunk.told}: expected an executor that takes tasks, got "
                     f"{type(error).__name__}: {error}\n"
-                    "fix: pass one that has not been shut down"
+                    f"fix: {way_out}"
                 ) from error
             self._bury(chunk, error)
             return

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import multiprocessing.context
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
@@ -14,6 +17,7 @@ import pytest
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.executors import stream, worker
 from pytest_edgeq.executors.carriers import Engine
+from pytest_edgeq.executors.processes import SpawnedPool
 from tests.executors.conftest import AtOnce, told
 
 Threads = Callable[[int], Executor]
@@ -49,6 +53,23 @@ def test_an_executor_that_is_shut_down_is_told(
     executor.shutdown()
     with pytest.raises(RuntimeError, match=r"executor: sample 0: .*\nfix: pass one that has not"):
         Edgeq().compare(quantized, given, executor=executor)
+
+
+def test_processes_that_cannot_be_started_are_told(
+    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool itself may be sound."""
+
+    def refuse(process: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", refuse)
+    pool = SpawnedPool(2)
+    with pytest.raises(RuntimeError, match=r"got OSError: .*memory\nfix: use fewer processes"):
+        Edgeq().compare(quantized, given, executor=pool)
+    monkeypatch.undo()
+    assert pool.submit(len, "four").result(60) == 4
+    pool.shutdown()
 
 
 class _Dying(AtOnce):
