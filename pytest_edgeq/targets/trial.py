@@ -11,6 +11,7 @@ import numpy as np
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.targets.target import Target
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.model_objects import packed
 from pytest_edgeq.tflite.runtimes import Runtimes
 
 __all__ = ["Trial", "try_target"]
@@ -62,7 +63,6 @@ def try_target(target: Target) -> Trial:
 
 def _negation() -> bytes:
     """Return a file that gives −x."""
-    import flatbuffers  # type: ignore[import-untyped] # ships no types
     from ai_edge_litert import schema_py_generated
 
     schema: Any = schema_py_generated
@@ -81,6 +81,4 @@ def _negation() -> bytes:
     graph.inputs, graph.outputs, graph.operators = [0], [1], [op]
     model.version, model.operatorCodes, model.subgraphs = 3, [code], [graph]
     model.buffers = [schema.BufferT()]
-    builder = flatbuffers.Builder()
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
+    return packed(model)

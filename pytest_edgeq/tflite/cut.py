@@ -20,6 +20,7 @@ import numpy.typing as npt
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 __all__ = ["KEPT_GROUPS", "Cut", "cut_ops", "grouped_ops"]
@@ -316,7 +317,6 @@ class _Cutter:
         return self._opcodes[index]
 
     def _content(self) -> bytes:
-        import flatbuffers  # type: ignore[import-untyped] # ships no types
         from ai_edge_litert import schema_py_generated as schema
 
         signature = schema.SignatureDefT()
@@ -327,10 +327,7 @@ class _Cutter:
             for names, indices in sides
         )
         self.model.signatureDefs = [signature]
-        # A builder that grows copies all that it holds each time.
-        builder = flatbuffers.Builder(self._n_bytes + _SMALL_PARTS)
-        builder.Finish(self.model.Pack(builder), b"TFL3")
-        return bytes(memoryview(builder.Bytes)[builder.Head() :])
+        return packed(self.model, self._n_bytes + _SMALL_PARTS)
 
 
 _models: weakref.WeakKeyDictionary[OpGraph, Any] = weakref.WeakKeyDictionary()
@@ -338,10 +335,8 @@ _models: weakref.WeakKeyDictionary[OpGraph, Any] = weakref.WeakKeyDictionary()
 
 def _unpacked(graph: OpGraph) -> Any:
     """Return a file's objects, which are not changed: unpacking takes longer than a small cut."""
-    from ai_edge_litert import schema_py_generated as schema
-
     if graph not in _models:
-        _models[graph] = schema.ModelT.InitFromObj(schema.Model.GetRootAs(graph.buffer, 0))
+        _models[graph] = unpacked(graph)
     return _models[graph]
 
 

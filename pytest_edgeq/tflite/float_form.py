@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.op_facts import CASTS
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
@@ -54,11 +55,9 @@ class _Writer:
     model: Any = field(init=False)
 
     def write(self) -> bytes:
-        import flatbuffers  # type: ignore[import-untyped] # ships no types
         from ai_edge_litert import schema_py_generated as schema
 
-        whole = schema.Model.GetRootAs(self.graph.buffer, 0)
-        self.model = schema.ModelT.InitFromObj(whole)
+        self.model = unpacked(self.graph)
         self.model.metadata, self.model.metadataBuffer = None, None
         self.model.buffers = [schema.BufferT()]
         written = [self._write(subgraph) for subgraph in self.graph.subgraphs]
@@ -66,9 +65,7 @@ class _Writer:
             held = written[signature.subgraphIndex]
             for entry in signature.outputs or ():
                 entry.tensorIndex = held.get(entry.tensorIndex, entry.tensorIndex)
-        builder = flatbuffers.Builder(1024)
-        builder.Finish(self.model.Pack(builder), b"TFL3")
-        return bytes(builder.Output())
+        return packed(self.model)
 
     def _write(self, subgraph: Subgraph) -> dict[int, int]:
         """Write a subgraph; return the tensor that each one behind a cast holds."""

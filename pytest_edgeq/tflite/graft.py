@@ -11,6 +11,7 @@ import numpy as np
 
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["Graft", "write_with"]
@@ -57,12 +58,7 @@ def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
         donor: The file that the replacements come from.
         grafts: What to replace, op by op.
     """
-    import flatbuffers  # type: ignore[import-untyped] # ships no types
-    from ai_edge_litert import schema_py_generated as schema
-
-    model, other = (
-        schema.ModelT.InitFromObj(schema.Model.GetRootAs(each.buffer, 0)) for each in (file, donor)
-    )
+    model, other = unpacked(file), unpacked(donor)
     for graft in grafts:
         subgraph = model.subgraphs[graft.op.subgraph]
         theirs = other.subgraphs[graft.donor.subgraph]
@@ -79,9 +75,7 @@ def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
             else graft.operands.get(place, int(index))
             for place, index in enumerate(own.inputs)
         ]
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
+    return packed(model)
 
 
 def _constant(model: Any, subgraph: Any, donor: OpGraph, op: Op, theirs: Any, place: int) -> int:

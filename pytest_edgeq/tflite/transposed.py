@@ -9,6 +9,7 @@ import numpy as np
 
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["write_transposed"]
@@ -26,10 +27,9 @@ def write_transposed(file: OpGraph, op: Op, order: Sequence[int]) -> bytes:
         op: The op, with one output.
         order: Of the output's axes; its shape must be the same in that order.
     """
-    import flatbuffers  # type: ignore[import-untyped] # ships no types
     from ai_edge_litert import schema_py_generated as schema
 
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(file.buffer, 0))
+    model = unpacked(file)
     subgraph = model.subgraphs[op.subgraph]
     code, axes, transpose = schema.OperatorCodeT(), schema.TensorT(), schema.OperatorT()
     code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.TRANSPOSE
@@ -50,6 +50,4 @@ def write_transposed(file: OpGraph, op: Op, order: Sequence[int]) -> bytes:
     for reader in subgraph.operators[op.index + 1 :]:
         reader.inputs = [count - 1 if each == given else int(each) for each in reader.inputs]
     subgraph.operators.insert(op.index + 1, transpose)
-    builder = flatbuffers.Builder(1024)
-    builder.Finish(model.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
+    return packed(model)
