@@ -461,7 +461,11 @@ class AgainstTorch:
     def _located(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting:
         """Add the first op of the form that differs though all that it takes is torch's."""
         as_converted = self._run_as_converted(sample, torchs)
-        repaired = None if as_converted is None else self._repaired(sample, torchs)
+
+        def is_right(form: EdgeFile) -> bool:
+            return self._run_if_right(form, sample, torchs) is not None
+
+        repaired = None if as_converted is None else self._repaired(is_right)
         if repaired is not None:
             return dataclasses.replace(parting, op=repaired, is_repaired=True)
         known = _NodeValues.of(self._reference, sample)
@@ -488,21 +492,15 @@ class AgainstTorch:
         made = self._runner.tensor(op.outputs[0])
         negated = made.dtype.kind == "f" and known.holds(-made)
         if strange is None and op is found and not negated:
-            misordered = misordered_op(
-                self._form, op, lambda form: self._run_if_right(form, sample, torchs) is not None
-            )
+            misordered = misordered_op(self._form, op, is_right)
             if misordered is not None:
                 return dataclasses.replace(parting, op=misordered, is_misordered=True)
         return dataclasses.replace(parting, op=op, is_negated=negated)
 
-    def _repaired(self, sample: Sample, torchs: _Torchs) -> Op | None:
+    def _repaired(self, is_right: Callable[[EdgeFile], bool]) -> Op | None:
         """Return an op that makes the form right as the reference's float file has it."""
         converted, aligned = self._forms.converted, self._forms.aligned
         assert converted is not None, "the caller has run it"
-
-        def is_right(form: EdgeFile) -> bool:
-            return self._run_if_right(form, sample, torchs) is not None
-
         found = repaired_op(self._form, converted, is_right)
         if found is None and aligned is not None:
             # Constants may be folded otherwise than in the other file, where nothing is wrong.

@@ -47,14 +47,18 @@ def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], 
             return None
         parts = list(grafts[0].parts()) if len(grafts) == 1 else []
         for chosen in (grafts, *([part] for part in parts if len(parts) > 1)):
-            content = write_with(form.graph, other.graph, chosen)
-            written = EdgeFile(content, runtimes=form.runtimes)
-            try:
-                if is_right(written if form.key is None else written.at(form.key)):
-                    return grafts[0].op
-            except RuntimeError:  # kernels that refuse a shape: it is no repair
-                continue
+            if _repairs(write_with(form.graph, other.graph, chosen), form, is_right):
+                return grafts[0].op
     return None
+
+
+def _repairs(content: bytes, form: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> bool:
+    """Tell whether the outputs of a changed copy of a file are correct."""
+    written = EdgeFile(content, runtimes=form.runtimes)
+    try:
+        return is_right(written if form.key is None else written.at(form.key))
+    except RuntimeError:  # kernels that refuse a shape, or so many axes: it is no repair
+        return False
 
 
 def misordered_op(form: EdgeFile, op: Op, is_right: Callable[[EdgeFile], bool]) -> Op | None:
@@ -71,14 +75,10 @@ def misordered_op(form: EdgeFile, op: Op, is_right: Callable[[EdgeFile], bool]) 
     """
     found = None
     for maker, order in itertools.islice(_reorderings(form, op), _MOST):
-        written = EdgeFile(write_transposed(form.graph, maker, order), runtimes=form.runtimes)
-        try:
-            if is_right(written if form.key is None else written.at(form.key)):
-                if maker.name == "TRANSPOSE":
-                    return maker
-                found = found or maker
-        except RuntimeError:  # the kernel of TRANSPOSE takes so many axes, and no more
-            continue
+        if _repairs(write_transposed(form.graph, maker, order), form, is_right):
+            if maker.name == "TRANSPOSE":
+                return maker
+            found = found or maker
     return found
 
 
