@@ -151,7 +151,7 @@ class RuntimeResults:
         return found
 
     def uncompared(self, base: str, edge: EdgeFile) -> list[str]:
-        """Say which ops were not compared because kernels quantize NaN or infinite values there."""
+        """Return a note that names the first op with NaN or infinite inputs to quantize, if any."""
         if not self._undefined:
             return []
         where = _places(edge)[self._undefined[0].op.index]

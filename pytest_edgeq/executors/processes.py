@@ -98,7 +98,7 @@ class SpawnedPool(Executor):
 
 
 def _end(tasks: queue.SimpleQueue[_Task | None], workers: list[_Worker]) -> None:
-    with contextlib.suppress(queue.Empty):
+    with contextlib.suppress(queue.Empty):  # until no task waits
         while True:
             task = tasks.get_nowait()
             if task is not None:
@@ -210,7 +210,7 @@ def _serve_parent(pipe: Connection) -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, name="edgeq-parent", daemon=True).start()
-    with contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError, OSError):  # the other side has closed the pipe
         while True:
             pipe.send_bytes(_answer(pipe.recv_bytes()))
 

@@ -88,7 +88,7 @@ def test_no_task_is_lost_with_processes_that_are_killed(pool: SpawnedPool, seed:
                     assert future.result(60) == (each, 200_000, bytes(400_000))
                 except WorkerDiedError as error:
                     assert error.exitcode == -signal.SIGKILL  # noqa: PT017 # it need not be raised
-                    assert error.pid in kills  # noqa: PT017
+                    assert error.pid in kills  # noqa: PT017 # as above
                     died += 1
     finally:
         over.set()

@@ -151,7 +151,7 @@ class Bent(SmallModel):
 
 
 def test_a_scale_that_the_converter_took_from_another_operand_is_told() -> None:
-    """What a SELECT chooses from has one scale, and the layer's own values are within it."""
+    """Both operands of a SELECT share a scale, whose range fits the values of the layer alone."""
     errors = Edgeq().localize(_quantized(Bent), samples(Bent, 8, seed=2))
 
     assert errors.culprit is not None, errors
