@@ -97,7 +97,7 @@ def _kill(
     options = (*options, "--edgeq-update")
     code, text = project.run(SCHEMES[0], *options)
     assert code == 0, text
-    # The shortest of three: on a busy machine one session took 36 s, and the kills half an hour.
+    # The shortest of three: one session once took 36 s, and its kills a quarter of an hour.
     longest = min(_seconds_of_writing(project, *options) for _ in range(3))
     scheme, met = SCHEMES[1], 0
     for number, moment in moments(seed, count, min(longest, _MOST_SECONDS)):
