@@ -8,8 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.build_facts import build_of
 from pytest_edgeq.file_health import static_findings
 from pytest_edgeq.localize import OnLocalized
@@ -328,7 +327,7 @@ class Comparer:
             # repr of the names, so that no two lists of inputs read the same.
             head = repr((self.count, name, array.dtype.str, array.shape))
             self._digest.update(head.encode())
-            self._digest.update(np.ascontiguousarray(array).data)
+            self._digest.update(contiguous(array).data)
 
     def _explanation(self, worst: Sequence[WorstSample]) -> Callable[[], str] | None:
         quantized, seconds, progress = self._quantized, self._localize_seconds, self._progress

@@ -67,3 +67,16 @@ def test_a_room_imports_only_what_it_may(path: Path) -> None:
     if where.parts[0] not in ("cli", "__main__.py"):
         assert "click" not in names
         assert not _imports_package(path, "cli")
+
+
+def test_scalars_keep_their_shape() -> None:
+    """`np.ascontiguousarray` returns shape (1,) for a scalar: `arrays.contiguous` does not."""
+    banned = {"ascontiguousarray", "asfortranarray", "atleast_1d"}
+    users = {
+        path.name
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in banned
+    }
+
+    assert not users

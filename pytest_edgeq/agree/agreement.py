@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pytest_edgeq.agree.alone import Alone
 from pytest_edgeq.agree.kernels_apart import kernels_apart
 from pytest_edgeq.agree.runtime_results import FLOAT_UNIT, RuntimeResults, equal
+from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -332,4 +333,4 @@ def _unrepeated(one: Array, two: Array) -> str:
 
 
 def _reversed(value: Array) -> Array:
-    return np.ascontiguousarray(value.reshape(-1)[::-1].reshape(value.shape))
+    return contiguous(value.reshape(-1)[::-1].reshape(value.shape))

@@ -17,6 +17,8 @@ import torch
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pytest_edgeq.arrays import contiguous
+
 __all__ = [
     "TORCH_FILES",
     "TRUSTED_OPS",
@@ -81,7 +83,7 @@ def feed(hasher: Any, value: Any) -> None:
     elif isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise UnknownError(f"an array of dtype {value.dtype}")
-        _add(hasher, f"array {value.dtype.str} {value.shape}", np.ascontiguousarray(value).data)
+        _add(hasher, f"array {value.dtype.str} {value.shape}", contiguous(value).data)
     elif isinstance(value, np.generic) and not value.dtype.hasobject:
         _add(hasher, f"scalar {value.dtype.str}", value.tobytes())
     elif isinstance(value, Mapping):

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.kernels.site import option
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op, Tensor
@@ -152,7 +153,7 @@ class HybridInput:
                 near.append((lines, part, places))
         if self._turned:
             seen = seen.reshape(x.swapaxes(-1, -2).shape)
-            return np.ascontiguousarray(seen.swapaxes(-1, -2)), Halves(steps, near)
+            return contiguous(seen.swapaxes(-1, -2)), Halves(steps, near)
         return seen.reshape(x.shape), Halves(steps, near)
 
     def ties(self, x: Floats, halves: Halves) -> float:
@@ -184,7 +185,7 @@ class HybridInput:
         return total
 
     def _rows(self, x: Floats) -> Floats:
-        seen = np.ascontiguousarray(x.swapaxes(-1, -2) if self._turned else x, np.float32)
+        seen = contiguous(x.swapaxes(-1, -2) if self._turned else x, np.float32)
         if self._by_row:
             return seen.reshape(-1, self._size or seen.shape[-1])
         return seen.reshape(-1, math.prod(seen.shape[-3:]))

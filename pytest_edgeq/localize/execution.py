@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.kernels import Halves, HybridInput, hybrid_position
 from pytest_edgeq.localize.measured import by_channel, code_limits
 from pytest_edgeq.localize.structure import ConstantPair, Pairs
@@ -168,7 +169,7 @@ class Execution:
             hybrid = self.hybrids.get(each.op.index)
             if hybrid is None or each.position != hybrid_position(self._file.graph, each.op):
                 continue
-            given = np.ascontiguousarray(values[each.op.inputs[each.position]], np.float32)
+            given = contiguous(values[each.op.inputs[each.position]], np.float32)
             if hybrid.takes(given.shape) and given.size == inputs[each.name].size:
                 looked, found = hybrid.look(given)
                 seen[each.name] = looked.reshape(inputs[each.name].shape)
@@ -245,7 +246,7 @@ class Execution:
         else:
             floats = values[index]  # a constant that is quantized when the file runs
         shape = self._form.graph.tensor(pair.partner, pair.partner.inputs[pair.place]).shape
-        return np.ascontiguousarray(floats.astype(np.float32).reshape(shape))
+        return contiguous(floats.astype(np.float32).reshape(shape))
 
 
 class _Values(dict[int, Array]):
@@ -299,7 +300,7 @@ class _Operand:
         value = values[index]
         if value.size != self.default.size:
             return self.default
-        return np.ascontiguousarray(value.reshape(self.default.shape), self.default.dtype)
+        return contiguous(value.reshape(self.default.shape), self.default.dtype)
 
 
 @dataclass(slots=True, eq=False)

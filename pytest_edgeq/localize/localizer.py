@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.kernels import float_bound, float_reach, rounding_bound
 from pytest_edgeq.localize.against_torch import AgainstTorch
 from pytest_edgeq.localize.cause import WAYS_OUT, blame
@@ -617,8 +618,7 @@ def _called(entry: OpDtypes) -> str:
 
 def _beside(output: _Output, made: Made) -> Beside:
     value, rounded, exact, whole = (
-        np.ascontiguousarray(each, np.float32)
-        for each in (made.value, made.rounded, made.exact, made.whole)
+        contiguous(each, np.float32) for each in (made.value, made.rounded, made.exact, made.whole)
     )
     if made.rounded is made.exact:
         exact = rounded

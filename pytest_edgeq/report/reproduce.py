@@ -91,7 +91,7 @@ class File:
             scale, zero_point = parameters(detail, value.ndim)
             limits = np.iinfo(detail["dtype"])
             value = np.clip(np.rint(value / scale) + zero_point, limits.min, limits.max)
-        return np.ascontiguousarray(value.astype(detail["dtype"]))
+        return np.asarray(value.astype(detail["dtype"]), order="C")
 
     def _decoded(self, name: str, value: Array) -> Array:
         detail = self.outputs[name]

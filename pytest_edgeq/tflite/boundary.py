@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
 __all__ = ["code_range", "decode", "encode", "numpy_dtype", "qparams"]
@@ -129,7 +130,7 @@ def encode(value: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]
                 f"input {border.name!r} is {tensor.dtype} in the file and cannot hold the values "
                 f"{int(value.min())} … {int(value.max())} of the sample"
             )
-    return np.ascontiguousarray(value.astype(target, copy=False))
+    return contiguous(value.astype(target, copy=False))
 
 
 def _quantize(
@@ -150,14 +151,14 @@ def _quantize(
     np.rint(codes, out=codes)
     codes += zero_point
     np.clip(codes, low, high, out=codes)
-    return np.ascontiguousarray(codes.astype(target))
+    return contiguous(codes.astype(target))
 
 
 def _cast_floats(
     value: npt.NDArray[Any], border: SignatureTensor, target: type[Any]
 ) -> npt.NDArray[Any]:
     with np.errstate(over="ignore"):
-        cast = np.ascontiguousarray(value.astype(target, copy=False))
+        cast = contiguous(value.astype(target, copy=False))
     if np.finfo(target).bits < np.finfo(value.dtype).bits:
         lost = int(np.count_nonzero(np.isinf(cast) & np.isfinite(value)))
         if lost:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
@@ -273,7 +274,7 @@ class _Cutter:
         made.name = f"constant_{index}_of_{op.index}"
         made.type, made.quantization = schema.TensorType.FLOAT32, None
         content = self.constants[op.index, position]
-        made.buffer = self._add_buffer(np.ascontiguousarray(content).reshape(-1).view(np.uint8))
+        made.buffer = self._add_buffer(contiguous(content).reshape(-1).view(np.uint8))
         self.main.tensors.append(made)
         return len(self.main.tensors) - 1
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.presets import NEEDS_TENSORFLOW
 from pytest_edgeq.process_state import destructors_without_stderr, paused_collector
 from pytest_edgeq.tflite.boundary import numpy_dtype
@@ -235,7 +236,7 @@ class CompiledEngine(Engine):
             self._shapes = shapes
         for buffer, array in zip(self._ins, arrays, strict=True):
             # As bytes, because it knows few dtypes by name, and not int16 or int64.
-            buffer.write(np.ascontiguousarray(array).reshape(-1).view(np.int8))
+            buffer.write(contiguous(array).reshape(-1).view(np.int8))
         self._model.run_by_index(self._index, self._ins, self._outs)
         if not self._checked:
             # It notices that a shape depends on values only after the first run.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
@@ -105,7 +106,7 @@ class _Writer:
         """Dequantize a constant; return None if it is not quantized."""
         given = self.constants.get((subgraph.index, tensor.index))
         if given is not None:
-            return np.ascontiguousarray(given, np.float32)
+            return contiguous(given, np.float32)
         scales = bias_scales(self.graph, subgraph, tensor)
         if scales is not None:
             codes = self.graph.constant(tensor).view(np.dtype(tensor.dtype))

@@ -234,3 +234,30 @@ def test_a_dynamic_batch_runs_at_several_sizes(maker: Edgeq, preset: str) -> Non
     assert quantized.inputs[0].shape == (-1, 3, 8, 8)
     assert comparison.total.n_elements == 9 * 4 * 6 * 6
     assert comparison.total.sqnr_db > 20
+
+
+class CacheRow(nn.Module):
+    """Writes a row of a cache at a position that is a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        """Of 1×8, a scalar and 4×8: 4×8."""
+        from litert_torch.generative.custom_ops import dynamic_update_slice
+
+        written: torch.Tensor = dynamic_update_slice.dynamic_update_slice(
+            cache, self.layer(x), [position, torch.zeros((), dtype=torch.int32)]
+        )
+        return written
+
+
+def test_a_scalar_input_keeps_its_shape(maker: Edgeq) -> None:
+    """The file packs it with others, and PACK refuses operands of different shapes."""
+    inputs = (torch.randn(1, 8), torch.tensor(2, dtype=torch.int32), torch.zeros(4, 8))
+    quantized = maker.quantize(seeded(CacheRow), inputs, quantizer=None)
+
+    assert quantized.inputs[1].shape == ()
+    assert maker.compare(quantized, [inputs]).total.sqnr_db > 100
+    assert maker.localize(quantized, [inputs]).culprit is None

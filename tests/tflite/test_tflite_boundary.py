@@ -261,3 +261,12 @@ def test_scales_of_blocks_cannot_be_crossed() -> None:
     object.__setattr__(tensor, "block_scales", 0)
     with pytest.raises(TypeError, match="is quantized multi_axis"):
         decode(np.zeros((1, 4), np.int8), border)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8"])
+def test_a_scalar_keeps_its_shape(dtype: str) -> None:
+    """Shape (1,) is another one to the ops that compute shapes."""
+    border = _border(dtype, (0.5,) if dtype == "int8" else (), shape=())
+    value = np.asarray(2, "int32" if dtype == "int32" else "float32")
+
+    assert encode(value, border).shape == ()
