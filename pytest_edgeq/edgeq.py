@@ -548,7 +548,12 @@ class Edgeq:
             raise RuntimeError(
                 "check_op_dtypes remembers by test: call it on the fixture `edgeq` in a test"
             )
-        self._memory.check("op_dtype_map", name or "op_dtypes", quantized.op_dtypes.to_dict())
+        self._memory.check(
+            "op_dtype_map",
+            name or "op_dtypes",
+            quantized.op_dtypes.to_dict(),
+            options=quantized.options,
+        )
 
     def check_errors(self, comparison: Comparison, *, name: str | None = None) -> None:
         """
@@ -602,6 +607,7 @@ class Edgeq:
             errors_to_remember(comparison),
             explain=explain,
             judge=Evaluation(comparison),
+            options={} if comparison.quantized is None else comparison.quantized.options,
         )
 
     def suggest_budget(self, comparison: Comparison) -> Budget:

@@ -133,6 +133,8 @@ class QuantizedModel:
         flow: `pt2e`, `recipe`, `torchao`, `float` (no quantizer) or `prebuilt`.
         quantizer: A preset, a path, the class of a quantizer or `recipe`; None of a loaded file.
         threads: Cores that assertions may use for samples of it.
+        options: What `quantize` was given, as text, for baselines; empty where the flow did not
+            make the file.
     """
 
     def __init__(
@@ -150,10 +152,12 @@ class QuantizedModel:
         left_in_float: frozenset[str] = frozenset(),
         quantizer: str | None = None,
         executor: SessionExecutor | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.flow = flow
         self.quantizer = quantizer
+        self.options = {} if options is None or origin is not None else options
         self._counterparts = counterparts
         self._edge = edge
         self._float_edge = float_edge
@@ -229,6 +233,7 @@ class QuantizedModel:
             left_in_float=self._left_in_float,
             quantizer=self.quantizer,
             executor=self._executor,
+            options=self.options,
         )
 
     def apart(self) -> QuantizedModel:

@@ -74,7 +74,15 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
         request.float_file(key, _in_float(traced[key], request, each))
         for key, each in simulations.items()
     ]
-    quantized = request.finish("pt2e", request.edge(tflite), simulated=graphs, float_files=floats)
+    refused = any(each.strict_refusal is not None for each in simulations.values())
+    quantized = request.finish(
+        "pt2e",
+        request.edge(tflite),
+        simulated=graphs,
+        float_files=floats,
+        quantizer=quantizer,
+        strict_export="refused by torch.export" if refused else str(strict),
+    )
     annotated = frozenset().union(*(each.annotated for each in simulations.values()))
     _tell_left_in_float(quantized, annotated)
     return quantized
@@ -261,7 +269,7 @@ def _train(
     _check_trained(entry.name, prepared, answer)
     static = litert.needs_calibration(prepared)
     simulated = _refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_qat(prepared))
-    return _simulation(simulated, static)
+    return _simulation(simulated, static, refusal)
 
 
 def _check_trained(name: str, prepared: torch.fx.GraphModule, answer: Any) -> None:

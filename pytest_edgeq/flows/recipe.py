@@ -91,7 +91,9 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
         for entry, winner in zip(float_edge.op_dtypes, winners, strict=False)  # borders come last
         if winner is not None and not rules[winner].quantizes and entry.module is not None
     )
-    return request.finish("recipe", edge, float_edge=float_edge, left_in_float=left_in_float)
+    return request.finish(
+        "recipe", edge, float_edge=float_edge, left_in_float=left_in_float, quantizer=recipe
+    )
 
 
 def convert(request: Request, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:

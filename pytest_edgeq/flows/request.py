@@ -14,6 +14,7 @@ from pytest_edgeq.cache.conversions import ConversionCache
 from pytest_edgeq.executors.session_executor import SessionExecutor
 from pytest_edgeq.flows.conversion_refusals import refusal, refuser
 from pytest_edgeq.numerics.health import SampleLedger
+from pytest_edgeq.presets import PRESETS
 from pytest_edgeq.process_state import frozen_heap, seeded
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import Counterpart, FloatFile, QuantizedModel
@@ -186,6 +187,8 @@ class Request:
         float_edge: EdgeFile | None = None,
         float_files: Sequence[FloatFile] = (),
         left_in_float: frozenset[str] = frozenset(),
+        quantizer: Any = None,
+        strict_export: str | None = None,
     ) -> QuantizedModel:
         """
         Check the finished file and put it together with its references.
@@ -197,6 +200,8 @@ class Request:
             float_edge: The float file, where the flow has one.
             float_files: The references converted in float, one an entry, where it has none.
             left_in_float: Paths of the modules that a recipe leaves in float by a rule.
+            quantizer: As the user gave it; of a recipe its rules.
+            strict_export: `True`, `False`, or that it was refused; None where the flow has none.
 
         Raises:
             RuntimeError: The runtime cannot allocate or run the file.
@@ -232,7 +237,18 @@ class Request:
             executor=self.session.executor,
             left_in_float=left_in_float,
             quantizer=self.quantizer,
+            options=self._options(quantizer, strict_export),
         )
+
+    def _options(self, quantizer: Any, strict_export: str | None) -> dict[str, str]:
+        """Return the options that op dtypes depend on, as text."""
+        options = {"quantizer": Path(self.quantizer).name}
+        if strict_export is not None:
+            options["strict_export"] = strict_export
+        if self.quantizer not in PRESETS:
+            settings = litert.settings_of(quantizer)
+            options |= {f"quantizer.{path}": text for path, text in settings.items()}
+        return options
 
 
 def float_file(

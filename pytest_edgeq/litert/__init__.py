@@ -56,6 +56,7 @@ from pytest_edgeq.litert.qat import (
 )
 from pytest_edgeq.litert.recipes import calibrate_recipe, load_recipe, quantize_recipe
 from pytest_edgeq.litert.rules import Rule, ScopedOp, check_rules, match_rules, told_ops
+from pytest_edgeq.litert.settings import settings_of
 from pytest_edgeq.litert.simulated import (
     activation_scales,
     constants_of,
@@ -117,6 +118,7 @@ __all__ = [
     "quiet",
     "register_operators",
     "second_pipeline",
+    "settings_of",
     "told_ops",
     "trains_quantization",
     "uncalibrated",

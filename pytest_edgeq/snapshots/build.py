@@ -18,9 +18,12 @@ from typing import Any
 
 from pytest_edgeq.sequences import common
 
-__all__ = ["build_problem", "describe_build", "describe_origin"]
+__all__ = ["build_problem", "describe_build", "describe_origin", "option_changes"]
 
 _NUMBERS = re.compile(r"\d+")
+
+_CHOSEN = tuple(f"quantizer.{of}_config." for of in ("module_name", "module_type", "operator_type"))
+"""Settings that a quantizer does not have by itself."""
 
 _HALF = 0.5
 """A bit: another order of the same data moves averaged ranges by some per cent, others not."""
@@ -51,6 +54,21 @@ def _is_scale(value: object) -> bool:
         return 0 <= float(value) < math.inf
     except OverflowError:  # a whole number beyond float64
         return False
+
+
+def option_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """
+    Return what `quantize` was given otherwise, such as `strict_export: True → False`.
+
+    Nothing of a baseline that was stored without options, or of a file that was loaded. Of another
+    quantizer only the settings by module or op are listed, as all others come with its class.
+    """
+    if not old or not new:
+        return []
+    names = list(dict.fromkeys(key for key in (*old, *new) if old.get(key) != new.get(key)))
+    if "quantizer" in names:
+        names = [key for key in names if key.startswith(_CHOSEN) or "." not in key]
+    return [f"{key}: {old.get(key, 'not set')} → {new.get(key, 'not set')}" for key in names]
 
 
 def describe_build(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

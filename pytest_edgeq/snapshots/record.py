@@ -90,12 +90,14 @@ class Claim:
         data: The measured data.
         category: What was found.
         judge: Judges what is stored; None where anything may be.
+        options: What `quantize` was given, as text.
         written: Whether the file was written.
         before: The file's bytes before it was written; None if there was no file.
         note: Something to tell the user that is no failure; may be empty.
         change: What differs from the stored data; empty if nothing does.
         stored: What was written, in one line; empty if nothing was.
-        since: Upgrades since the file was written, such as `torch 2.13.0 → 2.14.0`.
+        since: What changed since the file was written, such as `strict_export: True → False` and
+            `torch 2.13.0 → 2.14.0`.
         remarks: What is told of the measurement, whether or not it was stored.
     """
 
@@ -103,6 +105,7 @@ class Claim:
     data: dict[str, Any]
     category: Category
     judge: Judge | None = None
+    options: dict[str, str] = dataclasses.field(default_factory=dict)
     written: bool = False
     before: bytes | None = None
     note: str = ""

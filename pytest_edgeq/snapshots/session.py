@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.snapshots import store
+from pytest_edgeq.snapshots.build import option_changes
 from pytest_edgeq.snapshots.errors import NOT_COMPARED, NOT_STORED
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
 from pytest_edgeq.snapshots.paths import Layout
@@ -156,6 +157,7 @@ class SnapshotSession:
         describe_change: Describe | None = None,
         explain: Callable[[str], str] | None = None,
         judge: Judge | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> None:
         """
         Hold a measurement against the file that remembers it.
@@ -170,6 +172,7 @@ class SnapshotSession:
                 Its first line stands under that of the change, the others at the end.
             judge: Refuses data that must not be stored. A file that holds such data since before
                 does not fail a run: that is told at its end.
+            options: What `quantize` was given, as text.
 
         Raises:
             AssertionError: Nothing is remembered yet, or something else, or the data must not be
@@ -191,7 +194,7 @@ class SnapshotSession:
             self._refuse_second(path, earlier, kind, name, data, describe)
             if earlier.written:
                 return
-        claim = test.claims[path] = Claim(kind, data, "unreadable", judge=judge)
+        claim = test.claims[path] = Claim(kind, data, "unreadable", judge, dict(options or {}))
         claim.remarks += () if judge is None else judge.notes
         try:
             stored = self._read(path, kind, known, name, test.owner, claim)
@@ -203,10 +206,14 @@ class SnapshotSession:
         if claim.note and "changed" in self.update:
             claim.category = "changed"
         if stored is not None:
-            claim.since = version_changes(stored.producer, self._versions)
+            claim.since = [
+                *option_changes(stored.options, claim.options),
+                *version_changes(stored.producer, self._versions),
+            ]
             if claim.category == "unchanged" and known.loose is not None:
                 self._tighten(path, claim, known, stored, name)
-            if claim.category == "unchanged" and claim.since and "changed" in self.update:
+            is_older = claim.since or claim.options not in ({}, stored.options)
+            if claim.category == "unchanged" and is_older and "changed" in self.update:
                 claim.category = "changed"
                 self._write(path, claim, test.owner, name, stored.data)
         if claim.category in ("unchanged", "tighten") and stored is not None and not claim.written:
@@ -363,6 +370,7 @@ class SnapshotSession:
             name=name,
             producer=self._versions,
             data=stored,
+            options=claim.options,
         )
         content = store.render(document).encode("utf-8")
         try:

@@ -47,6 +47,7 @@ class Document:
         name: The claim's name.
         producer: The versions that made it.
         data: What was measured: plain JSON.
+        options: What `quantize` was given, as text; empty where that is not known.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Document:
     name: str
     producer: dict[str, str | None]
     data: dict[str, Any]
+    options: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def plain(data: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +80,7 @@ def render(document: Document) -> str:
         "name": document.name,
         "producer": document.producer,
         "data": document.data,
+        **({"options": document.options} if document.options else {}),
     }
     return _render(content, "") + "\n"
 
@@ -270,13 +273,14 @@ def _document(content: object, shown: str) -> Document:
             f"{shown} lacks the {'key' if len(missing) == 1 else 'keys'} {', '.join(missing)}. "
             f"{_START_OVER} {_NEW}"
         )
-    producer = content.get("producer", {})
+    producer, options = content.get("producer", {}), content.get("options", {})
     for key, value, wanted in (
         ("kind", content["kind"], str),
         ("owner", owner, dict),
         ("name", content["name"], str),
         ("data", content["data"], dict),
         ("producer", producer, dict),
+        ("options", options, dict),
     ):
         if not isinstance(value, wanted):
             raise ValueError(  # noqa: TRY004 - what is wrong is the file
@@ -286,6 +290,7 @@ def _document(content: object, shown: str) -> Document:
     for place, value in (
         *((f"owner.{key}", owner[key]) for key in ("module", "test")),
         *((f"producer.{key}", value) for key, value in producer.items() if value is not None),
+        *((f"options.{key}", value) for key, value in options.items()),
     ):
         if not isinstance(value, str):
             raise ValueError(  # noqa: TRY004 - what is wrong is the file
@@ -298,6 +303,7 @@ def _document(content: object, shown: str) -> Document:
         name=content["name"],
         producer=producer,
         data=content["data"],
+        options=options,
     )
 
 

@@ -116,8 +116,8 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
         paths = _paths(claim["path"] for claim in older)
         bumps = dict.fromkeys(bump for claim in older for bump in claim["since"])
         text = (
-            f"Info: {_baselines(paths)} {_is(paths)} of other versions: {', '.join(bumps)}; "
-            "--edgeq-update=changed writes these down"
+            f"Info: {_baselines(paths)} {_is(paths)} of other versions or options: "
+            f"{', '.join(bumps)}; --edgeq-update=changed writes these down"
         )
         lines.append(Line(text, "info"))
     claims = [

@@ -27,11 +27,17 @@ def test_the_converters_own_quantizer(maker: Edgeq) -> None:
     model, sample = seeded(ResidualNet), ResidualNet.sample_inputs()
     own = _quantizer().set_global(_config(is_per_channel=True))
     made = [
-        maker.quantize(model, sample, quantizer=q, calibration=samples(ResidualNet, 4)).tflite
+        maker.quantize(model, sample, quantizer=q, calibration=samples(ResidualNet, 4))
         for q in (own, "pt2e_static_int8")
     ]
 
-    assert made[0] == made[1]
+    assert made[0].tflite == made[1].tflite
+    assert made[0].options["quantizer"] == "PT2EQuantizer"
+    assert (
+        made[0].options["quantizer.global_config.weight.qscheme"].endswith("per_channel_symmetric")
+    )
+    assert made[1].options == {"quantizer": "pt2e_static_int8", "strict_export": "True"}
+    assert made[1].with_tflite(made[1].tflite).options == {}
 
 
 def test_a_quantizer_without_a_global_config(maker: Edgeq) -> None:

@@ -303,8 +303,8 @@ def test_baselines_of_other_versions_are_told_on_every_run(
         assert f'"torch": "{torch}"' in text
         path.write_text(text.replace(f'"torch": "{torch}"', '"torch": "2.0.1"'), encoding="utf-8")
     told = (
-        f"Info: 2 baselines are of other versions: torch 2.0.1 → {torch}; --edgeq-update=changed "
-        "writes these down"
+        f"Info: 2 baselines are of other versions or options: torch 2.0.1 → {torch}; "
+        "--edgeq-update=changed writes these down"
     )
 
     passing = run_everywhere()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.snapshots import session, store
+from pytest_edgeq.snapshots.build import option_changes
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner, Phase
 from pytest_edgeq.snapshots.session import SnapshotSession
@@ -44,13 +45,14 @@ def check(tmp_path: Path, owner: Owner) -> Make:
         update: str = "",
         name: str = "op_dtypes",
         kind: str = "op_dtype_map",
+        options: dict[str, str] | None = None,
     ) -> list[tuple[str, bool, str]]:
         memory = SnapshotSession(Layout(tmp_path), update=[u for u in update.split(",") if u])
         with memory.running(owner, "setup"):
             pass
         with memory.running(owner, "call"):
             for value in values:
-                memory.check(kind, name, value)
+                memory.check(kind, name, value, options=options)
         claims = memory.record(owner)["claims"]
         return [(claim["category"], claim["written"], claim["note"]) for claim in claims]
 
@@ -323,3 +325,49 @@ def test_another_release_is_told_and_written_where_asked(
     assert after.pop("producer") == {"pytest-edgeq": "0.1.0", "torch": "2.14.0"}
     assert after == {key: value for key, value in before.items() if key != "producer"}
     assert check(residual(), update="changed") == [("unchanged", False, "")]
+
+
+def test_options_are_stored_and_a_failure_names_those_that_changed(
+    check: Make, path: Path, residual: Make
+) -> None:
+    """Near miss: a baseline without options, as earlier releases wrote it, names none."""
+    stored = {"quantizer": "pt2e_static_int8", "strict_export": "True"}
+    now = {**stored, "strict_export": "False"}
+    check(residual(), update="new")
+    without = path.read_text("utf-8")
+    assert "options" not in json.loads(without)
+    with pytest.raises(AssertionError) as nothing_known:
+        check(residual(1), options=now)
+    assert "strict_export" not in str(nothing_known.value)
+
+    assert check(residual(), options=stored, update="changed") == [("changed", True, "")]
+    assert json.loads(path.read_text("utf-8"))["options"] == stored
+    assert check(residual(), options=now) == [("unchanged", False, "")]
+    with pytest.raises(AssertionError, match="strict_export: True → False"):
+        check(residual(1), options=now)
+    with pytest.raises(AssertionError) as same:
+        check(residual(1), options=stored)
+    assert "strict_export" not in str(same.value)
+
+
+def test_which_options_are_named() -> None:
+    """Of another quantizer the settings that its user chose; of the same one every setting."""
+    preset = {"quantizer": "pt2e_static_int8", "strict_export": "True"}
+    own = {
+        "quantizer": "PT2EQuantizer",
+        "quantizer.global_config.weight.qscheme": "torch.per_channel_symmetric",
+        "quantizer.module_name_config.stem": "None",
+        "strict_export": "True",
+    }
+    other = {**own, "quantizer.global_config.weight.qscheme": "torch.per_tensor_symmetric"}
+
+    assert option_changes(preset, preset) == []
+    assert option_changes(preset, own) == [
+        "quantizer: pt2e_static_int8 → PT2EQuantizer",
+        "quantizer.module_name_config.stem: not set → None",
+    ]
+    assert option_changes(own, other) == [
+        "quantizer.global_config.weight.qscheme: torch.per_channel_symmetric → "
+        "torch.per_tensor_symmetric"
+    ]
+    assert option_changes({}, own) == option_changes(own, {}) == []

@@ -1,0 +1,59 @@
+"""What is stored of a quantizer's settings: plain text that two equal quantizers share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_edgeq.litert import load_recipe, settings_of
+
+
+def _pt2e(*, per_channel: bool = True, stem: bool = True) -> Any:
+    from litert_torch.quantize import pt2e_quantizer
+
+    config = pt2e_quantizer.get_symmetric_quantization_config(is_per_channel=per_channel)
+    quantizer = pt2e_quantizer.PT2EQuantizer().set_global(config)
+    quantizer.set_module_type(torch.nn.Linear, config)
+    quantizer.module_name_config["stem"] = config if stem else None
+    return quantizer
+
+
+def _torchao(*, size: int = 32) -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig, PerGroup
+
+    return Int8WeightOnlyConfig(granularity=PerGroup(size))
+
+
+def _recipe(*, bits: int = 8) -> Any:
+    recipe = load_recipe("recipe_dynamic_wi8_afp32")
+    recipe[0]["op_config"]["weight_tensor_config"]["num_bits"] = bits
+    return recipe
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "path"),
+    [
+        (_pt2e, {"per_channel": False}, "global_config.weight.qscheme"),
+        (_pt2e, {"stem": False}, "module_name_config.stem"),
+        (_torchao, {"size": 64}, "granularity.group_size"),
+        (_recipe, {"bits": 4}, "[0].op_config.weight_tensor_config.num_bits"),
+    ],
+)
+def test_a_setting_that_differs_has_a_path(make: Any, option: dict[str, Any], path: str) -> None:
+    """Equal quantizers have equal settings, another setting another text at its path."""
+    settings, others = settings_of(make()), settings_of(make(**option))
+    assert settings == settings_of(make())
+    assert settings.get(path) != others[path]
+    assert all(isinstance(each, str) and " at 0x" not in each for each in settings.values())
+
+
+def test_a_quantizer_of_the_users_own_is_unknown() -> None:
+    """Its code may have changed where its state has not."""
+    own = type("Own", (type(_pt2e()),), {"__module__": "my_project"})()
+    assert settings_of(own) == {"settings": "unknown"}
+    quantizer = _pt2e()
+    quantizer.module_name_config["stem"] = object()
+    assert settings_of(quantizer) == {"settings": "unknown"}
+    assert settings_of(None) == {}
