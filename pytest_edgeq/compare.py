@@ -15,6 +15,7 @@ from pytest_edgeq.localize import OnLocalized
 from pytest_edgeq.measurement import Arrays, Measurement, Outcome, SampleRunner
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample
+from pytest_edgeq.numerics.findings import Place
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
     Finding,
@@ -346,8 +347,8 @@ class Comparer:
 
 def _stateful(name: str, changed: Sequence[str]) -> Finding:
     return Finding(
-        STATEFUL_REFERENCE,
-        name,
-        f"its forward changes the buffer {changed[0]!r} ({len(changed)} in all), so what a sample "
-        "gives depends on those before it; the buffers were put back afterwards",
+        kind=STATEFUL_REFERENCE,
+        place=Place("file", name),
+        symptom=f"its forward changes the buffer {changed[0]!r} ({len(changed)} in all), so the "
+        "outputs of a sample depend on those before it; the buffers were restored afterwards",
     )

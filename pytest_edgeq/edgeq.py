@@ -582,7 +582,7 @@ class Edgeq:
         """
         from pytest_edgeq.evaluation import Evaluation
         from pytest_edgeq.localize.rows import SPREAD
-        from pytest_edgeq.numerics.findings import input_causes
+        from pytest_edgeq.numerics.findings import input_findings
         from pytest_edgeq.remember import errors_to_remember
         from pytest_edgeq.snapshots.errors import REGRESSED, is_explained
 
@@ -595,7 +595,7 @@ class Edgeq:
         def explain(change: str) -> str:
             if not change.startswith(REGRESSED):
                 return ""
-            causes = input_causes(comparison.health)
+            causes = [f"cause: {each.sentence}" for each in input_findings(comparison.health)]
             if causes or comparison.explain is None:
                 return "\n".join(causes)
             blamed = comparison.explain()

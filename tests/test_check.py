@@ -116,7 +116,7 @@ def test_nan_of_torch_itself_is_the_first_finding(edgeq_alone: Edgeq) -> None:
     )
     assert re.match(
         r"health: nonfinite: output 'output_0': expected finite values, got \d+ NaN or infinite of "
-        r"32 elements, and \d+ in the float reference itself: look at the model \(log, sqrt, a "
+        r"32 elements, and \d+ in the float reference itself; look at the model \(log, sqrt, a "
         r"division\) and at the samples first",
         text,
     ), text

@@ -515,7 +515,7 @@ def test_an_input_that_was_never_calibrated_is_found(maker: Edgeq) -> None:
     wrong = made.with_tflite(_edit(made.tflite, reset))
     found = {f.kind: f.where for f in maker.compare(wrong, data).health}
 
-    assert found[UNCALIBRATED_ACTIVATION] == "the input 'args_0'"
+    assert found[UNCALIBRATED_ACTIVATION] == "input 'args_0'"
     assert UNCALIBRATED_ACTIVATION not in {f.kind for f in maker.compare(made, data).health}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, spread, table
 from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import input_causes
+from pytest_edgeq.numerics.findings import input_findings
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import FloatSize, QuantizedModel
@@ -166,7 +166,7 @@ def _budget_text(
     lines += [f"  {violation}" for violation in violations[1:6]]
     if len(violations) > 6:
         lines.append(f"  … and {len(violations) - 6} more")
-    causes = input_causes(comparison.health)
+    causes = [f"cause: {each.sentence}" for each in input_findings(comparison.health)]
     stage = "" if causes else _stage_to_blame(comparison)
     lines += [*causes, *([f"cause: {stage}"] if stage else [])]
     # What inputs lose that were calibrated with others shows in all layers, and is made in none.

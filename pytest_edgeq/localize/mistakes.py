@@ -253,7 +253,7 @@ def too_narrow(row: LayerError, evidence: Evidence) -> str:
     """Say how much lies beyond a range."""
     beyond = _percent(sum(evidence.beyond))
     at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
-    why = evidence.calibration.too_narrow(averaged=bool(evidence.averaged))
+    why = str(evidence.calibration.too_narrow(averaged=bool(evidence.averaged)))
     if evidence.narrowed:
         # Averages may cut as much.
         why = f"{why}; or {evidence.narrowed}" if evidence.averaged else evidence.narrowed
@@ -280,7 +280,7 @@ def too_wide(row: LayerError, evidence: Evidence) -> str | None:
     if not spanned < all_levels * _FEW_LEVELS:
         return None
     met = f", and the values reach {_between(evidence.met)}" if evidence.met else ""
-    why = evidence.calibration.too_wide(evidence.scale)
+    why = str(evidence.calibration.too_wide(evidence.scale))
     if evidence.widened and evidence.scale != LEAST_SCALE:
         why = evidence.widened
     return (

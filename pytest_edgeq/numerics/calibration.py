@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["LEAST_SCALE", "UNKNOWN", "Calibration"]
+__all__ = ["LEAST_SCALE", "UNKNOWN", "Calibration", "Reason"]
 
 LEAST_SCALE: Final = 2.0**-12
 """The least scale that torchao's observers give (`eps` of its quantizers)."""
 
-_TOO_SMALL = "PT2E gives no scale below 2⁻¹²: leave what is so small in float, or scale it up"
+_AT_LEAST_SCALE = "PT2E gives no scale below 2⁻¹²"
 
 _OUTLIER = "a calibration sample is an outlier (compare the greatest values of each)"
 
@@ -20,6 +20,23 @@ _AVERAGES = (
     "averages the ranges of the samples, and cuts about half of them at the ends: if they are "
     "alike, pt2e_static_int8 keeps the least and the greatest value of all"
 )
+
+
+class Reason(NamedTuple):
+    """
+    Why a range does not fit.
+
+    Attributes:
+        causes: What is known of it, a clause each.
+        fix: What to change; empty where the cause says it.
+    """
+
+    causes: tuple[str, ...] = ()
+    fix: str = ""
+
+    def __str__(self) -> str:
+        """Return one clause."""
+        return "; ".join((*self.causes, *([self.fix] if self.fix else [])))
 
 
 class Calibration(NamedTuple):
@@ -40,27 +57,29 @@ class Calibration(NamedTuple):
         """Whether the file was calibrated on every sample that was evaluated."""
         return 0 < self.evaluated <= self.known
 
-    def too_wide(self, scale: float | None = None) -> str:
+    def too_wide(self, scale: float | None = None) -> Reason:
         """
-        List what leaves a range mostly unused, with the check that tells the causes apart.
+        Return why a range is mostly unused, or the check that tells the causes apart.
 
         Args:
             scale: Of the range, where it is one.
         """
         if scale == LEAST_SCALE:
-            return _TOO_SMALL
+            return Reason((_AT_LEAST_SCALE,), "leave what is so small in float, or scale it up")
         if self.is_own:
-            return (
+            cause = (
                 f"the file was calibrated on {self._samples}, so they are not the cause: another "
                 "calibration sample is an outlier (compare the greatest values of each), or "
                 f"{_CHANGED}"
             )
-        return (
-            f"either {_OUTLIER}, or the evaluated samples are other data or preprocessed otherwise "
-            "(then edgeq.localize finds the ranges filled by the calibration samples)"
-        )
+        else:
+            cause = (
+                f"either {_OUTLIER}, or the evaluated samples are other data or preprocessed "
+                "otherwise (then edgeq.localize finds the ranges filled by the calibration samples)"
+            )
+        return Reason((cause,))
 
-    def too_narrow(self, *, averaged: bool = False, on_more: bool = False) -> str:
+    def too_narrow(self, *, averaged: bool = False, on_more: bool = False) -> Reason:
         """
         Return the cause of a range that clips values, or the calibration that mends it.
 
@@ -71,14 +90,18 @@ class Calibration(NamedTuple):
         if self.is_own:
             own = f"the file was calibrated on {self._samples}, so others will not widen it"
             if averaged:
-                return (
-                    f"{own}: either a recipe {_AVERAGES}, or {_CHANGED} (then a file built anew "
-                    "has another range)"
+                own += (
+                    f": either a recipe {_AVERAGES}, or {_CHANGED} (then a file built anew has "
+                    "another range)"
                 )
-            return f"{own}: {_CHANGED}"
+            else:
+                own += f": {_CHANGED}"
+            return Reason((own,))
         more = ", and on more" if on_more else ""
         averages = f"; a recipe {_AVERAGES}" if averaged else ""
-        return f"calibrate with samples like those evaluated, preprocessed alike{more}{averages}"
+        return Reason(
+            fix=f"calibrate with samples like those evaluated, preprocessed alike{more}{averages}"
+        )
 
     @property
     def _samples(self) -> str:

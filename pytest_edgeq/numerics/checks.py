@@ -13,8 +13,11 @@ from .findings import (
     BIAS_AT_INT32_LIMIT,
     CALIBRATION_OVERLAP,
     CALIBRATION_REPEATED,
+    SAMPLES,
     UNCALIBRATED_ACTIVATION,
     Finding,
+    Harm,
+    Place,
 )
 from .sums import Array
 
@@ -30,13 +33,13 @@ _SIGMAS = 3
 
 
 def check_scales(
-    where: str, scales: Array, zero_points: Array, *, activation: bool, dtype: str
+    place: Place, scales: Array, zero_points: Array, *, activation: bool, dtype: str
 ) -> list[Finding]:
     """
     Check the quantization parameters of one tensor.
 
     Args:
-        where: what the tensor is called in the text.
+        place: where the tensor stands.
         scales: its scales, one or one a channel; none: it is not quantized and there is no finding.
         zero_points: its zero points; none stand for zeros.
         activation: whether it is an activation, whose scale must come from calibration.
@@ -57,37 +60,41 @@ def check_scales(
         "not finite": ~np.isfinite(values),
     }
     bad = np.logical_or.reduce(list(defects.values()))
-    if bad.any():
+    n_bad = int(np.count_nonzero(bad))
+    if n_bad:
         kinds = [name for name, mask in defects.items() if mask.any()]
         first = int(bad.argmax())
         found.append(
             Finding(
-                BAD_SCALE,
-                where,
-                f"expected positive normal scales, got {' and '.join(kinds)} in "
-                f"{np.count_nonzero(bad)} of {values.size} (the first at channel {first}: "
-                f"{values[first]:.6g}); a channel without range, or never observed",
+                kind=BAD_SCALE,
+                place=place,
+                expected="positive normal scales",
+                got=f"{' and '.join(kinds)} in {n_bad} of {values.size} (the "
+                f"first at channel {first}: {values[first]:.6g})",
+                causes=("a channel without range, or never observed",),
+                harm=Harm.share(n_bad, values.size),
             )
         )
     never_set = bool((values == 1).all()) and not np.any(zero_points)
     if activation and dtype in _CALIBRATED_DTYPES and never_set:
         found.append(
             Finding(
-                UNCALIBRATED_ACTIVATION,
-                where,
-                f"{dtype} activation with scale 1.0 and zero point 0: its observer saw no sample; "
-                "calibrate with inputs that reach it",
+                kind=UNCALIBRATED_ACTIVATION,
+                place=place,
+                symptom=f"{dtype} activation with scale 1.0 and zero point 0",
+                causes=("its observer saw no sample",),
+                fix="calibrate with inputs that reach it",
             )
         )
     return found
 
 
-def check_bias(where: str, values: Array) -> list[Finding]:
+def check_bias(place: Place, values: Array) -> list[Finding]:
     """
     Check the codes of one bias for the limits of int32.
 
     Args:
-        where: what the tensor is called in the text.
+        place: where the tensor stands.
         values: its codes; a float bias has no limit and no finding.
 
     Returns:
@@ -102,10 +109,12 @@ def check_bias(where: str, values: Array) -> list[Finding]:
         return []
     return [
         Finding(
-            BIAS_AT_INT32_LIMIT,
-            where,
-            f"expected codes inside of int32, got {at_limit} of {values.size} at its limit: "
-            "the bias is cut off because input scale × weight scale is too small for it",
+            kind=BIAS_AT_INT32_LIMIT,
+            place=place,
+            expected="codes inside of int32",
+            got=f"{at_limit} of {values.size} at its limit",
+            causes=("the bias is cut off because input scale × weight scale is too small for it",),
+            harm=Harm.share(at_limit, values.size),
         )
     ]
 
@@ -232,10 +241,11 @@ def repeated_finding(ledger: SampleLedger) -> Finding | None:
     if len(ledger) != 1 or ledger.n_added < _REPEATED:
         return None
     return Finding(
-        CALIBRATION_REPEATED,
-        "inputs",
-        f"expected different calibration samples, got one, {ledger.n_added} times: ranges hold "
-        "what it reaches, and cut off the others; look at the loader, and give dozens that differ",
+        kind=CALIBRATION_REPEATED,
+        place=SAMPLES,
+        expected="different calibration samples",
+        got=f"one, {ledger.n_added} times: ranges hold what it reaches, and cut off the others",
+        fix="look at the loader, and give dozens that differ",
     )
 
 
@@ -252,8 +262,9 @@ def overlap_finding(n_overlap: int, n_total: int, *, chance: float = 0.0) -> Fin
     if n_overlap <= expected + _SIGMAS * math.sqrt(expected * (1 - chance)):
         return None
     return Finding(
-        CALIBRATION_OVERLAP,
-        "inputs",
-        f"{n_overlap} of {n_total} evaluated samples were also used to calibrate: the errors look "
-        "smaller than they are; evaluate on samples that the calibration has not seen",
+        kind=CALIBRATION_OVERLAP,
+        place=SAMPLES,
+        symptom=f"{n_overlap} of {n_total} evaluated samples were also used to calibrate: the "
+        "errors look smaller than they are",
+        fix="evaluate on samples that the calibration has not seen",
     )

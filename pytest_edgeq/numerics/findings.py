@@ -1,9 +1,16 @@
-"""Kinds of findings, and the finding itself."""
+"""
+Findings: one record for each thing that is wrong, made where the fact is known.
+
+Order, merging and what is said are decided on these records; texts are rendered from them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any, Final, Literal, NamedTuple
 
 NONFINITE = "nonfinite"
 """An output has NaN or infinite elements."""
@@ -51,30 +58,313 @@ STATEFUL_REFERENCE = "stateful_reference"
 """The reference's forward changes its own buffers: outputs depend on the order of the samples."""
 
 
-@dataclass(frozen=True, slots=True)
+OTHER_FILE: Final = "other_file"
+"""The file is not the one that the flow made."""
+
+MISFIT: Final = "misfit"
+"""A sample does not fit the file or the reference: nothing could be compared."""
+
+CANNOT_RUN: Final = "cannot_run"
+"""A runtime refuses the file, or the reference fails."""
+
+RUNTIMES_DIFFER: Final = "runtimes_differ"
+"""Runtimes give different results, or one gives different results from run to run."""
+
+LOST_OUTPUT: Final = "lost_output"
+"""Less than one bit of an output is left."""
+
+WRONG_OP: Final = "wrong_op"
+"""An op, or one of its constants, computes something else than the reference."""
+
+WRONG_QPARAMS: Final = "wrong_qparams"
+"""The scale or zero point of an op's output is not the reference's."""
+
+LOSSY_OP: Final = "lossy_op"
+"""An op computes correctly, and its quantization loses far more than that of others."""
+
+LOSSY_EVERYWHERE: Final = "lossy_everywhere"
+"""One cause ails most ops: no single op is to blame."""
+
+ACCUMULATED_LOSS: Final = "accumulated_loss"
+"""No op stands out, and no cause is known."""
+
+OP_IN_FLOAT: Final = "op_in_float"
+"""An op computes in float where others of its kind are quantized."""
+
+OP_DTYPES_CHANGED: Final = "op_dtypes_changed"
+"""The op-dtype map differs from the baseline."""
+
+ERRORS_REGRESSED: Final = "errors_regressed"
+"""An error is worse than the limit of its baseline."""
+
+BUILD_CHANGED: Final = "build_changed"
+"""Errors are within their limits, but the build differs from the baseline's, or a metric left."""
+
+NOT_COMPARED: Final = "not_compared"
+"""The baseline's errors were measured on other data or in another flow."""
+
+NOT_STORED: Final = "not_stored"
+"""The limits of a baseline could not fail, so it is not stored."""
+
+NO_BASELINE: Final = "no_baseline"
+"""No baseline is stored yet."""
+
+
+class Level(IntEnum):
+    """What a harm is measured in; each level is worse than those before."""
+
+    UNKNOWN = 0
+    """Nothing is lost, or it is not known how much."""
+    SHARE = 1
+    """A share of the elements, 0 to 1."""
+    DB = 2
+    """Decibels lost."""
+    USELESS = 3
+    """Values that are not finite, constant, or of which less than one bit is left."""
+    CANNOT_RUN = 4
+    """Nothing can be computed or compared."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Harm:
+    """
+    How much a finding matters; harms are ordered.
+
+    Attributes:
+        level: What the amount is measured in.
+        amount: A share (0 to 1) or decibels; 0 of levels without one.
+    """
+
+    level: Level = Level.UNKNOWN
+    amount: float = 0.0
+
+    @staticmethod
+    def share(count: float, elements: float) -> Harm:
+        """Return the harm of `count` of `elements` wrong elements."""
+        return Harm(Level.SHARE, count / elements if elements else 0.0)
+
+    @staticmethod
+    def decibels(lost: float) -> Harm:
+        """Return the harm of so many dB; of what is not finite, a useless output's."""
+        return Harm(Level.DB, max(lost, 0.0)) if math.isfinite(lost) else USELESS
+
+    @staticmethod
+    def of_rms(lsb: float) -> Harm:
+        """Return the harm of a root mean square error in LSB, relative to one ideal rounding's."""
+        return Harm.decibels(20 * math.log10(max(lsb, _IDEAL) / _IDEAL))
+
+
+_IDEAL = 1 / math.sqrt(12)
+"""Root mean square error of one rounding, in LSB."""
+
+NO_HARM: Final = Harm()
+USELESS: Final = Harm(Level.USELESS)
+BLOCKING: Final = Harm(Level.CANNOT_RUN)
+
+PlaceKind = Literal["input", "output", "op", "tensor", "runtime", "samples", "file", "baseline"]
+
+
+class Place(NamedTuple):
+    """
+    Where something is wrong.
+
+    Attributes:
+        kind: What stands there.
+        name: Of the input or output; the op's type; what to call anything else in a sentence.
+        op: Index of the op, where the place is one or belongs to one.
+        module: Path of its torch module, where known.
+        source: File and line of the user's code, `my_model.py:31`, where known.
+    """
+
+    kind: PlaceKind
+    name: str
+    op: int | None = None
+    module: str | None = None
+    source: str | None = None
+
+    def __str__(self) -> str:
+        """Return what to call it in a sentence: `output 'scores'`, `CONV_2D #3 (layer1.0.conv)`."""
+        if self.kind in ("input", "output"):
+            return f"{self.kind} {self.name!r}"
+        if self.kind != "op" or self.op is None:
+            return self.name
+        at = ", ".join(each for each in (self.module, self.source) if each)
+        return f"{self.name} #{self.op} ({at})" if at else f"{self.name} #{self.op}"
+
+
+FILE: Final = Place("file", "the file")
+SAMPLES: Final = Place("samples", "inputs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """
     One thing that is wrong.
 
     Attributes:
-        kind: one of the constants of this module.
-        where: the output or tensor.
-        message: what was seen and what to do.
+        kind: One of the constants of this module.
+        place: Where.
+        expected: What should be there.
+        got: What is there.
+        symptom: What is wrong in one clause, where "expected …, got …" does not say it.
+        headline: The first line, where place and symptom do not make it.
+        harm: How much it matters.
+        causes: What made it so, each looked up, a clause each.
+        explained_by: Findings that made it so.
+        evidence: Lines of details, such as a table.
+        fix: What to change, or how to find out.
+        command: What accepts the finding, or stores what is missing.
     """
 
     kind: str
-    where: str
-    message: str
+    place: Place
+    expected: str = ""
+    got: str = ""
+    symptom: str = ""
+    headline: str = ""
+    harm: Harm = NO_HARM
+    causes: tuple[str, ...] = ()
+    explained_by: tuple[Finding, ...] = ()
+    evidence: tuple[str, ...] = ()
+    fix: str = ""
+    command: str = ""
 
-    def to_dict(self) -> dict[str, str]:
-        """Return plain data with sorted keys."""
-        return {"kind": self.kind, "message": self.message, "where": self.where}
+    @property
+    def where(self) -> str:
+        """What to call the place in a sentence."""
+        return str(self.place)
+
+    @property
+    def summary(self) -> str:
+        """What is wrong, in one clause."""
+        return self.symptom or f"expected {self.expected}, got {self.got}"
+
+    @property
+    def message(self) -> str:
+        """What is wrong, why, and what to do, without the place."""
+        return "; ".join(each for each in (self.summary, *self.causes, self.fix) if each)
+
+    @property
+    def sentence(self) -> str:
+        """The place and the message."""
+        return f"{self.place}: {self.message}"
+
+    @property
+    def title(self) -> str:
+        """The first line: what, where, expected and got."""
+        return self.headline or f"{self.place}: {self.summary}"
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether it is known what made it so."""
+        return bool(self.causes or self.explained_by)
+
+    @property
+    def why(self) -> list[str]:
+        """The lines on its causes, each with its label."""
+        found = [
+            f"{'layer to blame' if each.kind in LAYER_KINDS else 'cause'}: {each.sentence}"
+            for each in self.explained_by
+        ]
+        return [*found, *(f"cause: {each}" for each in self.causes)]
+
+    @property
+    def advice(self) -> list[str]:
+        """The lines on what to do, each with its label."""
+        told = [("fix", self.fix), ("update", self.command)]
+        return [f"{label}: {text}" for label, text in told if text]
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of a text: the title, why, the evidence, what to do."""
+        behind = [line for each in self.explained_by for line in each.evidence]
+        return [self.title, *self.why, *self.evidence, *self.advice, *behind]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data with sorted keys; `from_dict` reads it."""
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data |= {"where": self.where, "message": self.message}
+        data["place"] = dict(sorted(self.place._asdict().items()))
+        data["harm"] = {"amount": self.harm.amount, "level": self.harm.level.name.lower()}
+        data["explained_by"] = [each.to_dict() for each in self.explained_by]
+        data["causes"], data["evidence"] = list(self.causes), list(self.evidence)
+        return dict(sorted(data.items()))
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Finding:
+        """Return the finding of which `to_dict` gave these data."""
+        harm = data["harm"]
+        known = {
+            **{name: data[name] for name in _TEXTS},
+            "place": Place(**data["place"]),
+            "harm": Harm(Level[harm["level"].upper()], harm["amount"]),
+            "explained_by": tuple(map(Finding.from_dict, data["explained_by"])),
+            "causes": tuple(data["causes"]),
+            "evidence": tuple(data["evidence"]),
+        }
+        return Finding(**known)
 
     def __str__(self) -> str:
         """Return one line."""
-        return f"{self.kind}: {self.where}: {self.message}"
+        return f"{self.kind}: {self.sentence}"
 
 
-def input_causes(findings: Iterable[Finding]) -> list[str]:
-    """Say, a line each, which findings of inputs explain what is lost behind them."""
-    return [f"cause: {each.where}: {each.message}" for each in findings if each.kind in INPUT_KINDS]
+_TEXTS = ("kind", "expected", "got", "symptom", "headline", "fix", "command")
+
+
+def text_of(findings: Iterable[Finding]) -> str:
+    """Return the text of findings, the first one first."""
+    return "\n".join(line for each in findings for line in each.lines)
+
+
+LAYER_KINDS: Final = frozenset(
+    {WRONG_OP, WRONG_QPARAMS, LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS, OP_IN_FLOAT}
+)
+"""Of ops: `LayerErrors.finding` is one."""
+
+_LOSSES = frozenset(
+    {
+        NONFINITE,
+        CONSTANT_OUTPUT,
+        ZERO_OUTPUT,
+        CLIPPED_OUTPUT,
+        SATURATED_OUTPUT,
+        LOST_OUTPUT,
+        ERRORS_REGRESSED,
+    }
+)
+"""What is lost at outputs."""
+
+_EXPLAINED: Final[Mapping[str, frozenset[str]]] = {
+    OTHER_FILE: _LOSSES | LAYER_KINDS | {OP_DTYPES_CHANGED, BUILD_CHANGED},
+    **dict.fromkeys(INPUT_KINDS, _LOSSES | {LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS}),
+    **dict.fromkeys((WRONG_OP, WRONG_QPARAMS), _LOSSES),
+    OP_DTYPES_CHANGED: frozenset({ERRORS_REGRESSED, BUILD_CHANGED}),
+}
+"""By kind, the kinds that it explains: what comes behind it in the model, or follows from it."""
+
+
+def explains(one: Finding, other: Finding) -> bool:
+    """Whether a finding explains another one of the same file."""
+    return other.kind in _EXPLAINED.get(one.kind, ())
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """
+    Order findings by harm, the greatest first, each once; of equal harm in the order given.
+
+    A finding that explains others does their harm as well and stands before them. A sample that
+    does not fit and a runtime that refuses the file are first: they leave nothing to measure.
+    """
+    once = list(dict.fromkeys(findings))
+
+    def weight(finding: Finding) -> tuple[Harm, int]:
+        behind = [each.harm for each in once if explains(finding, each)]
+        return max([finding.harm, *behind]), len(behind)
+
+    return sorted(once, key=weight, reverse=True)
+
+
+def input_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings on inputs, which explain what is lost behind them."""
+    return tuple(each for each in findings if each.kind in INPUT_KINDS)

@@ -31,8 +31,11 @@ from .findings import (
     SATURATED_OUTPUT,
     STATEFUL_REFERENCE,
     UNCALIBRATED_ACTIVATION,
+    USELESS,
     ZERO_OUTPUT,
     Finding,
+    Harm,
+    Place,
 )
 from .side import Side
 from .sums import Array, ExactSum
@@ -100,6 +103,9 @@ How far inside, as a share of the range, the reference of a saturated element mu
 32 codes of an int8: more than the noise of a deep model, less than the half range that a wrong
 multiplier moves the values.
 """
+
+
+_LOCALIZE = "edgeq.localize(model, samples)"
 
 
 class _CodeRange(NamedTuple):
@@ -306,8 +312,9 @@ class OutputHealth:
         found += [self._clipped_finding(calibration), self._saturated_finding()]
         return [finding for finding in found if finding is not None]
 
-    def _finding(self, kind: str, message: str) -> Finding:
-        return Finding(kind, f"output {self.spec.name!r}", message)
+    @property
+    def _place(self) -> Place:
+        return Place("output", self.spec.name)
 
     def _nonfinite_finding(self) -> Finding | None:
         reference, actual = self._nonfinite
@@ -315,15 +322,21 @@ class OutputHealth:
             return None
         told = f"{actual} NaN or infinite of {self.n_elements} elements"
         if reference:
-            return self._finding(
-                NONFINITE,
-                f"expected finite values, got {told}, and {reference} in the float reference "
-                "itself: look at the model (log, sqrt, a division) and at the samples first",
+            return Finding(
+                kind=NONFINITE,
+                place=self._place,
+                expected="finite values",
+                got=f"{told}, and {reference} in the float reference itself",
+                fix="look at the model (log, sqrt, a division) and at the samples first",
+                harm=USELESS,
             )
-        return self._finding(
-            NONFINITE,
-            f"expected finite values, got {told}, where the reference has none; "
-            "edgeq.localize(model, samples) names the first op that gives any",
+        return Finding(
+            kind=NONFINITE,
+            place=self._place,
+            expected="finite values",
+            got=f"{told}, where the reference has none",
+            fix=f"{_LOCALIZE} names the first op that gives any",
+            harm=USELESS,
         )
 
     def _constant_finding(self) -> Finding | None:
@@ -339,41 +352,52 @@ class OutputHealth:
             else f"where the reference runs from {reference.low:.6g} to {reference.high:.6g}"
         )
         if actual.low == 0:
-            return self._finding(
-                ZERO_OUTPUT,
-                f"zero in all {self.n_elements} elements, {spread}; "
-                "a layer was wiped or the inputs say nothing",
+            return Finding(
+                kind=ZERO_OUTPUT,
+                place=self._place,
+                symptom=f"zero in all {self.n_elements} elements, {spread}",
+                causes=("a layer was wiped, or the samples do not differ",),
+                harm=USELESS,
             )
         step = (self.spec.scale or 0.0) / 2
         if reference.low == reference.high and abs(reference.low - actual.low) <= step:
             return None  # rightly constant
-        return self._finding(
-            CONSTANT_OUTPUT,
-            f"{actual.low:.6g} in all {self.n_elements} elements, {spread}; "
-            "a layer was wiped or its scale is far too large: edgeq.localize(model, samples) "
-            "names it",
+        return Finding(
+            kind=CONSTANT_OUTPUT,
+            place=self._place,
+            symptom=f"{actual.low:.6g} in all {self.n_elements} elements, {spread}",
+            causes=("a layer was wiped, or its scale is far too large",),
+            fix=f"{_LOCALIZE} names it",
+            harm=USELESS,
         )
 
     def _clipped_finding(self, calibration: Calibration) -> Finding | None:
         if not self._clipped.more_than_chance(averaged=self.averaged):
             return None
-        return self._finding(
-            CLIPPED_OUTPUT,
-            f"expected the reference within what the codes reach, "
-            f"{self._reach()}, got {self._share(self._clipped.count)} outside, as far as "
-            f"[{self._extremes[0].low:.3g}, {self._extremes[0].high:.3g}]; "
-            f"{self._share(self._at_ends)} are at qmin or qmax; "
-            f"{calibration.too_narrow(averaged=self.averaged)}",
+        reason = calibration.too_narrow(averaged=self.averaged)
+        return Finding(
+            kind=CLIPPED_OUTPUT,
+            place=self._place,
+            expected=f"the reference within the range of the codes, {self._reach()}",
+            got=f"{self._share(self._clipped.count)} outside, as far as "
+            f"[{self._extremes[0].low:.3g}, {self._extremes[0].high:.3g}], and "
+            f"{self._share(self._at_ends)} at qmin or qmax",
+            causes=reason.causes,
+            fix=reason.fix,
+            harm=Harm.share(self._clipped.count, self.n_elements),
         )
 
     def _saturated_finding(self) -> Finding | None:
         if not more_than_chance(self._saturated, self.n_elements):
             return None
-        return self._finding(
-            SATURATED_OUTPUT,
-            f"at qmin or qmax though the reference lies well inside of the range in "
-            f"{self._share(self._saturated)}; a layer before overflows or is scaled wrongly: "
-            "edgeq.localize(model, samples) names it",
+        return Finding(
+            kind=SATURATED_OUTPUT,
+            place=self._place,
+            symptom="at qmin or qmax though the reference lies well inside of the range in "
+            f"{self._share(self._saturated)}",
+            causes=("a layer before overflows or is scaled wrongly",),
+            fix=f"{_LOCALIZE} names it",
+            harm=Harm.share(self._saturated, self.n_elements),
         )
 
     def _reach(self) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .calibration import UNKNOWN, Calibration
 from .error_sums import BorderSpec
-from .findings import CLIPPED_INPUT, COARSE_INPUT, Finding
+from .findings import CLIPPED_INPUT, COARSE_INPUT, Finding, Harm, Place
 from .health import CLIPPED_LSB, Outside
 from .sums import Array
 
@@ -99,25 +99,34 @@ class InputHealth:
         reach = f"[{low:.3g}, {high:.3g}]"
         met = f"[{self._least:.3g}, {self._greatest:.3g}]"
         if self._outside.more_than_chance(averaged=self._averaged):
-            share = 100 * count / elements
+            reason = calibration.too_narrow(averaged=self._averaged)
             return [
-                self._finding(
-                    CLIPPED_INPUT,
-                    f"expected values within what its codes reach, {reach}, got {count} of "
-                    f"{elements} elements ({share:.3g} %) outside, as far as {met}; "
-                    f"{calibration.too_narrow(averaged=self._averaged)}",
+                Finding(
+                    kind=CLIPPED_INPUT,
+                    place=self._place,
+                    expected=f"values within the range of its codes, {reach}",
+                    got=f"{count} of {elements} elements ({100 * count / elements:.3g} %) "
+                    f"outside, as far as {met}",
+                    causes=reason.causes,
+                    fix=reason.fix,
+                    harm=Harm.share(count, elements),
                 )
             ]
         codes = (max(self._greatest, 0.0) - min(self._least, 0.0)) / self._scale + 1
         # Zeros have nothing to lose.
         if elements >= _ENOUGH and 1 < codes < _FEWEST_CODES:
             all_codes = self._codes[1] - self._codes[0] + 1
+            reason = calibration.too_wide(self._scale)
             return [
-                self._finding(
-                    COARSE_INPUT,
-                    f"expected values over {_FEWEST_CODES} codes or more, got {codes:.2g} of "
-                    f"{all_codes}: they lie in {met}, and the codes reach {reach} in steps of "
-                    f"{self._scale:.3g}; {calibration.too_wide(self._scale)}",
+                Finding(
+                    kind=COARSE_INPUT,
+                    place=self._place,
+                    expected=f"values over {_FEWEST_CODES} codes or more",
+                    got=f"{codes:.2g} of {all_codes}: they lie in {met}, and the codes reach "
+                    f"{reach} in steps of {self._scale:.3g}",
+                    causes=reason.causes,
+                    fix=reason.fix,
+                    harm=Harm.decibels(20 * math.log10(all_codes / codes)),
                 )
             ]
         return []
@@ -126,5 +135,6 @@ class InputHealth:
         low, high = ((code - self._zero_point) * self._scale for code in self._codes)
         return low, high
 
-    def _finding(self, kind: str, message: str) -> Finding:
-        return Finding(kind, f"input {self._name!r}", message)
+    @property
+    def _place(self) -> Place:
+        return Place("input", self._name)

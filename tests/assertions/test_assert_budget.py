@@ -12,7 +12,7 @@ import pytest
 from fixtures.models import ResidualNet, samples
 from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
-from pytest_edgeq.numerics.findings import CLIPPED_INPUT, Finding
+from pytest_edgeq.numerics.findings import CLIPPED_INPUT, Finding, Place
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.unmatched import UnmatchedError
 
@@ -83,7 +83,9 @@ def test_inputs_that_were_calibrated_with_others_are_the_cause(
         raise AssertionError("unreachable, because the inputs explain it")
 
     others = Finding(
-        CLIPPED_INPUT, "input 'image'", "expected values within what its codes reach, [0, 0.5]"
+        kind=CLIPPED_INPUT,
+        place=Place("input", "image"),
+        symptom="expected values within the range of its codes, [0, 0.5]",
     )
     measured = comparison(
         quantization=stage(0.5), lowering=stage(0.0), health=(others,), explain=nobody_asks

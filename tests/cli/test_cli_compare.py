@@ -180,7 +180,7 @@ def test_outputs_that_are_clipped_are_a_finding(saved: Callable[..., Path], run:
     done = run("compare", FLOAT, INT8, "--inputs", saved(args_0=10 * values(4, *SHAPE)))
 
     assert done.exit_code == 0
-    assert "clipped_input: input 'args_0': expected values within what its codes" in done.stdout
+    assert "clipped_input: input 'args_0': expected values within the range of" in done.stdout
 
 
 TROUBLE: dict[str, tuple[dict[str, npt.NDArray[Any]], str]] = {

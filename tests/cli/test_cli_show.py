@@ -97,7 +97,7 @@ def test_an_op_that_aborts_is_a_finding(tmp_path: Path, run: Run) -> None:
     sound = run("show", written(tmp_path / "sound.tflite", content_of_sound))
 
     assert (done.exit_code, sound.exit_code) == (1, 0)
-    assert "unsafe_op: ADD (op 0): an input's scale, 1.05e+06, is 2^19 times" in done.stdout
+    assert "unsafe_op: ADD #0: an input's scale, 1.05e+06, is 2^19 times" in done.stdout
 
 
 def test_the_document(run: Run) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample, WorstSamples
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator, StageErrors
-from pytest_edgeq.numerics.health import Finding
+from pytest_edgeq.numerics.findings import Finding, Place
 
 TABLE = """\
 digits: flow pt2e, runtime xnnpack, 1 sample(s), 0 non-finite element(s)
@@ -76,7 +76,9 @@ def test_str_is_a_table() -> None:
 
 def test_str_ends_with_the_findings() -> None:
     """Every finding has its line."""
-    finding = Finding("zero_output", "output 'scores'", "zero everywhere")
+    finding = Finding(
+        kind="zero_output", place=Place("output", "scores"), symptom="zero everywhere"
+    )
     text = str(comparison(health=(finding,)))
     assert text.endswith("\nhealth: zero_output: output 'scores': zero everywhere")
 
@@ -84,12 +86,18 @@ def test_str_ends_with_the_findings() -> None:
 def test_to_dict_leaves_the_inputs_out() -> None:
     """What is stored is strict JSON, and no tensor is in it."""
     worst = WorstSample(4, -math.inf, object())
-    finding = Finding("zero_output", "y", "zero")
+    finding = Finding(kind="zero_output", place=Place("output", "y"), symptom="zero")
     data = comparison(worst_samples=(worst,), health=(finding,)).to_dict()
     text = json.dumps(data, allow_nan=False)
     assert text == json.dumps(data, sort_keys=True)
     assert data["worst_samples"] == [{"index": 4, "sqnr_db": "-inf"}]
-    assert data["health"] == [{"kind": "zero_output", "message": "zero", "where": "y"}]
+    (health,) = data["health"]
+    assert (health["kind"], health["where"], health["message"]) == (
+        "zero_output",
+        "output 'y'",
+        "zero",
+    )
+    assert Finding.from_dict(health) == finding
     assert list(data["stages"]) == ["lowering", "total"]
 
 

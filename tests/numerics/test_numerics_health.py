@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.error_sums import BorderSpec
+from pytest_edgeq.numerics.findings import Finding, Place
 from pytest_edgeq.numerics.health import (
-    Finding,
     OutputHealth,
     SampleLedger,
     check_bias,
@@ -25,6 +25,11 @@ from pytest_edgeq.numerics.health import (
 Array = npt.NDArray[Any]
 INT8 = BorderSpec("y", 0.1, 0, -128, 127)
 FLOAT = BorderSpec("y")
+
+
+def tensor(name: str) -> Place:
+    """Return the place of a tensor."""
+    return Place("tensor", name)
 
 
 def quantize(values: Array, spec: BorderSpec = INT8) -> tuple[Array, Array]:
@@ -61,7 +66,7 @@ def test_nonfinite_output_is_found_by_side() -> None:
     assert finding.kind == "nonfinite"
     assert finding.message == (
         "expected finite values, got 2 NaN or infinite of 3 elements, and 1 in the float reference "
-        "itself: look at the model (log, sqrt, a division) and at the samples first"
+        "itself; look at the model (log, sqrt, a division) and at the samples first"
     )
     (finding,) = findings(INT8, ([1.0, 2.0], [math.nan, 1.0]))
     assert finding.message == (
@@ -77,7 +82,7 @@ def test_wiped_output_is_found() -> None:
     assert (finding.kind, finding.where) == ("zero_output", "output 'y'")
     assert finding.message == (
         "zero in all 4 elements, where the reference runs from 0.5 to 3; "
-        "a layer was wiped or the inputs say nothing"
+        "a layer was wiped, or the samples do not differ"
     )
     assert kinds(findings(INT8, ([0.0, 0.0], [0.0, 0.0]))) == ["zero_output"]
 
@@ -88,7 +93,7 @@ def test_constant_output_is_found() -> None:
     assert finding.kind == "constant_output"
     assert finding.message == (
         "1.5 in all 2 elements, where the reference runs from 1 to 2; "
-        "a layer was wiped or its scale is far too large: edgeq.localize(model, samples) names it"
+        "a layer was wiped, or its scale is far too large; edgeq.localize(model, samples) names it"
     )
     (finding,) = findings(INT8, ([1.0, 1.0], [1.5, 1.5]))
     assert "where the reference is 1 throughout" in finding.message
@@ -115,9 +120,9 @@ def test_clipped_output_is_found() -> None:
     (finding,) = findings(INT8, (values, quantize(values)[0]))
     assert finding.kind == "clipped_output"
     assert finding.message == (
-        "expected the reference within what the codes reach, [-12.8, 12.7], got 58 of 100 elements "
-        "(58 %) outside, as far as [-30, 30]; 58 of 100 elements (58 %) are at qmin or qmax; "
-        "calibrate with samples like those evaluated, preprocessed alike"
+        "expected the reference within the range of the codes, [-12.8, 12.7], got 58 of 100 "
+        "elements (58 %) outside, as far as [-30, 30], and 58 of 100 elements (58 %) at qmin or "
+        "qmax; calibrate with samples like those evaluated, preprocessed alike"
     )
 
 
@@ -260,7 +265,7 @@ def test_any_split_finds_the_same(samples: list[list[tuple[float, float]]], cut:
 def test_bad_scale_is_found(scales: list[float], text: str) -> None:
     """A scale that is no scale is named by kind and place."""
     points = np.zeros(len(scales), np.int64)
-    (finding,) = check_scales("w", np.array(scales), points, activation=False, dtype="int8")
+    (finding,) = check_scales(tensor("w"), np.array(scales), points, activation=False, dtype="int8")
     assert (finding.kind, finding.where) == ("bad_scale", "w")
     assert text in finding.message
 
@@ -268,18 +273,21 @@ def test_bad_scale_is_found(scales: list[float], text: str) -> None:
 def test_sound_scales_have_no_finding() -> None:
     """Positive normal scales are sound, and so is a tensor that is not quantized."""
     for scales in ([0.1, 1.2e-38], []):
-        assert check_scales("w", np.array(scales), np.zeros(0), activation=True, dtype="int8") == []
+        assert (
+            check_scales(tensor("w"), np.array(scales), np.zeros(0), activation=True, dtype="int8")
+            == []
+        )
 
 
 @pytest.mark.parametrize("points", [[0], []])
 def test_uncalibrated_activation_is_found(points: list[int]) -> None:
     """Scale 1.0 and zero point 0 is what an observer that saw nothing leaves."""
     (finding,) = check_scales(
-        "relu", np.array([1.0]), np.array(points, np.int64), activation=True, dtype="int8"
+        tensor("relu"), np.array([1.0]), np.array(points, np.int64), activation=True, dtype="int8"
     )
     assert finding.kind == "uncalibrated_activation"
     assert finding.message == (
-        "int8 activation with scale 1.0 and zero point 0: its observer saw no sample; "
+        "int8 activation with scale 1.0 and zero point 0; its observer saw no sample; "
         "calibrate with inputs that reach it"
     )
 
@@ -298,7 +306,9 @@ def test_other_scales_of_one_are_sound(
 ) -> None:
     """Scale 1.0 is a defect only of an integer activation, and only with zero point 0."""
     assert (
-        check_scales("t", np.array([scale]), np.array([point]), activation=activation, dtype=dtype)
+        check_scales(
+            tensor("t"), np.array([scale]), np.array([point]), activation=activation, dtype=dtype
+        )
         == []
     )
 
@@ -307,16 +317,16 @@ def test_other_scales_of_one_are_sound(
 def test_bias_at_the_limit_is_found(dtype: Any) -> None:
     """Both ends of int32, and the symmetric one, show that a bias was cut off."""
     values = np.array([5, 2**31 - 1, -(2**31), -(2**31) + 1], dtype)
-    (finding,) = check_bias("conv bias", values)
+    (finding,) = check_bias(tensor("conv bias"), values)
     assert (finding.kind, finding.where) == ("bias_at_int32_limit", "conv bias")
     assert "got 3 of 4 at its limit" in finding.message
 
 
 def test_sound_bias_has_no_finding() -> None:
     """Large codes, 64-bit codes beyond int32 and a float bias are sound."""
-    assert check_bias("b", np.array([2**31 - 2, -5], np.int32)) == []
-    assert check_bias("b", np.array([2**31, -(2**40)], np.int64)) == []
-    assert check_bias("b", np.array([2.0**31 - 1])) == []
+    assert check_bias(tensor("b"), np.array([2**31 - 2, -5], np.int32)) == []
+    assert check_bias(tensor("b"), np.array([2**31, -(2**40)], np.int64)) == []
+    assert check_bias(tensor("b"), np.array([2.0**31 - 1])) == []
 
 
 def test_ledger_knows_samples_again() -> None:
@@ -350,12 +360,11 @@ def test_overlap_is_a_finding() -> None:
     """Calibration samples among those evaluated are counted; none is no finding."""
     finding = overlap_finding(3, 10)
     assert finding is not None
-    assert finding.to_dict() == {
-        "kind": "calibration_overlap",
-        "message": "3 of 10 evaluated samples were also used to calibrate: the errors look smaller "
-        "than they are; evaluate on samples that the calibration has not seen",
-        "where": "inputs",
-    }
+    assert (finding.kind, finding.where) == ("calibration_overlap", "inputs")
+    assert finding.message == (
+        "3 of 10 evaluated samples were also used to calibrate: the errors look smaller than they "
+        "are; evaluate on samples that the calibration has not seen"
+    )
     assert overlap_finding(0, 10) is None
 
 
@@ -415,4 +424,4 @@ def test_nothing_meets_by_chance_that_has_room(
 
 def test_finding_is_one_line() -> None:
     """A finding prints as kind, place and message."""
-    assert str(Finding("bad_scale", "w", "zero")) == "bad_scale: w: zero"
+    assert str(Finding(kind="bad_scale", place=tensor("w"), symptom="zero")) == "bad_scale: w: zero"

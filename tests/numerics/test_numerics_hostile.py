@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from pytest_edgeq.numerics.budget import Budget
 from pytest_edgeq.numerics.checks import check_bias, check_scales
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator, StageErrors
+from pytest_edgeq.numerics.findings import SAMPLES
 from pytest_edgeq.numerics.health import OutputHealth
 from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
 from tests.faults.sentences import is_sentence
@@ -152,6 +153,6 @@ def test_parameters_are_judged(
         given = np.array(scales, np.float64).astype(np.float32)
     count = min(len(scales), len(points))
     zero_points = np.array(points[:count], np.int64)
-    for finding in check_scales("x", given[:count], zero_points, activation=True, dtype=dtype):
+    for finding in check_scales(SAMPLES, given[:count], zero_points, activation=True, dtype=dtype):
         assert str(finding)
-    assert all(map(str, check_bias("x", bias.reshape(-1))))
+    assert all(map(str, check_bias(SAMPLES, bias.reshape(-1))))

@@ -41,7 +41,7 @@ def test_a_clipped_input_is_found() -> None:
     assert finding.kind == "clipped_input"
     assert finding.where == "input 'x'"
     assert finding.message == (
-        "expected values within what its codes reach, [-12.8, 12.7], got 289 of 1000 elements "
+        "expected values within the range of its codes, [-12.8, 12.7], got 289 of 1000 elements "
         "(28.9 %) outside, as far as [-49.9, 39.7]; calibrate with samples like those evaluated, "
         "preprocessed alike"
     )

@@ -70,7 +70,7 @@ def test_inputs_calibrated_with_others_are_why_errors_regressed(
     result.stdout.fnmatch_lines(
         [
             "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
-            "E *cause: input 't0': expected values within what its codes reach, [[]0, 1.99], *",
+            "E *cause: input 't0': expected values within the range of its codes, [[]0, 1.99], *",
             "E * stage *",
         ],
         consecutive=False,

@@ -1,0 +1,33 @@
+"""Assertion errors that carry the findings of which their text was rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pytest_edgeq.numerics.findings import Finding, text_of
+
+__all__ = ["failure", "findings_of"]
+
+_ATTRIBUTE = "edgeq_findings"
+
+
+def failure(findings: Iterable[Finding], text: str | None = None) -> AssertionError:
+    """
+    Return an AssertionError with these findings.
+
+    It is no class of its own: pytest's summary would show the class before the first line.
+
+    Args:
+        findings: The first one is the headline.
+        text: Of the error; by default that of the findings.
+    """
+    found = tuple(findings)
+    error = AssertionError(text_of(found) if text is None else text)
+    error.__dict__[_ATTRIBUTE] = found
+    return error
+
+
+def findings_of(error: BaseException) -> tuple[Finding, ...]:
+    """Return the findings that an error carries; none of an error without."""
+    found: tuple[Finding, ...] = vars(error).get(_ATTRIBUTE, ())
+    return found
