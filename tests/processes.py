@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Iterable
 
 import psutil
+
+from tests.waiting import wait_until
 
 __all__ = ["far_sides", "left_after", "let_sigint_through"]
 
@@ -32,17 +33,16 @@ def let_sigint_through() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def left_after(seconds: float, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+def left_after(processes: Iterable[psutil.Process], seconds: float = 20) -> list[psutil.Process]:
     """
     Return the processes that still run after so many seconds; at once when there is none.
 
     A zombie has ended: who reaps an orphan, and how soon, is up to the machine's first process.
     """
     processes = list(processes)
-    end = time.monotonic() + seconds
-    while (left := [each for each in processes if _runs(each)]) and time.monotonic() < end:
-        time.sleep(0.05)
-    return left
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: not any(map(_runs, processes)), None, seconds)
+    return [each for each in processes if _runs(each)]
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -406,7 +406,10 @@ def test_the_reference_kernels_still_abort(tmp_path: Path) -> None:
         path = tmp_path / "file.tflite"
         path.write_bytes(_softmax(width))
         done = subprocess.run(
-            [sys.executable, "-c", _INVOKE, str(path)], capture_output=True, check=False
+            [sys.executable, "-c", _INVOKE, str(path)],
+            capture_output=True,
+            check=False,
+            timeout=100,
         )
         codes.append(done.returncode)
 

@@ -44,5 +44,6 @@ def test_stderr_is_closed_to_the_destructors_of_the_block_alone(where: str) -> N
         text=True,
         check=True,
         cwd=Path(__file__).parents[1],
+        timeout=100,
     )
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["after", "before"]

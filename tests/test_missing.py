@@ -25,7 +25,9 @@ def test_the_distribution_and_the_command_are_named(package: str) -> None:
         f"import sys; sys.modules[{package!r}] = None\n"
         f"from pytest_edgeq import Edgeq\n{_USES[package]}"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100
+    )
 
     distribution = package.replace("_", "-")
     last = result.stderr.strip().splitlines()[-1]

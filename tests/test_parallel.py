@@ -329,7 +329,7 @@ def test_the_error_of_an_earlier_sample_is_raised_before_one_of_reading() -> Non
         raise TypeError("the second sample is not one")
 
     def measure(worker: object, index: int, sample: int) -> None:
-        unread.wait()
+        assert unread.wait(60)
         raise ValueError("the first sample fails")
 
     with pytest.raises(ValueError, match="the first sample"):

@@ -37,5 +37,7 @@ import sys, pytest_edgeq, pytest_edgeq.presets
 heavy = {"torch", "numpy", "litert_torch", "ai_edge_litert", "ai_edge_quantizer", "tensorflow"}
 print(sorted(heavy & set(sys.modules)))
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100
+    )
     assert run.stdout.strip() == "[]"

@@ -151,6 +151,7 @@ def test_a_run_opens_no_connection(tmp_path: Path) -> None:
         check=False,
         cwd=tmp_path,
         env=environment | {"PYTHONPATH": str(ROOT.parent)},
+        timeout=100,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert "connections tried: []" in done.stdout

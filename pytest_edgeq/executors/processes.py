@@ -148,10 +148,11 @@ class _Worker:
             if self._is_ended:
                 raise RuntimeError("the pool is shut down")
             ours, theirs = _SPAWN.Pipe()
-            self._process = _SPAWN.Process(target=_serve_parent, args=(theirs,))
-            self._process.start()
-            theirs.close()  # so that the end of the process is the end of the pipe
-            self._pipe = ours
+            process = _SPAWN.Process(target=_serve_parent, args=(theirs,))
+            with theirs:  # closed, so that the end of the process is the end of the pipe
+                process.start()
+            # Only now: one that could not be started can neither be killed nor waited for.
+            self._process, self._pipe = process, ours
 
     def _serve(self, tasks: queue.SimpleQueue[_Task | None]) -> None:
         while (task := tasks.get()) is not None:

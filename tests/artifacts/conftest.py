@@ -57,6 +57,7 @@ def keras_files(tmp_path_factory: pytest.TempPathFactory, features: Features) ->
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     assert made.returncode == 0, made.stderr
     return folder

@@ -342,6 +342,7 @@ def test_keras_on_torch_is_no_torch_module(keras_files: Path, tmp_path: Path) ->
         capture_output=True,
         text=True,
         check=False,
+        timeout=100,
     )
 
     assert run.returncode == 0, run.stderr

@@ -248,6 +248,7 @@ def by_onnx2tf(residual: Path) -> Path:
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     assert made.returncode == 0, made.stderr
     return folder

@@ -66,7 +66,9 @@ for model in (path, pathlib.Path(path), content, memoryview(content)):
 assert not {{"pytest", "torch"}} & set(sys.modules)
 assert_output_dtypes(path, "float32")
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100
+    )
     assert run.returncode == 1
     assert "AssertionError: output 'output_0': expected float32, got int8 (1 of 1" in run.stderr
 

@@ -287,7 +287,7 @@ for flow in ("pt2e_static_int8", "recipe_static_wi8_ai8", None):
 import litert_torch, tensorflow
 assert (environment.libraries(), environment.settings()) == before
 """
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=100)
 
 
 @pytest.fixture

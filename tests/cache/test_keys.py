@@ -336,7 +336,7 @@ assert "litert_torch" in sys.modules
 assert "tensorflow" not in sys.modules
 """
     root = Path(__file__).parent.parent.parent
-    subprocess.run([sys.executable, "-c", script], cwd=root, check=True)
+    subprocess.run([sys.executable, "-c", script], cwd=root, check=True, timeout=100)
 
 
 @pytest.mark.parametrize(

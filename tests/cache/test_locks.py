@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.cache.directory import Store
+from tests.waiting import SECONDS
 
 KEY, PARTS = "a" * 64, {"tflite": b"content"}
 
@@ -36,12 +37,14 @@ def test_one_process_works_and_the_other_waits(store: Store, *, dies: bool) -> N
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_hold, args=(store.directory, theirs), kwargs={"dies": dies})
     process.start()
+    theirs.close()  # so that its death is the end of the pipe
+    assert ours.poll(SECONDS)
     assert ours.recv() == "held"
     if not dies:
         ours.send("go on")
     with store.lock("convert", KEY):
         assert store.read("convert", KEY) == (None if dies else PARTS)
-    process.join()
+    process.join(SECONDS)
     assert process.exitcode == (-signal.SIGKILL if dies else 0)
 
 
@@ -61,8 +64,8 @@ def test_a_thread_that_holds_a_lock_goes_on_and_another_waits(
             store.write("convert", KEY, PARTS)
         thread.start()
         assert not has_it.wait(0.2)
-    assert has_it.wait(10)
-    thread.join()
+    assert has_it.wait(SECONDS)
+    thread.join(SECONDS)
     with store.lock("convert", KEY):
         assert store.read("convert", KEY) == PARTS
     assert said == []

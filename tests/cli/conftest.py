@@ -53,6 +53,7 @@ def module(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
         text=True,
         check=False,
         env=os.environ | variables,
+        timeout=100,
     )
 
 
@@ -73,4 +74,5 @@ def without_torch(*arguments: object) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=100,
     )

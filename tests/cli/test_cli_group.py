@@ -67,6 +67,7 @@ def test_output_that_cannot_be_written_is_no_finding(arguments: list[str]) -> No
             stderr=subprocess.PIPE,
             text=True,
             check=False,
+            timeout=100,
         )
     assert done.stderr == "Error: standard output: No space left on device\n"
     assert done.returncode == 2

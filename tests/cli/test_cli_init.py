@@ -93,6 +93,7 @@ def run_pytest(*arguments: str) -> str:
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         },
+        timeout=100,
     )
     return done.stdout.splitlines()[-1]
 

@@ -461,7 +461,7 @@ class Bench:
             self._worker = ProcessPoolExecutor(1, mp_context=spawn)
         text, raised = self._worker.submit(
             _in_a_worker, self._directory, of.net.name, of.flow, of.seed
-        ).result()
+        ).result(600)
         return Outcome(
             name, "sound", _WORKER, False, caught=bool(text), how=_first(text), raised=raised
         )

@@ -115,6 +115,7 @@ class Session:
                 text=True,
                 encoding="utf-8",
                 check=False,
+                timeout=600,
             )
             self._output = done.stdout
             fails = block.note == "fails" and number == len(block.commands)

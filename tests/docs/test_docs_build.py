@@ -15,7 +15,9 @@ pytestmark = pytest.mark.slow
 
 def _render(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
-    return subprocess.run([*command, source, out], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*command, source, out], capture_output=True, text=True, check=False, timeout=600
+    )
 
 
 def test_all_pages_are_rendered_without_a_warning(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def _check_syntax(block: Block) -> None:
     if block.language == "yaml":
         assert isinstance(yaml.safe_load(block.text), dict)
     elif block.language == "bash":
-        subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+        subprocess.run(["bash", "-n"], input=block.text, text=True, check=True, timeout=100)
     else:
         assert block.language not in FILES, f"line {block.line}: can be run"
 

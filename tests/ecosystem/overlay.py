@@ -90,12 +90,15 @@ class Overlay:
             capture_output=True,
             text=True,
             check=False,
+            timeout=1200,
         )
 
 
 def fetch(*command: str) -> str:
     """Run a command that downloads; return what it prints, skip where the index is unreachable."""
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1200
+    )
     if run.returncode:
         if any(symptom in run.stderr for symptom in _UNREACHABLE):
             pytest.skip(f"the package index is not reachable: {run.stderr.splitlines()[-1]}")

@@ -256,7 +256,7 @@ def test_a_mixture_of_machines_is_told(
 
     class Mixed(AtOnce):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            answer = super().submit(fn, *args, **kwargs).result()
+            answer = super().submit(fn, *args, **kwargs).result(0)
             count[0] += 1
             if count[0] % 2:
                 other = dataclasses.replace(

@@ -26,6 +26,7 @@ from pytest_edgeq.isolate.child_process import close_children
 from tests.executors.conftest import told
 from tests.processes import left_after
 from tests.shared_cache import VARIABLE
+from tests.waiting import SECONDS, running
 
 pytestmark = pytest.mark.slow
 
@@ -56,9 +57,7 @@ def _cluster(workers: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]
     with contextlib.ExitStack() as stack:
 
         def start(command: list[str]) -> subprocess.Popen[bytes]:
-            process = stack.enter_context(subprocess.Popen(command, env=environment, **quiet))
-            stack.callback(process.kill)
-            return process
+            return stack.enter_context(running(command, env=environment, **quiet))
 
         start(scheduler)
         yield address, [start(worker) for _ in range(workers)]
@@ -83,7 +82,7 @@ def test_dask_with_a_worker_that_hangs_and_is_killed_in_mid_run(
     from distributed import Client
 
     with _cluster(2) as (address, workers), Client(address) as client:
-        client.wait_for_workers(2)
+        client.wait_for_workers(2, timeout=SECONDS)
         executor = client.get_executor()
         whole = Edgeq().compare(quantized, many, executor=executor)
         assert told(whole) == alone
@@ -131,7 +130,7 @@ def test_a_loky_executor_with_a_worker_killed_in_mid_run(
 
     executor = get_reusable_executor(max_workers=2)
     assert told(Edgeq().compare(quantized, many, executor=executor)) == alone
-    pid = executor.submit(os.getpid).result()
+    pid = executor.submit(os.getpid).result(SECONDS)
     found = Edgeq().compare(quantized, _killing(many, 100, pid), executor=executor)
     assert told(found) == alone
     get_reusable_executor(max_workers=2).shutdown(kill_workers=True)
@@ -157,7 +156,7 @@ def pool() -> Iterator[SpawnedPool]:
     yield made
     children = [psutil.Process(pid) for pid in _children()]
     made.shutdown()
-    assert not left_after(5, children)
+    assert not left_after(children)
 
 
 def test_processes_with_a_worker_killed_in_mid_run(

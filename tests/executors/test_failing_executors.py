@@ -19,6 +19,7 @@ from pytest_edgeq.executors import stream, worker
 from pytest_edgeq.executors.carriers import Engine
 from pytest_edgeq.executors.processes import SpawnedPool
 from tests.executors.conftest import AtOnce, told
+from tests.waiting import SECONDS
 
 Threads = Callable[[int], Executor]
 
@@ -161,7 +162,7 @@ def test_a_slow_worker_does_not_hold_the_others_up(
 
             def run() -> Any:
                 if is_stuck:
-                    assert over.wait(20), "its answer was waited for"
+                    assert over.wait(SECONDS), "its answer was waited for"
                 return fn(*args, **kwargs)
 
             return super().submit(run)

@@ -21,6 +21,7 @@ import psutil
 from pytest_edgeq.cache.directory import Store
 from tests.faults.sessions import SCHEMES, Project, environment, moments
 from tests.processes import left_after
+from tests.waiting import line_of, output_of, running
 
 _ENDS_WITHIN = 2.0
 """Seconds in which no process of a killed session is left."""
@@ -72,8 +73,8 @@ def _killed(process: subprocess.Popen[str], moment: float) -> None:
     family = psutil.Process(process.pid).children(recursive=True)
     time.sleep(moment)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    left = left_after(_ENDS_WITHIN, family)
+    output_of(process)
+    left = left_after(family, _ENDS_WITHIN)
     assert not left, f"{left} are left after {_ENDS_WITHIN} s"
 
 
@@ -82,7 +83,7 @@ def _without_a_worker(process: subprocess.Popen[str], moment: float) -> None:
     time.sleep(moment)
     with contextlib.suppress(psutil.NoSuchProcess):  # the session has ended
         workers[int(moment * 1e6) % 2].kill()
-    text, _ = process.communicate(timeout=60)
+    text = output_of(process)
     assert process.returncode in (0, 1), text
     assert "INTERNALERROR" not in text
 
@@ -119,7 +120,7 @@ def _seconds_of_writing(project: Project, *options: str) -> float:
     process = project.start(SCHEMES[1], *options)
     project.wait_until_it_writes(process)
     began = time.perf_counter()
-    process.communicate(timeout=120)
+    output_of(process, 120)
     return time.perf_counter() - began
 
 
@@ -141,17 +142,15 @@ def kill_cache_writers(folder: Path, seed: int, count: int) -> None:
     """
     met = 0
     for number, moment in moments(seed, count, 0.05):
-        process = subprocess.Popen(
+        with running(
             [sys.executable, "-c", WRITER, str(folder)],
             env=environment(),
             stdout=subprocess.PIPE,
             text=True,
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(moment)
-        process.kill()
-        process.communicate()
+        ) as process:
+            line_of(process)
+            time.sleep(moment)
+            process.kill()
         told: list[str] = []
         store = Store(folder, told.append)
         with store.lock("convert", "key"):

@@ -53,6 +53,7 @@ def _runs(
                 stderr=subprocess.STDOUT,
                 text=True,
                 check=False,
+                timeout=600,
             )
             code, text = done.returncode, done.stdout
         else:

@@ -12,8 +12,11 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.waiting import SECONDS, line_of
 
 __all__ = ["Failure", "Report", "try_cases"]
 
@@ -55,14 +58,10 @@ def try_cases(kind: str, seed: int, numbers: Iterable[int], workers: int = 2) ->
     for number in numbers:
         waiting.put(number)
     report, lock = Report(), threading.Lock()
-    threads = [
-        threading.Thread(target=_work, args=(kind, seed, waiting, report, lock))
-        for _ in range(workers)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(workers) as pool:
+        working = [pool.submit(_work, kind, seed, waiting, report, lock) for _ in range(workers)]
+    for each in working:
+        each.result()  # of a worker that failed, its error
     report.failures.sort(key=lambda failure: failure.number)
     return report
 
@@ -119,7 +118,7 @@ def _start(kind: str, seed: int, stderr: int) -> subprocess.Popen[str]:
         bufsize=1,
     )
     assert process.stdout is not None
-    if process.stdout.readline() != "ready\n":
+    if line_of(process) != "ready\n":
         raise RuntimeError(f"the process that tries {kind} ended before the first: {_end(process)}")
     return process
 
@@ -130,7 +129,7 @@ def _end(process: subprocess.Popen[str]) -> int:
     assert process.stdout is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
-    code = process.wait()
+    code = process.wait(SECONDS)
     process.stdout.close()
     return code
 

@@ -7,13 +7,13 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.options import CI_VARIABLES
 from pytest_edgeq.snapshots import store
+from tests.waiting import output_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +102,7 @@ class Project:
     def run(self, scheme: str, *options: str) -> tuple[int, str]:
         """Run a session to its end; return its exit status and what it printed."""
         process = self.start(scheme, *options)
-        text, _ = process.communicate(timeout=120)
+        text = output_of(process, 120)
         return process.returncode, text
 
     def wait_until_it_writes(self, process: subprocess.Popen[str]) -> None:
@@ -112,12 +112,7 @@ class Project:
         Raises:
             AssertionError: It ended before, or does not begin.
         """
-        for _ in range(6000):
-            if (self.folder / "began").exists():
-                return
-            assert process.poll() is None, process.communicate()[0]
-            time.sleep(0.01)
-        raise AssertionError("the session does not begin")
+        wait_until((self.folder / "began").exists, process)
 
     def schemes(self) -> dict[str, str]:
         """

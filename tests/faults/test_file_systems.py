@@ -13,6 +13,7 @@ import pytest
 
 from pytest_edgeq.cache.directory import Store
 from tests.faults.sessions import SCHEMES, Project
+from tests.waiting import output_of, running
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
         folder.mkdir()
         command = ("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
         except FileNotFoundError:
             pytest.skip("a disk of a given size is made by mount, of Linux")
         if done.returncode:
@@ -41,17 +42,17 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
     yield mounted
     for folder in made:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=100)
 
 
 @contextlib.contextmanager
 def read_only(disk: Path) -> Iterator[None]:
     """Let nobody write to a file system, not even root."""
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=100)
     try:
         yield
     finally:
-        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True, timeout=100)
 
 
 def fill(disk: Path, *, leave: int) -> Path:
@@ -245,7 +246,7 @@ def test_two_sessions_that_update_at_once(tmp_path: Path) -> None:
     project = Project(tmp_path)
     sessions = [project.start(scheme, "--edgeq-update") for scheme in SCHEMES]
     for session in sessions:
-        text, _ = session.communicate(timeout=120)
+        text = output_of(session, 120)
         assert session.returncode == 0, text
 
     found = project.schemes()
@@ -269,12 +270,8 @@ while time.monotonic() < end:
 def test_a_folder_that_is_deleted_all_the_time(tmp_path: Path) -> None:
     """While a session stores baselines: each is stored, or its test fails with a sentence."""
     project = Project(tmp_path)
-    deleter = subprocess.Popen([sys.executable, "-c", DELETER, str(tmp_path / "__edgeq__")])
-    try:
+    with running([sys.executable, "-c", DELETER, str(tmp_path / "__edgeq__")]):
         code, text = project.run(SCHEMES[0], "--edgeq-update", "--tb=short")
-    finally:
-        deleter.kill()
-        deleter.wait()
     assert "INTERNALERROR" not in text
     failed = text.count("\nE   OSError: baseline not stored: ")
     assert f"{failed} failed" in text if code else failed == 0

@@ -52,6 +52,7 @@ def test_what_a_killed_write_left_is_deleted(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
+        timeout=100,
     ).stdout.strip()
     store.write(tmp_path / "a.json", b"1")
     left = tmp_path / f".edgeq-{store._host()}-{killed}-0.tmp"

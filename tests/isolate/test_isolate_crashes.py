@@ -22,6 +22,7 @@ from pytest_edgeq.tflite import source
 from pytest_edgeq.unrunnable import CrashedConversionError, CrashedError
 from tests.isolate import runners
 from tests.isolate.conftest import GOLDEN, Golden
+from tests.waiting import rounds
 
 SAMPLE = np.array([[1, 2, 3, 4]], np.float32)
 
@@ -127,7 +128,9 @@ def test_kills_at_random_moments_are_told_or_not_noticed() -> None:
 
     def kill() -> None:
         nonlocal left
-        while left:
+        for _ in rounds():
+            if not left:
+                break
             time.sleep(chance.random() / 2)
             pid = isolation.child.pid
             if pid is not None:
@@ -139,14 +142,14 @@ def test_kills_at_random_moments_are_told_or_not_noticed() -> None:
     killer.start()
     # On a busy machine the child may be killed each time that it is started for a run.
     told = re.compile("got SIGKILL from outside|the child process that held it has ended")
-    try:
-        while killer.is_alive():
-            try:
-                assert (model.run(sample)["y"] == -1).all()
-            except CrashedError as error:
-                assert told.search(str(error))  # noqa: PT017 # it need not be raised
-    finally:
-        killer.join()
+    for _ in rounds(100):
+        if not killer.is_alive():
+            break
+        try:
+            assert (model.run(sample)["y"] == -1).all()
+        except CrashedError as error:
+            assert told.search(str(error))  # noqa: PT017 # it need not be raised
+    assert not left
     assert (model.run(sample)["y"] == -1).all()
 
 

@@ -808,7 +808,7 @@ def _draws(statement: str) -> bool:
     """Whether a statement changes the state of Python's generator in a new process."""
     script = f"import random\nbefore = random.getstate()\n{statement}\n"
     script += "raise SystemExit(random.getstate() != before)"
-    return bool(subprocess.run([sys.executable, "-c", script], check=False).returncode)
+    return bool(subprocess.run([sys.executable, "-c", script], check=False, timeout=100).returncode)
 
 
 def test_the_converter_still_draws_a_number_when_it_is_imported() -> None:

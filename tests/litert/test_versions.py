@@ -69,7 +69,12 @@ def _import_error(statement: str, path: Path) -> str:
         f"try:\n    {statement}\nexcept ImportError as error:\n    print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT.parent
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT.parent,
+        timeout=100,
     )
     return done.stdout.strip()
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tests.models.cells import BORDERS, Cell, number_class, verdict
 from tests.models.flatbuffer import read
 from tests.shared_cache import shared_cache
+from tests.waiting import SECONDS
 
 if TYPE_CHECKING:
     from pytest_edgeq import Edgeq, QuantizedModel
@@ -391,7 +392,7 @@ class Worker:
                 measured: Measured = self._pipe.recv()
                 return measured
             self._process.kill()
-        self._process.join()
+        self._process.join(SECONDS)
         code = self._process.exitcode
         self._process = None
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -408,4 +409,4 @@ class Worker:
         """End the process."""
         if self._process is not None:
             self._pipe.close()
-            self._process.join()
+            self._process.join(SECONDS)

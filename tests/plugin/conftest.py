@@ -23,6 +23,7 @@ _WITHOUT = (
     "randomly",
     "regressions",
     "syrupy",
+    "timeout",
     "unraisableexception",
 )
 

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 from collections.abc import Mapping
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyte
+
+from tests.waiting import SECONDS, readable, rounds, running
 
 _LINE = re.compile(rb"\r\r\n\x1b\[2K([^\r]*)\r\x1b\[A(?:\x1b\[\d+C)?")
 """What writes the line of a step, or erases it, behind the first `\\r` the terminal's own."""
@@ -76,7 +77,9 @@ def record(
     """
     terminal, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    process = subprocess.Popen(
+    screen, written, seen = pyte.Screen(columns, rows), b"", dict[str, None]()
+    stream = pyte.ByteStream(screen)
+    with running(
         [sys.executable, "-m", "pytest", *arguments],
         cwd=folder,
         env={**os.environ, "TERM": "xterm", **(environment or {})},
@@ -84,25 +87,24 @@ def record(
         stdout=inner,
         stderr=inner,
         start_new_session=True,
-    )
-    os.close(inner)
-    screen, written, seen = pyte.Screen(columns, rows), b"", dict[str, None]()
-    stream = pyte.ByteStream(screen)
-    while True:
-        try:
-            read = os.read(terminal, 1 << 16)
-        except OSError:  # Linux's way to say that the other side is closed
-            break
-        if not read:
-            break
-        written += read
-        stream.feed(read)
-        lines = [line.rstrip() for line in screen.display if _STEP.match(line)]
-        if lines:
-            seen.update(dict.fromkeys(lines))
-            (folder / "seen").touch()
+    ) as process:
+        os.close(inner)
+        for _ in rounds(100):
+            assert readable(terminal), f"nothing more is written behind {written[-500:]!r}"
+            try:
+                read = os.read(terminal, 1 << 16)
+            except OSError:  # Linux's way to say that the other side is closed
+                break
+            if not read:
+                break
+            written += read
+            stream.feed(read)
+            lines = [line.rstrip() for line in screen.display if _STEP.match(line)]
+            if lines:
+                seen.update(dict.fromkeys(lines))
+                (folder / "seen").touch()
+        process.wait(SECONDS)
     os.close(terminal)
-    process.wait()
     return Recording(written, list(seen), columns, rows)
 
 

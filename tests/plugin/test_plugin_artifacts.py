@@ -103,6 +103,7 @@ def shown_elsewhere(bundle: Path, elsewhere: Path) -> str:
         env={"PATH": os.environ["PATH"]},
         cwd=elsewhere,
         check=False,
+        timeout=100,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.cache.directory import Store
+from tests.waiting import running, wait_until
 
 MODEL = """
 import numpy as np
@@ -42,6 +42,8 @@ def images(n, seed):
 SUITE = """
 import os
 import pytest
+
+from tests.waiting import running, wait_until
 import torch
 from net import Net, images
 
@@ -201,16 +203,14 @@ def test_a_worker_that_is_killed_while_it_converts_holds_nobody_up(
 def test_a_killed_run_leaves_whole_entries_only(project: Path) -> None:
     """Killed as soon as it has kept one; then all is well."""
     command = [sys.executable, "-m", "pytest", "-q", "--edgeq-cache-dir=kept", "--edgeq-update"]
-    process = subprocess.Popen(command, cwd=project, stdout=subprocess.DEVNULL)
-    while not list(project.glob("kept/*/*.entry")):
-        assert process.poll() is None, "it ended before it was killed"
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
+    with running(command, cwd=project, stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: list(project.glob("kept/*/*.entry")), process, 200)
     _conversions(project)
     shutil.rmtree(project / "__edgeq__", ignore_errors=True)
 
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=project, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stdout
     assert "Warning: conversion cache" not in done.stdout
 

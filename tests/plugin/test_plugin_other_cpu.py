@@ -37,6 +37,7 @@ def test_the_other_kernels_round_otherwise() -> None:
             capture_output=True,
             text=True,
             check=True,
+            timeout=1200,
         ).stdout.split()
         for settings in (THIS, OTHER)
     ]
@@ -52,7 +53,13 @@ def test_figures_hold_with_other_kernels() -> None:
     if directory := shared_cache():
         command.append(f"--edgeq-cache-dir={directory}")
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | OTHER, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env=os.environ | OTHER,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

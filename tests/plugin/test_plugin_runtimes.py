@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from fixtures.tflite import make
 from pytest_edgeq.presets import RUNTIMES
+from tests.waiting import wait_until
 
 # What stands on the other side: a device, here a process with an interpreter of its own.
 SIMULATOR = """
@@ -135,10 +135,7 @@ def _wait_for_end(project: Path) -> tuple[list[int], list[int]]:
     names = [path.name for path in (project / "log").iterdir()]
     started = [int(name) for name in names if name.isdigit()]
     closed = [int(name.removesuffix(".closed")) for name in names if not name.isdigit()]
-    until = time.monotonic() + 30
-    while time.monotonic() < until and any(map(_is_running, started)):
-        time.sleep(0.05)
-    assert not [pid for pid in started if _is_running(pid)]
+    wait_until(lambda: not any(map(_is_running, started)), None)
     return sorted(started), sorted(closed)
 
 

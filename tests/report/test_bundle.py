@@ -55,6 +55,7 @@ def shown(folder: Path) -> tuple[int, str]:
         env={"PATH": os.environ["PATH"]},
         cwd=folder.parent,
         check=False,
+        timeout=100,
     )
     assert done.returncode in (1, 2), done.stderr
     return done.returncode, done.stdout

@@ -63,7 +63,7 @@ print(json.dumps(graphs))
 def explored(*paths: Path) -> list[dict[str, Any]]:
     """Return the graphs that the package itself reads from files, by id."""
     command = [sys.executable, "-c", _CONVERT, *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     graphs: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return graphs
 

@@ -151,6 +151,7 @@ def test_another_release_is_recorded(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     if done.returncode:
         pytest.skip(f"{wanted} cannot be installed: {done.stderr.strip().splitlines()[-1]}")

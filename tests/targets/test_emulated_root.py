@@ -286,7 +286,9 @@ def test_it_has_the_release_that_is_installed_here(
         "import importlib.metadata as m, json, platform; print(json.dumps([platform.machine(), "
         "platform.python_version(), m.version('numpy'), m.version('ai-edge-litert')]))"
     )
-    done = subprocess.run([*arm64_command, "-c", code], capture_output=True, check=True)
+    done = subprocess.run(
+        [*arm64_command, "-c", code], capture_output=True, check=True, timeout=300
+    )
     machine, python, numpy, litert = json.loads(done.stdout)
 
     assert machine == "aarch64"
@@ -306,7 +308,7 @@ def test_it_runs_the_files_of_the_fixtures(arm64_command: list[str]) -> None:
 
     command = ["-c", RUN_ALL, *files]
     there, here = (
-        subprocess.run([*python, *command], capture_output=True, check=True)
+        subprocess.run([*python, *command], capture_output=True, check=True, timeout=300)
         for python in (arm64_command, [sys.executable])
     )
 

@@ -44,6 +44,7 @@ def _edgeq(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=100,
     )
 
 

@@ -27,6 +27,7 @@ from pytest_edgeq.tflite.runtimes import Runtimes
 from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
 from tests.isolate.runners import segfault_at_run
 from tests.processes import far_sides, left_after, let_sigint_through
+from tests.waiting import SECONDS, line_of, running
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -42,7 +43,7 @@ def _shell(script: str) -> list[str]:
 def _no_process_is_left() -> Iterator[None]:
     before = far_sides()
     yield
-    assert not left_after(2, [each for each in far_sides() if each not in before])
+    assert not left_after([each for each in far_sides() if each not in before])
 
 
 def _golden(name: str, text: str) -> None:
@@ -162,7 +163,7 @@ def test_a_far_side_that_is_killed_is_started_once_more(
     def kill() -> None:
         [each] = far_sides()
         each.send_signal(number)
-        each.wait()
+        each.wait(SECONDS)
 
     found = session.compare(quantized, _at_sample(3, kill), runtime="pi")
     assert found.total == expected.total
@@ -181,7 +182,7 @@ def test_a_far_side_that_is_killed_in_the_middle_of_a_batch(
         killer = threading.Timer(moment, each.kill)
         killer.start()
         found = session.compare(quantized, _at_sample(-1, lambda: None, 40), runtime="pi")
-        killer.join()
+        killer.join(SECONDS)
         assert found.total == expected.total
 
 
@@ -203,7 +204,7 @@ def test_a_file_that_lost_its_state_is_not_run_on() -> None:
     edge.runner("pi").run(one)
     [each] = far_sides()
     each.kill()
-    each.wait()
+    each.wait(SECONDS)
     for _ in range(2):
         with pytest.raises(CrashedError, match="lost its target"):
             edge.runner("pi").run(one)
@@ -223,7 +224,7 @@ def test_tensors_of_a_run_that_was_lost_are_not_made_up() -> None:
     runner.run({border.name: np.zeros(border.tensor.shape, border.tensor.dtype)})
     [each] = far_sides()
     each.kill()
-    each.wait()
+    each.wait(SECONDS)
     with pytest.raises(CrashedError, match="lost its target"):
         runner.tensor(edge.graph.ops[0].outputs[0])
     target.close()
@@ -269,19 +270,18 @@ def test_no_process_is_left_after_any_end(tmp_path: Path, end: str) -> None:
     script.write_text(CLIENT)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     let_sigint_through()
-    with subprocess.Popen(
+    with running(
         [sys.executable, str(script), end],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=environment,
     ) as client:
-        assert client.stdout is not None
-        assert client.stdout.readline() == b"ready\n"
+        assert line_of(client) == b"ready\n"
         started = far_sides(client.pid)
         if end != "ends":
             client.send_signal(getattr(signal, end))
-        client.wait(timeout=20)
-    assert not left_after(2, started)
+        client.wait(SECONDS)
+    assert not left_after(started)
 
 
 @pytest.mark.slow
@@ -298,5 +298,5 @@ def test_a_thread_that_waits_starts_no_target_anew(
         time.sleep(0.5)  # until it waits
         session.close()
         with pytest.raises(UnrunnableError, match="the pi runtime was closed"):
-            waiting.result(timeout=20)
+            waiting.result(SECONDS)
     assert not far_sides()

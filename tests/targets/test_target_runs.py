@@ -39,7 +39,7 @@ def targets() -> Iterator[Runtimes]:
     processes = far_sides()
     assert processes
     made.close()
-    assert not left_after(2, processes)
+    assert not left_after(processes)
 
 
 def _inputs(edge: EdgeFile, seed: int) -> dict[str, Array]:
@@ -198,7 +198,7 @@ def test_a_session_compares_and_localizes_on_a_target() -> None:
     started = [each for each in far_sides() if each not in others]
     assert len(started) == 1
     edgeq.close()
-    assert not left_after(2, started)
+    assert not left_after(started)
 
 
 @pytest.mark.parametrize("call", ["compare", "assert_runtimes_agree", "assert_accuracy_drop"])
@@ -243,4 +243,4 @@ def test_an_executors_workers_start_it_by_themselves() -> None:
     started = [each for each in far_sides() if each not in others]
     assert len(started) >= 2
     edgeq.close()
-    assert not left_after(2, started)
+    assert not left_after(started)

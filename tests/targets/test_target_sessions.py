@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from pytest_edgeq.options import CI_VARIABLES
 from pytest_edgeq.targets.far_side import facts
 from tests.processes import far_sides, left_after, let_sigint_through
 from tests.targets.packages import patched_litert
+from tests.waiting import output_of, wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def test_a_session_on_a_target(project: pytest.Pytester) -> None:
             f"ran on pi: {machine}*",
         ]
     )
-    assert not left_after(2, [each for each in far_sides() if each not in before])
+    assert not left_after([each for each in far_sides() if each not in before])
     record = json.loads((project.path / "run.json").read_text())
     told = {"target": "pi", **facts()}
     assert record["targets"] == [told]
@@ -189,7 +189,7 @@ def test_workers_have_one_each(project: pytest.Pytester) -> None:
     result = project.runpytest("--edgeq-runtime=pi", "-n2", "--edgeq-update")
     result.assert_outcomes(passed=2)
     assert result.stdout.str().count("ran on pi: ") == 1
-    assert not left_after(2, [each for each in far_sides() if each not in before])
+    assert not left_after([each for each in far_sides() if each not in before])
 
 
 # --- runtimes that do not agree ------------------------------------------------------------------
@@ -290,15 +290,13 @@ def test_ctrl_c_does_not_wait_for_a_target_that_hangs(project: pytest.Pytester, 
         stderr=subprocess.STDOUT,
         text=True,
     )
-    while not (project.path / "hangs").exists():
-        assert session.poll() is None, session.communicate()[0]
-        time.sleep(0.05)
+    wait_until((project.path / "hangs").exists, session)
     started = far_sides(session.pid)
     assert len(started) == 1
     session.send_signal(signal.SIGINT)
-    told, _ = session.communicate(timeout=20)
+    told = output_of(session)
     assert "KeyboardInterrupt" in told
-    assert not left_after(2, started)
+    assert not left_after(started)
 
 
 def _older(folder: Path) -> list[str]:

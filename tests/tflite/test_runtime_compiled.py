@@ -484,6 +484,7 @@ def test_a_damaged_file_does_not_kill_the_process() -> None:
         text=True,
         check=False,
         cwd=Path(__file__).parents[2],
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     ran, told = map(int, done.stdout.split())
@@ -525,6 +526,7 @@ def _stderr_at_exit(code: str, *args: str) -> str:
         text=True,
         check=True,
         cwd=Path(__file__).parents[2],
+        timeout=100,
     )
     return done.stderr.partition("the end\n")[2]
 

@@ -89,6 +89,7 @@ def _process(body: str, *files: Path) -> Any:
         text=True,
         check=False,
         cwd=ROOT,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

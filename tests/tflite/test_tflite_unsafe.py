@@ -56,7 +56,10 @@ def test_scales_beyond_float32_are_refused(tmp_path: Path, dtype: str, shift: in
         content = one_op("ADD", [side, small], [side], "AddOptions", potScaleInt16=False)
         path.write_bytes(content)
         done = subprocess.run(
-            [sys.executable, "-c", _ALLOCATE, str(path)], capture_output=True, check=False
+            [sys.executable, "-c", _ALLOCATE, str(path)],
+            capture_output=True,
+            check=False,
+            timeout=100,
         )
         codes.append(done.returncode)
         texts.append(_refusal(content))
@@ -95,7 +98,10 @@ def test_kernels_still_abort_at_the_limit(tmp_path: Path, op: str, dtype: str) -
     for ratio in (LIMITS[dtype] * 0.999, LIMITS[dtype]):
         path.write_bytes(_file(op, dtype, ratio))
         done = subprocess.run(
-            [sys.executable, "-c", _ALLOCATE, str(path)], capture_output=True, check=False
+            [sys.executable, "-c", _ALLOCATE, str(path)],
+            capture_output=True,
+            check=False,
+            timeout=100,
         )
         codes.append(done.returncode)
 

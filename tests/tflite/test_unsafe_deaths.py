@@ -255,7 +255,11 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[int]]
             paths.append(folder / f"{number}.{name}.tflite")
             paths[-1].write_bytes(content)
     done = subprocess.run(
-        [sys.executable, "-c", _RUN, *map(str, paths)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _RUN, *map(str, paths)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
     )
     ended = [[int(code) for code in line.split()] for line in done.stdout.splitlines()]
     return {name: ended[2 * i : 2 * i + 2] for i, name in enumerate(CASES)}

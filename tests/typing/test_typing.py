@@ -64,6 +64,7 @@ def test_pyright_refuses_the_wrong_calls_and_nothing_else(tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         check=False,
+        timeout=100,
     )
 
     report = json.loads(run.stdout)
