@@ -1,10 +1,17 @@
-"""The error of a file that a runtime does not take."""
+"""The errors of files that cannot be run or read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["CrashedConversionError", "CrashedError", "UnrunnableError", "grouped"]
+__all__ = [
+    "CopyError",
+    "CrashedConversionError",
+    "CrashedError",
+    "UnreadableError",
+    "UnrunnableError",
+    "grouped",
+]
 
 
 class UnrunnableError(RuntimeError):
@@ -14,11 +21,13 @@ class UnrunnableError(RuntimeError):
     Attributes:
         runtime: Its name.
         told: What the text says of it, behind `the xnnpack runtime `.
+        is_lacking: Whether the kernels lack an op of the file, or cannot take files of its kind;
+            others can.
     """
 
-    def __init__(self, runtime: str, told: str) -> None:
+    def __init__(self, runtime: str, told: str, *, is_lacking: bool = False) -> None:
         super().__init__(runtime, told)
-        self.runtime, self.told = runtime, told
+        self.runtime, self.told, self.is_lacking = runtime, told, is_lacking
 
     def __str__(self) -> str:
         """Say it of the one runtime."""
@@ -27,6 +36,14 @@ class UnrunnableError(RuntimeError):
 
 class CrashedError(UnrunnableError):
     """A runtime ended the process that it ran in, or was ended by a bound on time or memory."""
+
+
+class CopyError(RuntimeError):
+    """A runtime cannot load or run a file that was written from the user's: no fault of theirs."""
+
+
+class UnreadableError(ValueError):
+    """The values of a constant of a file cannot be read."""
 
 
 class CrashedConversionError(RuntimeError):

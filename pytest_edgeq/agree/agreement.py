@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,20 +31,11 @@ Array = npt.NDArray[Any]
 SAMPLES = 4
 """How many samples the runtimes are compared on, to bound what it costs."""
 
-_MUST_RUN = ("xnnpack", "builtin")
+_MUST_RUN = "xnnpack"
 
 # No device runs these kernels: they run one sample, and what they alone refuse or give otherwise is
 # a note, and no finding.
 _UNSHIPPED = "reference"
-
-# What a runtime lacks, and no fault of the file: these kernels have no such op, or CompiledModel
-# takes no file of this kind (`tflite/refusals.py`).
-_LACKS = re.compile(
-    r"Didn't find op for builtin opcode|unresolved custom op|Failed to load model from|"
-    r"Failed to register output|Insufficient buffer size|Failed to allocate tensors|"
-    r"CompiledModel leaves memory unwritten|CompiledModel tells tensors apart by name|"
-    r"must have all static dimensions|Dimensions must be positive"
-)
 
 # Rows of equal scores of as many values or more end the process at a check of `softmax.h`
 # (BUILTIN_REF, ai-edge-litert 2.3.0; 511 do not).
@@ -195,16 +185,7 @@ class Agreement:
             return
         is_last = results.looked_at == self._count - 1
         inputs, index = (self._first, 0) if is_last else (self._last, self._count - 1)
-        self._look_at_ops(results, inputs, index)
-
-    def _look_at_ops(
-        self, results: RuntimeResults, inputs: Mapping[str, Array], index: int
-    ) -> None:
-        assert self._alone is not None, "callers have looked"
-        try:
-            self._alone.look(results, inputs, index)
-        except CrashedError as error:
-            self._refused(error)
+        self._alone.look(results, inputs, index)
 
     def _opens(self, name: str) -> bool:
         is_reference = self._edge.runtimes.kernels_of(name) == "reference"
@@ -223,12 +204,12 @@ class Agreement:
         runtimes = self._edge.runtimes
         must_run = (
             self._quantized.runtime,
-            *_MUST_RUN,
+            _MUST_RUN,
             *runtimes.own,
             *runtimes.check_targets,
         )
         is_fault = error.runtime in must_run or isinstance(error, CrashedError)
-        told = not is_fault and (error.runtime == _UNSHIPPED or _LACKS.search(error.told))
+        told = not is_fault and (error.runtime == _UNSHIPPED or error.is_lacking)
         (self._lacking if told else self._unable).append(error)
 
     def _take(self, inputs: Mapping[str, Array], reference: Sequence[Array] | None) -> None:
@@ -279,7 +260,7 @@ class Agreement:
         if self._is_extra(results.name) and not results.troubles(self._base or "", self._edge):
             return
         results.looked_at = index
-        self._look_at_ops(results, inputs, index)
+        self._alone.look(results, inputs, index)
 
     def _repeat(self) -> None:
         """Run the first sample again, behind the others."""

@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from pytest_edgeq.agree.pair import make_pair
 from pytest_edgeq.agree.runtime_results import RuntimeResults
-from pytest_edgeq.tflite.cut import KEPT_GROUPS, Cut, cut_ops, grouped_ops
+from pytest_edgeq.tflite.cut import ALONE, KEPT_GROUPS, Cut, cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.runtimes import Runner
+from pytest_edgeq.tflite.op_dtypes import entry_of
+from pytest_edgeq.tflite.runtimes import Copied, Runner
 from pytest_edgeq.tflite.subgraph import Op
-from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
+from pytest_edgeq.unrunnable import CopyError
 
 __all__ = ["Alone", "cut_alone"]
 
@@ -64,9 +65,6 @@ class Alone:
             results: The runtime; findings are added to it.
             inputs: Of the whole file.
             index: Of the sample.
-
-        Raises:
-            CrashedError: The runtime ended the process that its ops ran in.
         """
         if not results.runs_alone:
             return
@@ -87,13 +85,9 @@ class Alone:
             try:
                 if cut.outputs:
                     self._compare(results, cut, file, kept, index)
-            except CrashedError:
-                results.runs_alone = False
-                raise
-            except UnrunnableError as error:
+            except CopyError as error:
                 results.refuses_alone(
-                    f"runtime {results.name!r} was not compared op by op, as it does not run the "
-                    f"file in which ops stand alone: {error}"
+                    f"runtime {results.name!r} was not compared op by op: {error}"
                 )
                 return
             finally:
@@ -162,4 +156,9 @@ def cut_alone(edge: EdgeFile, kept: Runner, ops: Iterable[Op]) -> tuple[Cut, Edg
         lambda index: kept.tensor(index).shape,
         {op.index for op in ops},
     )
-    return cut, EdgeFile(cut.content, threads=edge.threads, runtimes=edge.runtimes)
+    names = {
+        (0, number): entry_of(edge.graph, op, edge.modules).where
+        for number, op in enumerate(cut.ops)
+    }
+    copied = Copied(ALONE, names)
+    return cut, EdgeFile(cut.content, threads=edge.threads, runtimes=edge.runtimes, copied=copied)

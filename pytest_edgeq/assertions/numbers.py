@@ -255,7 +255,7 @@ def assert_size(model: Model, max_bytes: int | None = None, max_ratio: float | N
         return
     # Several tensors may share one buffer.
     constants = {
-        tensor.buffer: (edge.graph.constant(tensor).size, tensor)
+        tensor.buffer: (edge.graph.stored(tensor).size, tensor)
         for subgraph in edge.graph.subgraphs
         for tensor in subgraph.tensors
         if tensor.is_constant

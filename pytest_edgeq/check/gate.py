@@ -49,6 +49,9 @@ _RANKS = {
 }
 """The rank of a health finding by its kind; `Rank.HEALTH` for all others."""
 
+_FLOAT32_DB, _FLOAT16_DB = 60.0, 40.0
+"""SQNR that a file of float32, or with float16 constants, has at least: RAFT has 110 dB."""
+
 _FEW_CALIBRATED = 8
 """
 Different calibration samples that are few.
@@ -97,6 +100,8 @@ class Gate:
         if measured.comparison is not None:
             self._look_at_health(measured.comparison)
             self._look_at_total(measured.comparison.total, measured.calibration)
+            if measured.layers is None:
+                self._look_at_float(measured.comparison.total)
         if measured.layers is not None:
             self._look_at_layers(measured.layers)
         elif not measured.fits:
@@ -167,6 +172,20 @@ class Gate:
                 )
             self.verdict.add(Rank.HEALTH, text)
 
+    def _look_at_float(self, total: StageErrors) -> None:
+        """Compare the outputs of a file without quantization whose ops could not be measured."""
+        tensors = [each for graph in self._quantized.graph.subgraphs for each in graph.tensors]
+        if any(each.is_quantized for each in tensors):
+            return
+        least = _FLOAT16_DB if any(each.dtype == "float16" for each in tensors) else _FLOAT32_DB
+        for name, errors in total.outputs.items():
+            if ONE_BIT_DB <= errors.sqnr_db < least:
+                self.verdict.add(
+                    Rank.HEALTH,
+                    f"output {name!r}: expected {least:g} dB SQNR or more, as the file quantizes "
+                    f"nothing, got {errors.sqnr_db:.3g} dB",
+                )
+
     def _look_at_layers(self, layers: LayerErrors) -> None:
         self.verdict.layers = layers
         # An op that gives NaN where torch itself does is none to blame.
@@ -190,7 +209,12 @@ class Gate:
 
     def _look_at_unmatched(self, layers: LayerErrors) -> None:
         """Note the ops that were not measured."""
-        unmatched = [row for row in layers.rows if not row.matched]
+        for index, reason in layers.refused.items():
+            name = next(row.name for row in layers.rows if row.index == index)
+            self.verdict.notes.append(f"{name} was not compared with the reference: {reason}")
+        unmatched = [
+            row for row in layers.rows if not row.matched and row.index not in layers.refused
+        ]
         if unmatched:
             self.verdict.notes.append(
                 f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "

@@ -25,7 +25,7 @@ from pytest_edgeq.parallel import Beside, state_of
 from pytest_edgeq.progress import Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, read_samples
-from pytest_edgeq.unrunnable import UnrunnableError, grouped
+from pytest_edgeq.unrunnable import UnreadableError, UnrunnableError, grouped
 
 if TYPE_CHECKING:
     from pytest_edgeq.executors.carriers import Engine
@@ -296,6 +296,9 @@ class Measuring:
         except RuntimeError as error:
             self._verdict.notes.append(f"ops were not held against torch one by one: {error}")
             return False
+        except UnreadableError as error:
+            self._verdict.notes.append(f"ops were not held against torch one by one: {error}")
+            return False
         except (ValueError, TypeError):
             if self._fits:
                 raise
@@ -303,8 +306,10 @@ class Measuring:
         return True
 
     def _note_refusal(self, error: UnrunnableError) -> None:
-        self._refusals.append(error)
+        refuses = "lacks an op of the file" if error.is_lacking else "refuses the file"
+        if not error.is_lacking:
+            self._refusals.append(error)
         self._verdict.notes.append(
             f"ops were not held against torch one by one, as the {error.runtime} runtime, which "
-            "keeps what is between them, refuses the file"
+            f"keeps what is between them, {refuses}"
         )

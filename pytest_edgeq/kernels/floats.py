@@ -141,7 +141,7 @@ def _rows(graph: OpGraph, op: Op) -> tuple[float, float]:
     producer = graph.subgraphs[op.subgraph].producer.get(weights.index)
     if producer is not None and producer.name == "DEQUANTIZE":
         weights = graph.tensor(producer, producer.inputs[0])
-    if weights.is_sparse or weights.is_external or not weights.is_constant:
+    if weights.is_external or not weights.is_constant:
         return 1.0, 1.0
     dtype = numpy_dtype(weights.dtype)
     if dtype is None or (weights.is_quantized and not len(weights.scales)):

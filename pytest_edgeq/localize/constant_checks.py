@@ -379,7 +379,7 @@ def written_scale(graph: OpGraph, op: Op) -> tuple[float, float] | None:
         return None
     roles = roles_of(graph, op)
     weights, biases = (
-        [each for each in stored if each.tensor.is_constant and not each.tensor.is_sparse]
+        [each for each in stored if each.tensor.is_constant]
         for stored in (roles.weights, roles.biases)
     )
     given = qparams(graph.tensor(op, op.inputs[INPUT_AT[op.name]]))

@@ -16,17 +16,30 @@ from pytest_edgeq.localize.measured import by_channel, code_limits
 from pytest_edgeq.localize.structure import ConstantPair, Pairs
 from pytest_edgeq.reference import in_file_order
 from pytest_edgeq.tflite.constants import dequantized
-from pytest_edgeq.tflite.cut import KEPT_GROUPS, cut_ops, grouped_ops
+from pytest_edgeq.tflite.cut import ALONE, KEPT_GROUPS, cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.op_facts import HOLDING
-from pytest_edgeq.tflite.runtimes import Runner
+from pytest_edgeq.tflite.refused import first_failing
+from pytest_edgeq.tflite.runtimes import Copied, Runner
 from pytest_edgeq.tflite.subgraph import Op
+from pytest_edgeq.unrunnable import CopyError
 
 __all__ = ["Execution", "Made"]
 
 Array = npt.NDArray[Any]
+
+_Results = tuple[
+    Mapping[tuple[int, int], Array],
+    Mapping[tuple[int, int], Array],
+    Mapping[int, tuple[Array, Halves]],
+]
+"""
+Outputs of ops with the file's constants and with the form's, by index of the op and of the tensor;
+inputs of kernels that quantize their own, by index of the file's op.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +115,8 @@ class Execution:
         self.differing = frozenset(differing | {pairs.ops[number].index for number in self.hybrids})
         """Ops of the form whose result is another with the file's constants, or its codes."""
         self._groups: dict[tuple[tuple[int, ...], ...], list[_Group]] = {}
+        self.refused: dict[int, str] = {}
+        """By index, ops of the file that kernels refuse where their partners stand alone."""
 
     def apart(self, runtime: str) -> Execution:
         """Return the same on interpreters of its own."""
@@ -160,6 +175,41 @@ class Execution:
         return groups
 
     def _run_group(self, group: _Group, values: _Values) -> Iterator[Made]:
+        made, wanted, halves = self._results(group, values)
+        for op in group.ops:
+            if op.name in HOLDING:
+                yield from self._held(op, values)
+            else:
+                yield from self._made(op, values, made, wanted, halves.get(op.index))
+
+    def _results(self, group: _Group, values: _Values) -> _Results:
+        """Run the partners of a group, without those that the kernels refuse."""
+        while True:
+            try:
+                return self._run_partners(group, values)
+            except CopyError as error:
+                self._leave_out(group, values, error)
+
+    def _leave_out(self, group: _Group, values: _Values, error: CopyError) -> None:
+        """Leave out the op of a group that kernels refuse, or all where it cannot be told."""
+        ops = [op for op in group.ops if op.index in self._pairs.ops]
+        told = {tuple(ops): error}
+
+        def fails(chosen: Sequence[Op]) -> bool:
+            try:
+                self._run_partners(_Group(list(chosen)), values)
+            except CopyError as error:
+                told[tuple(chosen)] = error
+                return True
+            return False
+
+        found = first_failing(ops, fails)
+        refused = ops if found is None else [found]
+        self.refused |= {op.index: str(told[tuple(refused)]) for op in refused}
+        group.ops = [op for op in group.ops if op not in refused]
+        group.files = None
+
+    def _run_partners(self, group: _Group, values: _Values) -> _Results:
         if group.files is None:
             group.files = self._cut(group.ops, values)
         rounded, exact = group.files
@@ -176,11 +226,7 @@ class Execution:
                 halves[each.op.index] = given, found
         made = rounded.run(seen)
         wanted = made if exact is None else made | exact.run(inputs)
-        for op in group.ops:
-            if op.name in HOLDING:
-                yield from self._held(op, values)
-            else:
-                yield from self._made(op, values, made, wanted, halves.get(op.index))
+        return made, wanted, halves
 
     def _held(self, op: Op, values: _Values) -> Iterator[Made]:
         partner = self._pairs.partner(op.outputs[0])
@@ -232,7 +278,8 @@ class Execution:
         def apart(
             chosen: Mapping[int, Op], constants: Mapping[tuple[int, int], Array]
         ) -> _OpsApart:
-            return _OpsApart(self._form, self._theirs.index, self._whole, chosen, constants)
+            graph, theirs = self._file.graph, self._theirs.index
+            return _OpsApart(graph, self._form, theirs, self._whole, chosen, constants)
 
         return apart(partners, constants), apart(differing, {}) if differing else None
 
@@ -323,6 +370,7 @@ class _OpsApart:
 
     def __init__(
         self,
+        graph: OpGraph,
         form: EdgeFile,
         subgraph: int,
         whole: Runner,
@@ -333,7 +381,14 @@ class _OpsApart:
             form.graph, subgraph, lambda index: whole.tensor(index).shape, partners, constants
         )
         self._outputs = [(op.index, index) for op, index in cut.outputs]
-        self._runner = EdgeFile(cut.content, runtimes=form.runtimes).runner("builtin")
+        names = {
+            (0, number): entry_of(graph, partners[op.index]).where
+            for number, op in enumerate(cut.ops)
+            if op.index in partners
+        }
+        copied = Copied(ALONE, names)
+        file = EdgeFile(cut.content, runtimes=form.runtimes, copied=copied)
+        self._runner = file.runner("builtin")
         self.operands = [
             _Operand(
                 name,

@@ -18,8 +18,10 @@ from pytest_edgeq.localize.structure import ConstantPair, Pairs, Structure, pair
 from pytest_edgeq.reference import module_tree, torch_module
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.float_form import write_in_float
+from pytest_edgeq.tflite.float_form import is_cast, write_in_float
+from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.roles import stored_constant
+from pytest_edgeq.tflite.runtimes import Copied
 from pytest_edgeq.tflite.subgraph import Signature
 from pytest_edgeq.warn import warn_user
 
@@ -377,8 +379,21 @@ def _in_float(made: EdgeFile, operands: Mapping[tuple[int, int], Array]) -> Edge
         is_same = stored is not None and values.shape == stored.tensor.shape
         if stored is not None and is_same and values.dtype.kind == "f":
             constants[subgraph.index, stored.tensor.index] = values
-    written = EdgeFile(write_in_float(made.graph, constants), runtimes=made.runtimes)
+    written = EdgeFile(
+        write_in_float(made.graph, constants),
+        runtimes=made.runtimes,
+        copied=Copied("a copy of the file in float", _names(made)),
+    )
     return written if made.key is None else written.at(made.key)
+
+
+def _names(made: EdgeFile) -> dict[tuple[int, int], str]:
+    """Return the names of a file's ops by their place in its float form, which has no casts."""
+    return {
+        (subgraph.index, number): entry_of(made.graph, op, made.modules).where
+        for subgraph in made.graph.subgraphs
+        for number, op in enumerate(op for op in subgraph.ops if not is_cast(made.graph, op))
+    }
 
 
 def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
@@ -395,6 +410,7 @@ def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
             make(sample),
             modules=module_tree(make.traced(sample).model),
             runtimes=quantized.edge.runtimes,
+            copied=Copied("the float file that the reference converts to"),
         )
     except RuntimeError as error:
         warn_user(

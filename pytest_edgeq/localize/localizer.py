@@ -109,11 +109,13 @@ class SampleErrors:
         measured: By number of the op and place of the output, its errors.
         masks: By number of an op, the finding on a mask that it puts to scores.
         form: Outputs of the float form, in the order of the file.
+        refused: As `Execution.refused`.
     """
 
     measured: Mapping[tuple[int, int], Measured]
     masks: Mapping[int, str]
     form: Arrays
+    refused: Mapping[int, str]
 
 
 _Measurement = tuple[_Output, Measured]
@@ -148,6 +150,7 @@ class Localizer:
         self._masks: dict[int, str] = {}
         self._outputs: dict[tuple[int, int], _Output] = {}
         self._measured: dict[tuple[int, int], Measured] = {}
+        self._refused: dict[int, str] = {}
         self._count = 0
         self._calibration = UNKNOWN
         self._open = contextlib.ExitStack()
@@ -303,7 +306,7 @@ class Localizer:
                     judge()
                     waiting, elements = [], 0
             judge()
-        return SampleErrors(found, masks, execution.form_outputs())
+        return SampleErrors(found, masks, execution.form_outputs(), dict(execution.refused))
 
     def _note(self, sample: Sample) -> None:
         """Count the sample, and whether the file was calibrated on it."""
@@ -318,6 +321,7 @@ class Localizer:
             else:
                 self._measured[key] = measured
         self._masks = {**errors.masks, **self._masks}
+        self._refused = {**errors.refused, **self._refused}
         self._count += 1
 
     def hold(self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})) -> None:
@@ -407,7 +411,9 @@ class Localizer:
                     calibration=self._calibration,
                 )
             )
-        return blame(rows, evidence)
+        measured_ops = {row.index for row in rows if row.matched}
+        refused = {index: self._refused[index] for index in self._refused.keys() - measured_ops}
+        return replace(blame(rows, evidence), refused=refused)
 
     def _named(self, entry: OpDtypes) -> OpDtypes:
         """Name an op's module by its partner's where the file has lost its names."""
@@ -583,7 +589,7 @@ class Localizer:
         )
         maxima: tuple[float, ...] = ()
         weights = [each for each in roles.weights if each.tensor.is_constant]
-        if entry.granularity == "per_tensor" and [w.tensor.is_sparse for w in weights] == [False]:
+        if entry.granularity == "per_tensor" and len(weights) == 1:
             maxima = channel_maxima(op, read_constant(graph, op, weights[0]).floats)
         if not own:
             return Evidence(scheme=entry.scheme, bias_limited=limited, weight_maxima=maxima)

@@ -448,7 +448,7 @@ class Readers:
         """The least and the greatest value of each constant that an op adds, joins or chooses."""
         for index in op.inputs if op.name in _WITH_CONSTANTS else ():
             stored = stored_constant(self._subgraph, index)
-            if stored is None or stored.tensor.is_sparse or not stored.tensor.is_quantized:
+            if stored is None or not stored.tensor.is_quantized:
                 continue
             floats = read_constant(self._graph, op, stored).floats
             if floats.size:

@@ -14,11 +14,14 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graft import Graft, write_with
 from pytest_edgeq.tflite.op_facts import HOLDING
 from pytest_edgeq.tflite.roles import stored_constant
+from pytest_edgeq.tflite.runtimes import Copied
 from pytest_edgeq.tflite.same import option_differences
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.tflite.transposed import write_transposed
 
 __all__ = ["misordered_op", "repaired_op"]
+
+_CHANGED = "a changed copy of the file"
 
 _MOST = 32
 """Ops that are tried at most: each takes a conversion of the file and a run."""
@@ -54,8 +57,8 @@ def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], 
 
 def _repairs(content: bytes, form: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> bool:
     """Tell whether the outputs of a changed copy of a file are correct."""
-    written = EdgeFile(content, runtimes=form.runtimes)
     try:
+        written = EdgeFile(content, runtimes=form.runtimes, copied=Copied(_CHANGED))
         return is_right(written if form.key is None else written.at(form.key))
     except RuntimeError:  # kernels that refuse a shape, or so many axes: it is no repair
         return False

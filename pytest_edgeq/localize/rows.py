@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration
@@ -178,11 +178,14 @@ class LayerErrors:
         rows: One an op, in execution order.
         culprit: The row that is to blame; None where none stands out.
         cause: A sentence that says why.
+        refused: By index, why an op was not measured that kernels run in the file, and refuse in
+            the copy that is written to compare it.
     """
 
     rows: tuple[LayerError, ...]
     culprit: LayerError | None
     cause: str
+    refused: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def coverage(self) -> float:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor
 from pytest_edgeq.tflite.subgraph import Op, Tensor
+from pytest_edgeq.unrunnable import UnreadableError
 
 __all__ = ["Constant", "dequantized", "read_constant", "shape_along"]
 
@@ -56,8 +57,8 @@ def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
         stored: Which, as `roles_of` gives it.
 
     Raises:
-        ValueError: A sparse tensor, one in a file of its own, of a dtype without values (strings),
-            or damaged: fewer elements than its shape says. The text says which.
+        UnreadableError: A tensor in a file of its own, of a dtype without values (strings), or
+            damaged: fewer elements than its shape says. The text says which.
     """
     tensor = stored.tensor
     values = _decoded(graph, tensor)
@@ -75,7 +76,7 @@ def dequantized(graph: OpGraph, subgraph: int, tensor: Tensor) -> Array:
     Return what a constant stands for, float64, in the shape in which it is stored.
 
     Raises:
-        ValueError: As `read_constant`.
+        UnreadableError: As `read_constant`.
     """
     values = _decoded(graph, tensor)
     if not tensor.is_quantized:
@@ -89,8 +90,6 @@ _BITS = {"int4": (4, True), "uint4": (4, False), "int2": (2, True), "uint2": (2,
 
 
 def _decoded(graph: OpGraph, tensor: Tensor) -> Array:
-    if tensor.is_sparse:
-        raise ValueError(f"tensor {tensor.name!r} is sparse: its values are not read")
     raw = graph.constant(tensor)
     if tensor.dtype in _BITS:
         values = _unpacked(raw, *_BITS[tensor.dtype])[: math.prod(tensor.shape)]
@@ -100,11 +99,11 @@ def _decoded(graph: OpGraph, tensor: Tensor) -> Array:
         try:
             values = raw.view(np.dtype(tensor.dtype).newbyteorder("<"))
         except TypeError as error:
-            raise ValueError(
+            raise UnreadableError(
                 f"tensor {tensor.name!r}: {tensor.dtype} holds no numbers that could be compared"
             ) from error
     if values.size != math.prod(tensor.shape):
-        raise ValueError(
+        raise UnreadableError(
             f"tensor {tensor.name!r}: its shape {list(tensor.shape)} has "
             f"{math.prod(tensor.shape)} elements, its data {values.size}"
         )
@@ -130,7 +129,7 @@ def _spread_parameters(graph: OpGraph, subgraph: int, tensor: Tensor) -> tuple[A
         return _along(like, scales, axis), _along(like, tensor.zero_points, axis)
     # Blocks lie along the last axis, one row of scales for each index of those before.
     if not tensor.block_size or tensor.block_zero_points >= 0:
-        raise ValueError(
+        raise UnreadableError(
             f"tensor {tensor.name!r}: scales on several axes, or zero points for each block, are "
             "not read"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.cut import cut_ops
-from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.opening import Opening
+from pytest_edgeq.tflite.refused import first_failing
 from pytest_edgeq.tflite.subgraph import Op
 
 __all__ = ["SECONDS_OF_A_TRIAL", "Inputs", "crashing_op_text"]
@@ -62,9 +63,7 @@ def crashing_op_text(
 
 
 def _where(op: Op, opening: Opening) -> str:
-    entries = OpDtypeMap(opening.graph, opening.modules)
-    found = [e.where for e in entries if (e.subgraph, e.index) == (op.subgraph, op.index)]
-    return found[0] if found else f"{op.name} (op {op.index})"
+    return entry_of(opening.graph, op, opening.modules).where
 
 
 class _GivenUpError(Exception):
@@ -98,16 +97,9 @@ class _Search:
             _GivenUpError: The bounds on trials or time are reached.
         """
         ops = self._opening.graph.subgraphs[self._opening.signature.subgraph].ops
-        is_known = self._ends(ops)
-        if not is_known:
-            return None
-        while len(ops) > 1:
-            half = ops[: len(ops) // 2]
-            is_known = self._ends(half)
-            ops = half if is_known else ops[len(half) :]
-        return ops[0] if is_known or self._ends(ops) else None
+        return first_failing(ops, self._ends)
 
-    def _ends(self, ops: tuple[Op, ...]) -> bool:
+    def _ends(self, ops: Sequence[Op]) -> bool:
         """Whether these ops end the process that they run in."""
         if self._trials >= _MOST_TRIALS or time.monotonic() - self._begun > _MOST_SECONDS:
             raise _GivenUpError(

@@ -24,7 +24,7 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
-__all__ = ["KEPT_GROUPS", "Cut", "cut_ops", "grouped_ops"]
+__all__ = ["ALONE", "KEPT_GROUPS", "Cut", "cut_ops", "grouped_ops"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -41,6 +41,9 @@ _MOST_OF_A_GROUP = 1 << 26
 
 KEPT_GROUPS = 2
 """Groups of ops that callers keep open between samples; of more, each is closed after its run."""
+
+ALONE = "a copy of the file in which its ops stand alone"
+"""What to call such a file in texts."""
 
 # Room for what is not data, at first.
 _SMALL_PARTS = 1 << 16
@@ -62,6 +65,7 @@ class Cut:
         outputs: In the order of its outputs, the op and the tensor of the whole file that each
             output is.
         left_out: Ops that cannot stand alone, and why.
+        ops: Of the whole file, in the order of the file's own.
     """
 
     content: bytes
@@ -69,6 +73,7 @@ class Cut:
     consumers: Mapping[str, Op]
     outputs: tuple[tuple[Op, int], ...]
     left_out: tuple[tuple[Op, str], ...]
+    ops: tuple[Op, ...]
 
 
 def cut_ops(
@@ -146,6 +151,7 @@ class _Cutter:
     consumers: dict[str, Op] = field(init=False, default_factory=dict)
     outputs: list[tuple[Op, int]] = field(init=False, default_factory=list)
     output_names: list[str] = field(init=False, default_factory=list)
+    ops: list[Op] = field(init=False, default_factory=list)
     _fixed: dict[int, int] = field(init=False, default_factory=dict)
     _buffers: dict[int, int] = field(init=False, default_factory=dict)
     _opcodes: dict[int, int] = field(init=False, default_factory=dict)
@@ -182,7 +188,12 @@ class _Cutter:
             elif self.wanted is None or op.index in (needed if is_fixed else self.wanted):
                 self._add(op, raw, computed, is_fixed=is_fixed)
         return Cut(
-            self._content(), self.inputs, self.consumers, tuple(self.outputs), tuple(left_out)
+            self._content(),
+            self.inputs,
+            self.consumers,
+            tuple(self.outputs),
+            tuple(left_out),
+            tuple(self.ops),
         )
 
     def _needed(self) -> set[int]:
@@ -249,6 +260,7 @@ class _Cutter:
                 self.output_names.append(name)
             lone.outputs.append(made)
         self.main.operators.append(lone)
+        self.ops.append(op)
 
     def _input(self, op: Op, index: int) -> int:
         name = f"in_{op.index}_{index}"
@@ -273,6 +285,7 @@ class _Cutter:
         made = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
         made.name = f"constant_{index}_of_{op.index}"
         made.type, made.quantization = schema.TensorType.FLOAT32, None
+        made.sparsity = None
         content = self.constants[op.index, position]
         made.buffer = self._add_buffer(contiguous(content).reshape(-1).view(np.uint8))
         self.main.tensors.append(made)
@@ -296,7 +309,7 @@ class _Cutter:
 
     def _buffer(self, buffer: int, index: int) -> int:
         if buffer not in self._buffers:
-            content = np.asarray(self.graph.constant(self.subgraph.tensors[index]))
+            content = np.asarray(self.graph.stored(self.subgraph.tensors[index]))
             self._buffers[buffer] = self._add_buffer(content)
         return self._buffers[buffer]
 

@@ -18,9 +18,10 @@ from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, mismatch_hint
 from pytest_edgeq.tflite.mapped import MappedFile
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
-from pytest_edgeq.tflite.runtimes import BUILT_IN, Runner, Runtimes, source_of
+from pytest_edgeq.tflite.runtimes import BUILT_IN, Copied, Runner, Runtimes, source_of
 from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.tflite.subgraph import Signature
+from pytest_edgeq.unrunnable import CopyError
 
 __all__ = ["EdgeFile"]
 
@@ -39,9 +40,11 @@ class EdgeFile:
         layout: Where its channels stand elsewhere than in the reference; as `Layouts` takes it.
         runtimes: What it can be run on.
         foreign: Whether the file was made elsewhere.
+        copied: What it was written from, where it is not the user's.
 
     Raises:
         FileNotFoundError, ValueError, TypeError: As `open_tflite` and `Layouts` say.
+        CopyError: It was written from another file, and cannot be read.
     """
 
     def __init__(
@@ -53,13 +56,20 @@ class EdgeFile:
         layout: LayoutArgument = None,
         runtimes: Runtimes = BUILT_IN,
         foreign: bool = False,
+        copied: Copied | None = None,
     ) -> None:
         build = runtimes.builder(foreign=foreign)
-        self.graph = source if isinstance(source, OpGraph) else OpGraph.read(source, build)
+        try:
+            self.graph = source if isinstance(source, OpGraph) else OpGraph.read(source, build)
+        except ValueError as error:
+            if copied is None:
+                raise
+            raise CopyError(f"{copied.what} cannot be read: {error}") from error
         self.modules = modules
         self.threads = threads
         self.runtimes = runtimes
         self.foreign = foreign
+        self._copied = copied
         self.layout = layout
         self.layouts = Layouts(layout, self.graph.signatures)
         self._key: str | None = None
@@ -151,6 +161,7 @@ class EdgeFile:
                 self.runtimes,
                 keep=keep,
                 foreign=self.foreign,
+                copied=self._copied,
             )
         return self._runners[key]
 

@@ -23,7 +23,7 @@ from pytest_edgeq.tflite.op_facts import CASTS
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
-__all__ = ["bias_scales", "write_in_float"]
+__all__ = ["bias_scales", "is_cast", "write_in_float"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
@@ -44,7 +44,7 @@ def write_in_float(
             constant stands for, of its shape.
 
     Raises:
-        ValueError: A constant whose values cannot be read: a sparse one, one in a file of its own.
+        UnreadableError: A constant whose values cannot be read, such as one in a file of its own.
     """
     return _Writer(graph, constants or {}).write()
 
@@ -77,7 +77,7 @@ class _Writer:
             operator = raw.operators[op.index]
             operator.inputs = [held.get(index, index) for index in op.inputs]
             operator.debugMetadataIndex = -1
-            if not _is_cast(subgraph, op):
+            if not is_cast(self.graph, op):
                 operators.append(operator)
             else:
                 source = op.inputs[0]
@@ -97,6 +97,7 @@ class _Writer:
             content = np.asarray(self.graph.constant(tensor)) if values is None else values
             self.model.buffers.append(aligned_buffer(content))
             record.buffer = len(self.model.buffers) - 1
+            record.sparsity = None
         else:
             record.buffer = 0
         if values is not None or tensor.is_quantized:
@@ -116,11 +117,11 @@ class _Writer:
         return dequantized(self.graph, subgraph.index, tensor).astype(np.float32)
 
 
-def _is_cast(subgraph: Subgraph, op: Op) -> bool:
-    """Whether an op only changes in which codes a value is held; float16 is none."""
+def is_cast(graph: OpGraph, op: Op) -> bool:
+    """Whether an op only changes how a value is held; float16 is a value of its own."""
     if op.name not in CASTS:
-        return False
-    return any(subgraph.tensors[index].is_quantized for index in (op.inputs[0], op.outputs[0]))
+        return op.name == "DENSIFY"
+    return any(graph.tensor(op, index).is_quantized for index in (op.inputs[0], op.outputs[0]))
 
 
 def bias_scales(

@@ -82,7 +82,7 @@ def _constant(model: Any, subgraph: Any, donor: OpGraph, op: Op, theirs: Any, pl
     """Add a constant operand of the donor to a file; return its tensor."""
     index = op.inputs[place]
     made = copy.copy(theirs.tensors[index])
-    model.buffers.append(aligned_buffer(np.asarray(donor.constant(donor.tensor(op, index)))))
+    model.buffers.append(aligned_buffer(np.asarray(donor.stored(donor.tensor(op, index)))))
     made.buffer = len(model.buffers) - 1
     subgraph.tensors.append(made)
     return len(subgraph.tensors) - 1

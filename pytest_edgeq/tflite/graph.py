@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import (
     Buffers,
     checked,
@@ -29,6 +30,8 @@ from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 from pytest_edgeq.tflite.source import TflitePath, open_tflite
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor, Subgraph, Tensor
 from pytest_edgeq.tflite.verify import verify
+from pytest_edgeq.tflite.verify.sparsity import densified
+from pytest_edgeq.unrunnable import UnreadableError
 
 __all__ = ["OpGraph", "operator_names", "tensor_types"]
 
@@ -107,15 +110,43 @@ class OpGraph:
         """The op's own table in the flatbuffer, an `Operator`."""
         return self._model.Subgraphs(op.subgraph).Operators(op.index)
 
+    def version(self, op: Op) -> int:
+        """The version of an op, by which kernels tell what they can compute."""
+        version: int = self._model.OperatorCodes(self.operator(op).OpcodeIndex()).Version()
+        return version
+
     def constant(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
         """
-        The raw bytes of a constant, a view into the file; int4 holds two values a byte.
+        The bytes of a constant's values; int4 holds two values a byte.
 
         Raises:
-            ValueError: The data lies in a file of its own.
+            UnreadableError: The data lies in a file of its own, or is sparse and packed.
+        """
+        stored = self.stored(tensor)
+        if not tensor.is_sparse:
+            return stored
+        dtype = numpy_dtype(tensor.dtype)
+        if dtype is None:
+            raise UnreadableError(
+                f"tensor {tensor.name!r}: sparse values of {tensor.dtype} are not read"
+            )
+        raw = next(
+            self._model.Subgraphs(subgraph.index).Tensors(tensor.index)
+            for subgraph in self.subgraphs
+            if any(each is tensor for each in subgraph.tensors)
+        )
+        values = densified(raw.Sparsity(), tensor.shape, stored.view(dtype))
+        return values.reshape(-1).view(np.uint8)
+
+    def stored(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+        """
+        The bytes of a constant as they are stored, a view into the file.
+
+        Raises:
+            UnreadableError: The data lies in a file of its own.
         """
         if tensor.is_external:
-            raise ValueError(
+            raise UnreadableError(
                 f"tensor {tensor.name!r}: its data lies in another file, which is not read"
             )
         content = self.buffer

@@ -91,7 +91,7 @@ class OpDtypeMap:
 
     def __init__(self, graph: OpGraph, modules: ModulePaths | None = None) -> None:
         self._graph = graph
-        self._entries = tuple(_entry(graph, op, modules) for op in graph.ops)
+        self._entries = tuple(entry_of(graph, op, modules) for op in graph.ops)
 
     def __iter__(self) -> Iterator[OpDtypes]:
         return iter(self._entries)
@@ -156,7 +156,8 @@ def _borders(signature: Any, side: str) -> list[dict[str, Any]]:
     ]
 
 
-def _entry(graph: OpGraph, op: Op, modules: ModulePaths | None) -> OpDtypes:
+def entry_of(graph: OpGraph, op: Op, modules: ModulePaths | None = None) -> OpDtypes:
+    """Return the entry of one op."""
     roles = roles_of(graph, op)
     return OpDtypes(
         index=op.index,

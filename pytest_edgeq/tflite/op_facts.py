@@ -17,7 +17,7 @@ __all__ = [
 CASTS = frozenset({"QUANTIZE", "DEQUANTIZE"})
 """Ops that change how a value is held, and not what it is."""
 
-HOLDING = CASTS | {"RESHAPE", "EXPAND_DIMS", "SQUEEZE"}
+HOLDING = CASTS | {"RESHAPE", "EXPAND_DIMS", "SQUEEZE", "DENSIFY"}
 """Ops that hold the elements of their input, in their order."""
 
 MOVING = HOLDING | {"TRANSPOSE", "CAST"}

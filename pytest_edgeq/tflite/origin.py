@@ -92,10 +92,8 @@ def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> li
             problem = parameter_difference(wanted, tensor)
             told += [f"its {name}: {problem}"] if problem else []
             continue
-        how = None
-        if not (tensor.is_sparse or wanted.is_sparse):
-            ours = read_constant(graph, op, StoredTensor(tensor, False, tensor))
-            how = _how(op, ours, read_constant(origin, other, StoredTensor(wanted, False, wanted)))
+        ours = read_constant(graph, op, StoredTensor(tensor, False, tensor))
+        how = _how(op, ours, read_constant(origin, other, StoredTensor(wanted, False, wanted)))
         if how is None:
             count = int((held != given).sum()) if held.shape == given.shape else len(held)
             how = f"{count} of {len(held)} bytes differ"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from pytest_edgeq.tflite.cut import cut_ops
 from pytest_edgeq.tflite.flatbuffer import printable
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.modules import ModulePaths
-from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.refused import refused_op
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import UnrunnableError
@@ -82,17 +81,14 @@ _KNOWN_REFUSALS = (
         "(runtime='builtin'), and mind that a device that runs XNNPACK will refuse the file.",
     ),
     (
-        re.compile(r"Didn't find op for builtin opcode 'STABLEHLO_IOTA'"),
-        "no kernel of TFLite computes STABLEHLO_IOTA, which the converter leaves of a constant "
-        "that forward makes (torch.eye): register it as a buffer of the module.",
+        re.compile(r"bad_alloc|Unable to allocate"),
+        "its tensors need more memory than there is: look at their shapes (edgeq show FILE). A "
+        "file that was meant to be small is damaged; build or download it again.",
     ),
-    (
-        re.compile(r"Didn't find op for builtin opcode|unresolved custom op"),
-        "these kernels do not have the op, or not in this version: choose another runtime. No "
-        "kernel of TFLite computes STABLEHLO_SORT and the like, which the converter leaves where "
-        "TFLite has no such op (torch.sort, torch.topk): keep that part out of the model.",
-    ),
-    # LiteRT's CompiledModel, ai-edge-litert 2.3.0.
+)
+
+# What LiteRT's CompiledModel says of a file of a kind that it cannot take, ai-edge-litert 2.3.0.
+_OTHER_KIND = (
     (
         re.compile(r"Failed to load model from"),
         "CompiledModel reads files more strictly than the interpreter: for one, a signature must "
@@ -106,11 +102,6 @@ _KNOWN_REFUSALS = (
         "CompiledModel gives each output its memory before the run, so the shape of an output may "
         "not depend on values, such as a length that the file reads by SHAPE. The interpreter runs "
         "the file (runtime='xnnpack'); an app that uses CompiledModel cannot.",
-    ),
-    (
-        re.compile(r"bad_alloc|Unable to allocate"),
-        "its tensors need more memory than there is: look at their shapes (edgeq show FILE). A "
-        "file that was meant to be small is damaged; build or download it again.",
     ),
     (
         re.compile(r"CompiledModel leaves memory unwritten"),
@@ -130,8 +121,16 @@ _KNOWN_REFUSALS = (
     ),
 )
 
+_MISSING = re.compile(
+    r"Didn't find op for builtin opcode '(\w+)' version '(\d+)'|nresolved custom op: (.+?)\.?$",
+    re.MULTILINE,
+)
+"""What kernels say that lack an op."""
+
 # All that the XNNPACK delegate says of an op whose kernel it cannot make.
 _UNNAMED = "failed to create XNNPACK runtime"
+
+_KERNELS = ("xnnpack", "builtin", "reference")
 
 # A tensor that was zero on all samples gets a scale next to zero (ai-edge-quantizer 0.10:
 # 3.9e-12, a range of 1e-9 in 255 steps). Below, no sample of use has a value.
@@ -143,61 +142,116 @@ def refusal(
     error: str,
     graph: OpGraph,
     runtime: str,
-    modules: ModulePaths | None,
-    load: Callable[[bytes], object],
+    where: Callable[[Op], str],
+    load: Callable[[bytes, str], object],
 ) -> UnrunnableError:
     """
     Say that a runtime cannot load or run a file: which op, why, the way out, its own words.
 
     Args:
-        what: `load` or `run`.
+        what: Was tried, such as `load the .tflite file`.
         error: What the kernels said.
         graph: Of the file.
         runtime: Its name.
-        modules: To name the op.
-        load: Has XNNPACK load a file, and raises RuntimeError or ValueError where it refuses.
+        where: Returns the name of an op in texts.
+        load: Has the kernels of a built-in runtime load a file, and raises RuntimeError or
+            ValueError where they refuse.
     """
-    unnamed = _UNNAMED in error
-    node = re.search(r"Node number (\d+) \((\w+)\)", error)
-    tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
-    missing = re.search(r"Didn't find op for builtin opcode '(\w+)'", error)
-    where, op = "", None
-    if unnamed:
-        op = refused_op(graph, 0, load)
-        entries = [
-            e for e in OpDtypeMap(graph, modules) if op and (e.subgraph, e.index) == (0, op.index)
-        ]
-        where = "".join(f": {entry.where}" for entry in entries)
-    elif tensor is not None:
-        # The delegate names a tensor of the first subgraph, and itself as the node.
-        users = (op.index for op in graph.subgraphs[0].ops if int(tensor[1]) in op.inputs)
-        user = next(users, None)
-        entries = [e for e in OpDtypeMap(graph, modules) if (e.subgraph, e.index) == (0, user)]
-        where = "".join(f": {entry.where}" for entry in entries)
-    elif missing is not None:
-        where = "".join(f": {e.where}" for e in OpDtypeMap(graph, modules).ops(missing[1])[:1])
-    elif node is not None:
-        index, name = int(node[1]), node[2]
-        entries = [e for e in OpDtypeMap(graph, modules).ops(name) if e.index == index]
-        # Kernels number the ops of each subgraph from 0, and delegates behind the last.
-        where = f": {entries[0].where}" if len(entries) == 1 else f": {name} (op {index})"
-        if name.startswith("TfLite"):
-            where = ""  # the delegate, which is no op of the file
-        if len(entries) == 1:
-            op = graph.subgraphs[entries[0].subgraph].ops[index]
-    meaning = next((text for symptom, text in _KNOWN_REFUSALS if symptom.search(error)), None)
-    lines = [f"cannot {what} the .tflite file{where}"]
+    missing = _MISSING.search(error)
+    op, name = _refusing_op(error, graph, missing, load)
+    place = f": {name}" if op is None and name else "" if op is None else f": {where(op)}"
+    if missing is not None:
+        meaning: str | None = _lacks(graph, op, missing, load)
+    elif op is not None and _UNNAMED in error:
+        meaning = _no_kernel(graph, op)
+    else:
+        known = (*_KNOWN_REFUSALS, *_OTHER_KIND)
+        meaning = next((text for symptom, text in known if symptom.search(error)), None)
+    lines = [f"cannot {what}{place}"]
     # The kernels print floats by %d, which gives another number in every run.
     said = re.sub(r"(?<=params\.scale) \(-?\d+ [!=]= -?\d+\)", _scales(graph, op), error.strip())
     # The delegate glues its words together, and says the first of them once or twice.
     said = re.sub(rf"(?:{_UNNAMED})+", f"{_UNNAMED}; ", said)
-    if unnamed and op is not None:
-        meaning = _no_kernel(graph, op)
     if meaning is not None:
         lines.append(f"cause: {meaning}")
     # Their words hold names of the file.
     lines.append("the kernels said: " + "\n".join(map(printable, said.splitlines())))
-    return UnrunnableError(runtime, "\n".join(lines))
+    is_lacking = missing is not None or any(each.search(error) for each, _ in _OTHER_KIND)
+    return UnrunnableError(runtime, "\n".join(lines), is_lacking=is_lacking)
+
+
+def _refusing_op(
+    error: str,
+    graph: OpGraph,
+    missing: re.Match[str] | None,
+    load: Callable[[bytes, str], object],
+) -> tuple[Op | None, str]:
+    """Return the op that kernels refuse, or what they call it where there are several such."""
+    if _UNNAMED in error:
+        return refused_op(graph, 0, lambda content: load(content, "xnnpack")), ""
+    if missing is not None:
+        builtin, version, custom = missing.groups()
+        wanted = (builtin, int(version)) if builtin else (f"CUSTOM:{custom}", None)
+        found = ((op, graph.version(op) if builtin else None) for op in graph.ops)
+        return next((op for op, held in found if (op.name, held) == wanted), None), ""
+    tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
+    if tensor is not None:
+        # The delegate names a tensor of the first subgraph, and itself as the node.
+        return next((op for op in graph.subgraphs[0].ops if int(tensor[1]) in op.inputs), None), ""
+    node = re.search(r"Node number (\d+) \((\w+)\)", error)
+    if node is None or node[2].startswith("TfLite"):  # the delegate, which is no op of the file
+        return None, ""
+    # Kernels number the ops of each subgraph from 0, and delegates behind the last.
+    ops = [op for op in graph.ops if (op.index, op.name) == (int(node[1]), node[2])]
+    return (ops[0], "") if len(ops) == 1 else (None, f"{node[2]} (op {node[1]})")
+
+
+def _lacks(
+    graph: OpGraph,
+    op: Op | None,
+    missing: re.Match[str],
+    load: Callable[[bytes, str], object],
+) -> str:
+    """Say which kernels have an op that others lack."""
+    builtin, version, custom = missing.groups()
+    called = f"{builtin} version {version}" if builtin else f"the custom op {printable(custom)}"
+    cut = None if op is None else cut_ops(graph, op.subgraph, wanted={op.index})
+    content = cut.content if cut is not None and cut.outputs else bytes(graph.buffer[:])
+
+    def has(kernels: str) -> bool:
+        try:
+            load(content, kernels)
+        except (RuntimeError, ValueError) as error:
+            found = _MISSING.search(str(error))
+            return found is None or found.groups() != missing.groups()
+        return True
+
+    having = [kernels for kernels in _KERNELS if has(kernels)]
+    if having:
+        lacking = [kernels for kernels in _KERNELS if kernels not in having]
+        return (
+            f"{called} has a kernel in {' and '.join(having)}"
+            f"{', and none in ' + ' and '.join(lacking) if lacking else ''}: run the file there "
+            f"(runtime={having[0]!r})."
+        )
+    told = f"no kernel of LiteRT ({', '.join(_KERNELS)}) computes {called}"
+    if builtin == "STABLEHLO_IOTA":
+        return (
+            f"{told}, which the converter leaves of a constant that forward makes (torch.eye): "
+            "register it as a buffer of the module."
+        )
+    if builtin and builtin.startswith("STABLEHLO_"):
+        made_of = " (torch.sort, torch.topk)" if builtin == "STABLEHLO_SORT" else ""
+        return (
+            f"{told}, which the converter leaves where TFLite has no such op{made_of}: keep that "
+            "part out of the model."
+        )
+    if builtin:
+        return (
+            f"{told}: the file was written for a later release; upgrade ai-edge-litert, or convert "
+            "the model for this one."
+        )
+    return f"{told}: run the file by a runtime of your own that has it, or leave the op out."
 
 
 def _scales(graph: OpGraph, op: Op | None) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pytest_edgeq.tflite.cut import cut_ops
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
-__all__ = ["refused_op"]
+__all__ = ["first_failing", "refused_op"]
 
 
 def refused_op(graph: OpGraph, subgraph: int, load: Callable[[bytes], object]) -> Op | None:
@@ -23,17 +23,31 @@ def refused_op(graph: OpGraph, subgraph: int, load: Callable[[bytes], object]) -
     Returns:
         The first such op; None where XNNPACK takes each op alone, or none can stand alone.
     """
-    ops = graph.subgraphs[subgraph].ops
-    if not _refuses(graph, subgraph, ops, load):
+    return first_failing(
+        graph.subgraphs[subgraph].ops, lambda ops: _refuses(graph, subgraph, ops, load)
+    )
+
+
+def first_failing(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool]) -> Op | None:
+    """
+    Return the first op that fails even alone, by halves; None where all pass, or each one alone.
+
+    Args:
+        ops: In order.
+        fails: Whether a file with these ops alone fails.
+    """
+    is_known = fails(ops)
+    if not is_known:
         return None
     while len(ops) > 1:
         half = ops[: len(ops) // 2]
-        ops = half if _refuses(graph, subgraph, half, load) else ops[len(half) :]
-    return ops[0] if _refuses(graph, subgraph, ops, load) else None
+        is_known = fails(half)
+        ops = half if is_known else ops[len(half) :]
+    return ops[0] if is_known or fails(ops) else None
 
 
 def _refuses(
-    graph: OpGraph, subgraph: int, ops: tuple[Op, ...], load: Callable[[bytes], object]
+    graph: OpGraph, subgraph: int, ops: Sequence[Op], load: Callable[[bytes], object]
 ) -> bool:
     cut = cut_ops(graph, subgraph, wanted={op.index for op in ops})
     if not cut.outputs:

@@ -6,10 +6,11 @@ Run a `.tflite` file: one engine a file, a runtime and a signature.
 
 from __future__ import annotations
 
+import re
 import tempfile
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,18 @@ from pytest_edgeq.tflite.engines import Arrays, CompiledEngine, Engine, Interpre
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.mapped import MappedFile
 from pytest_edgeq.tflite.modules import ModulePaths
+from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.opening import Opening, Runtime, RuntimeSession
 from pytest_edgeq.tflite.refusals import refusal
 from pytest_edgeq.tflite.registry import BUILT_IN, Runtimes
-from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
-from pytest_edgeq.tflite.unsafe import refuse_unsafe
-from pytest_edgeq.unrunnable import UnrunnableError
+from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
+from pytest_edgeq.tflite.unsafe import unsafe_ops
+from pytest_edgeq.unrunnable import CopyError, CrashedError, UnrunnableError
 
 __all__ = [
     "BUILT_IN",
     "KEEPING",
+    "Copied",
     "Runner",
     "Runtime",
     "RuntimeSession",
@@ -65,6 +68,20 @@ def open_here(opening: Opening) -> Engine:
     return InterpreterEngine(source, signature, opening.runtime, opening.threads, keep=opening.keep)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Copied:
+    """
+    What a file was written from that is not the user's own.
+
+    Attributes:
+        what: What to call it in texts.
+        ops: By subgraph and index of its ops, what to call them: their names in the user's file.
+    """
+
+    what: str
+    ops: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+
 class Runner:
     """
     One file on one runtime, opened once and used for every sample.
@@ -79,6 +96,8 @@ class Runner:
         runtimes: Those that there are.
         keep: Keep every intermediate tensor, for `tensor` to read.
         foreign: Whether the file was made elsewhere.
+        copied: What the file was written from, where it is not the user's; refusals are a
+            `CopyError` then.
 
     Raises:
         ValueError: Unknown runtime, or one that keeps no intermediate tensors.
@@ -98,8 +117,10 @@ class Runner:
         *,
         keep: bool = False,
         foreign: bool = False,
+        copied: Copied | None = None,
     ) -> None:
         self._graph = graph
+        self._copied = copied
         self._runtime = runtimes.check(runtime)
         kernels = runtimes.kernels_of(runtime)
         self._modules = modules
@@ -123,9 +144,11 @@ class Runner:
                 f"the {runtime} runtime keeps no intermediate tensors; these do: "
                 f"{', '.join(keeping)}"
             )
-        if self._runtime not in runtimes.own:
-            refuse_unsafe(graph, kernels, modules)
+        self._file = "the .tflite file" if copied is None else copied.what
         try:
+            for op, cause in () if runtime in runtimes.own else unsafe_ops(graph, kernels):
+                told = f"cannot load {self._file}: {self._where(op)}\ncause: {cause}"
+                raise UnrunnableError(kernels, told)
             self._engine = self._open(self._opening)
         except (RuntimeError, ValueError, MemoryError) as error:
             raise self._refusal("load", error, {}) from error.__cause__
@@ -171,17 +194,35 @@ class Runner:
 
     def _refusal(
         self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
+    ) -> UnrunnableError | CopyError:
+        refused = self._refused(what, error, inputs)
+        if self._copied is None:
+            return refused
+        if isinstance(refused, CrashedError):
+            first = refused.told.splitlines()[0]
+            return CopyError(f"the {refused.runtime} runtime {first} ({self._file})")
+        # Its ops have other numbers.
+        return CopyError(re.sub(r" ?Node number \d+ \(\w+\) failed to \w+\.?", "", str(refused)))
+
+    def _refused(
+        self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
     ) -> UnrunnableError:
         if isinstance(error, UnrunnableError):
             return error
         said = str(error)
+        what = f"{what} {self._file}"
         if isinstance(error, _OwnError):
-            return UnrunnableError(self._runtime, f"cannot {what} the .tflite file{said}")
+            return UnrunnableError(self._runtime, f"cannot {what}{said}")
         if self._runtime == "compiled":
             said = self._words_of_the_interpreter(inputs) or said
-        return refusal(what, said, self._graph, self._runtime, self._modules, self._load_by_xnnpack)
+        return refusal(what, said, self._graph, self._runtime, self._where, self._load)
 
-    def _load_by_xnnpack(self, content: bytes) -> Engine:
+    def _where(self, op: Op) -> str:
+        if self._copied is not None:
+            return self._copied.ops.get((op.subgraph, op.index), op.name)
+        return entry_of(self._graph, op, self._modules).where
+
+    def _load(self, content: bytes, kernels: str) -> Engine:
         build = self._runtimes.builder(foreign=self._opening.foreign)
         graph = OpGraph.read(content, build)
         opening = replace(
@@ -189,8 +230,8 @@ class Runner:
             source=content,
             graph=graph,
             signature=graph.signatures[0],
-            runtime="xnnpack" if self._opening.target is None else self._runtime,
-            kernels="xnnpack",
+            runtime=kernels if self._opening.target is None else self._runtime,
+            kernels=kernels,
             threads=1,
             keep=False,
         )

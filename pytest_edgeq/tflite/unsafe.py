@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 
 from pytest_edgeq.tflite.flatbuffer import text
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.modules import ModulePaths
-from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.tflite.unsafe_scales import (
     aborts_at_scales,
@@ -15,30 +13,11 @@ from pytest_edgeq.tflite.unsafe_scales import (
     lacks_parameters,
     null_logger,
 )
-from pytest_edgeq.unrunnable import UnrunnableError
 
-__all__ = ["refuse_unsafe", "unsafe_ops"]
+__all__ = ["unsafe_ops"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
-
-
-def refuse_unsafe(graph: OpGraph, runtime: str, modules: ModulePaths | None) -> None:
-    """
-    Refuse a file that the kernels would end this process at, or answer with chance.
-
-    Raises:
-        UnrunnableError: Says which op and why.
-    """
-    for op, cause in unsafe_ops(graph, runtime):
-        [entry] = [
-            e
-            for e in OpDtypeMap(graph, modules).ops(op.name)
-            if (e.subgraph, e.index) == (op.subgraph, op.index)
-        ]
-        raise UnrunnableError(
-            runtime, f"cannot load the .tflite file: {entry.where}\ncause: {cause}"
-        )
 
 
 def unsafe_ops(graph: OpGraph, runtime: str | None = None) -> Iterator[tuple[Op, str]]:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fixtures.tflite.kinds import KINDS
+from fixtures.shipped import FACES, shipped
+from fixtures.tflite.kinds import KINDS, Kind
+from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Edgeq
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.model_objects import packed, unpacked
+from pytest_edgeq.unrunnable import CopyError, UnrunnableError
 
 
 @pytest.fixture
@@ -17,23 +23,33 @@ def loader(tmp_path: Path) -> Edgeq:
     return Edgeq(directory=tmp_path, isolate="off")
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_sound_file_passes(loader: Edgeq, name: str) -> None:
-    """Every op is compared, and no note says that one was not."""
-    kind = KINDS[name]()
-    model = loader.load(kind.content, reference=kind.reference)
+COMPARED = [name for name in KINDS if name != "custom_op"]
+"""Kinds whose ops are all compared with the reference."""
 
+
+def _notes(loader: Edgeq, kind: Kind) -> list[str]:
+    """Check a sound file; return what could not be judged."""
+    model = loader.load(kind.content, reference=kind.reference)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         loader.check(model, kind.inputs)
-    errors = loader.localize(model, kind.inputs)
+    return [str(each.message) for each in warned]
 
-    notes = [str(each.message) for each in warned]
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_sound_file_passes(loader: Edgeq, name: str) -> None:
+    """Every op is compared, and no note says that one was not."""
+    kind = KINDS[name]()
+
+    notes = _notes(loader, kind)
+    errors = loader.localize(loader.load(kind.content, reference=kind.reference), kind.inputs)
+
     assert not [each for each in notes if "one by one" in each or "op by op" in each]
     assert errors.culprit is None
+    assert errors.coverage == 1
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", COMPARED)
 def test_its_damaged_sibling_fails(loader: Edgeq, name: str) -> None:
     """One weight has another sign."""
     kind = KINDS[name](damaged=True)
@@ -41,3 +57,103 @@ def test_its_damaged_sibling_fails(loader: Edgeq, name: str) -> None:
 
     with pytest.raises(AssertionError, match="the file in float does not compute"):
         loader.check(model, kind.inputs)
+
+
+def test_a_custom_op_that_only_xnnpack_has(loader: Edgeq) -> None:
+    """Kernels that keep what is between ops lack it: a note, and the outputs are compared."""
+    kind = KINDS["custom_op"]()
+
+    told = "\n".join(_notes(loader, kind))
+
+    assert "as the builtin runtime, which keeps what is between them, lacks an op" in told
+    assert "has a kernel in xnnpack, and none in builtin and reference" in told
+    with pytest.raises(UnrunnableError, match="Convolution2DTransposeBias"):
+        loader.localize(loader.load(kind.content, reference=kind.reference), kind.inputs)
+    damaged = KINDS["custom_op"](damaged=True)
+    model = loader.load(damaged.content, reference=damaged.reference)
+    with pytest.raises(AssertionError, match="expected 60 dB SQNR or more, as the file quantizes"):
+        loader.check(model, damaged.inputs)
+
+
+def test_a_custom_op_of_nobody_fails(loader: Edgeq) -> None:
+    """The session's own kernels lack it: no note is enough."""
+    tensor = {"dtype": "float32", "shape": (1, 4)}
+    model = loader.load(one_op("CUSTOM:Nope", [tensor], [tensor]), reference=np.abs)
+
+    with pytest.raises(AssertionError, match=r"no kernel of LiteRT .* computes the custom op Nope"):
+        loader.check(model, [(np.ones((1, 4), np.float32),)])
+
+
+def _with_scalars_as_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the files in which ops stand alone be refused: PACK takes no operands of two shapes."""
+    monkeypatch.setattr("pytest_edgeq.localize.execution.contiguous", np.ascontiguousarray)
+
+
+def test_an_op_that_is_refused_alone_is_no_defect_of_the_file(
+    loader: Edgeq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left out by its number in the user's file, and the others are compared."""
+    _with_scalars_as_lists(monkeypatch)
+    kind = KINDS["computed_shape"]()
+
+    [note] = [each for each in _notes(loader, kind) if "not compared with" in each]
+    errors = loader.localize(loader.load(kind.content, reference=kind.reference), kind.inputs)
+
+    assert "PACK #3 was not compared with the reference: the builtin runtime cannot run" in note
+    assert "a copy of the file in which its ops stand alone: PACK (op 3)" in note
+    assert "Node number" not in note
+    assert [row.index for row in errors.rows if not row.matched] == [3]
+
+
+def test_a_damaged_file_is_caught_where_an_op_is_refused_alone(
+    loader: Edgeq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are still compared."""
+    _with_scalars_as_lists(monkeypatch)
+    kind = KINDS["computed_shape"](damaged=True)
+    model = loader.load(kind.content, reference=kind.reference)
+
+    with pytest.raises(AssertionError, match="the file in float does not compute") as caught:
+        loader.check(model, kind.inputs)
+
+    assert "PACK #3 was not compared with the reference" in str(caught.value)
+
+
+def test_a_float_form_that_is_refused_is_no_defect_of_the_file(
+    loader: Edgeq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No op is compared, which is a note."""
+
+    def truncated(graph: OpGraph, *_: object) -> bytes:
+        model = unpacked(graph)
+        model.operatorCodes[0].version = 99
+        return packed(model)
+
+    monkeypatch.setattr("pytest_edgeq.localize.float_forms.write_in_float", truncated)
+    kind = KINDS["computed_shape"]()
+
+    told = "\n".join(_notes(loader, kind))
+
+    assert "one by one: the builtin runtime cannot load a copy of the file in float" in told
+    assert ": FULLY_CONNECTED (op 0)" in told
+    with pytest.raises(CopyError, match="a copy of the file in float"):
+        loader.localize(loader.load(kind.content, reference=kind.reference), kind.inputs)
+
+
+def test_a_real_sparse_file(loader: Edgeq) -> None:
+    """MediaPipe's: all 388 ops are compared, and a weight with another sign is found."""
+    path = shipped(FACES, "face_detection_full_range_sparse")
+    reference = loader.load(path).run
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 192, 192, 3)).astype(np.float32)
+    model = unpack(path.read_bytes())
+    held = next(op for op in OpGraph.read(path).ops if op.name == "DENSIFY").inputs[0]
+    buffer = model.buffers[model.subgraphs[0].tensors[held].buffer]
+    buffer.data = buffer.data.copy()
+    stored = buffer.data.view(np.float16)
+    stored[np.abs(stored).argmax()] *= -1
+
+    errors = loader.localize(loader.load(path, reference=reference), [(x,)])
+    wrong = loader.localize(loader.load(pack(model), reference=reference), [(x,)])
+
+    assert (errors.coverage, errors.culprit) == (1, None)
+    assert wrong.culprit is not None

@@ -414,8 +414,8 @@ def _softmax() -> bytes:
         (_softmax(), ": SOFTMAX (op 0)", "scale=1/256"),
         (
             one_op("CUSTOM:Nope", [{"dtype": "float32"}], [{"dtype": "float32"}]),
-            ": Nope (op 0)",
-            "these kernels do not have the op",
+            ": CUSTOM:Nope (op 0)",
+            "no kernel of LiteRT (xnnpack, builtin, reference) computes the custom op Nope",
         ),
     ],
     ids=["softmax", "custom"],

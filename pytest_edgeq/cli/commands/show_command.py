@@ -187,7 +187,7 @@ def _constants(edge: EdgeFile) -> list[tuple[str, int, int]]:
     """Return dtype, number and bytes of the constants in the file, the most bytes first."""
     # Several tensors may share one buffer.
     sizes = {
-        tensor.buffer: (tensor.dtype, edge.graph.constant(tensor).size)
+        tensor.buffer: (tensor.dtype, edge.graph.stored(tensor).size)
         for subgraph in edge.graph.subgraphs
         for tensor in subgraph.tensors
         if tensor.is_constant and not tensor.is_external

@@ -1,4 +1,4 @@
-"""Check how a sparse constant is laid out, and count the elements that it stores."""
+"""Check how a sparse constant is laid out, and write it densely."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["stored_elements"]
+__all__ = ["densified", "stored_elements"]
 
 _DENSE = 0
 """`DimensionType.DENSE`; 1 is `SPARSE_CSR`."""
@@ -39,6 +40,41 @@ def stored_elements(sparsity: Any, shape: Sequence[int]) -> int | str:
         sizes[order[rank + position]] = length
         sizes[dimension] //= length
     return _count(levels, [sizes[dimension] for dimension in order])
+
+
+def densified(sparsity: Any, shape: Sequence[int], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """
+    Return a sparse constant with its zeros.
+
+    Args:
+        sparsity: A layout that `stored_elements` has checked.
+        shape: Of the constant.
+        values: Those that are stored.
+    """
+    order, blocks = (
+        _integers(each) for each in (sparsity.TraversalOrderAsNumpy(), sparsity.BlockMapAsNumpy())
+    )
+    levels = [sparsity.DimMetadata(i) for i in range(len(order))]
+    lengths = dict.fromkeys(range(len(shape)), 1)
+    lengths |= {each: levels[len(shape) + i].DenseSize() for i, each in enumerate(blocks)}
+    parents = np.zeros(1, np.int64)  # of each element, that of the level before
+    places = np.zeros((len(shape), 1), np.int64)
+    for level, dimension in zip(levels, order, strict=True):
+        if level.Format() == _DENSE:
+            size = level.DenseSize()
+            parents = np.repeat(np.arange(places.shape[1]), size)
+            here = np.tile(np.arange(size), places.shape[1])
+        else:
+            segments = _vector(level.ArraySegmentsType(), level.ArraySegments())
+            here = _vector(level.ArrayIndicesType(), level.ArrayIndices())
+            parents = np.repeat(np.arange(places.shape[1]), np.diff(segments))
+        places = places[:, parents]
+        is_block = dimension >= len(shape)
+        axis = blocks[dimension - len(shape)] if is_block else dimension
+        places[axis] += here if is_block else here * lengths[axis]
+    dense = np.zeros(shape, values.dtype)
+    dense[tuple(places)] = values
+    return dense
 
 
 def _count(levels: Sequence[Any], sizes: Sequence[int]) -> int | str:
