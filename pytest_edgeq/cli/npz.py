@@ -99,8 +99,9 @@ def _split(array: Array, path: Path, border: SignatureTensor) -> Array:
     if array.ndim == len(wanted) + 1:
         return array
     if array.ndim == len(wanted):
-        if wanted[:1] == (1,) and len(array) != 1:
-            return array[:, np.newaxis]  # samples in one batch, for a model of batches of one
+        is_batch = wanted[:1] == (1,) or (wanted[:1] == (-1,) and len(wanted) > 1)
+        if is_batch and len(array) != 1:
+            return array[:, np.newaxis]  # samples in one batch, for a model of batches of any size
         return array[np.newaxis]
     raise ValueError(
         f"{path}: array for the input {border.name!r}: expected shape {list(wanted)}, or n of them "

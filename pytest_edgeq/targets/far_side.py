@@ -215,8 +215,13 @@ class _Engine:
         self._inputs, self._outputs = head["inputs"], head["outputs"]
         self._subgraph = head["subgraph"]
         self._interpreter = module.Interpreter(model_content=content, **options)
-        self._interpreter.allocate_tensors()
         self._shapes: Any = [tuple(shape) for shape in head["shapes"]]
+        try:
+            self._interpreter.allocate_tensors()
+        except (RuntimeError, ValueError):
+            if not head["has_free_shapes"]:
+                raise
+            self._shapes = None
         # The interpreter's own runner allocates anew at each call: for other subgraphs alone.
         self._runner = None
         if head["signature"] is not None and self._subgraph:

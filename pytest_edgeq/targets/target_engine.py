@@ -48,6 +48,7 @@ class FarFile:
             "inputs": [[border.name, border.tensor.index] for border in signature.inputs],
             "outputs": [[border.name, border.tensor.index] for border in signature.outputs],
             "shapes": [list(border.tensor.shape) for border in signature.inputs],
+            "has_free_shapes": signature.has_free_shapes,
         }
 
 

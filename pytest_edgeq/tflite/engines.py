@@ -115,7 +115,12 @@ class InterpreterEngine(Engine):
                 experimental_op_resolver_type=resolver,
                 experimental_preserve_all_tensors=keep,
             )
-        self._interpreter.allocate_tensors()
+        try:
+            self._interpreter.allocate_tensors()
+        except (RuntimeError, ValueError):
+            if not signature.has_free_shapes:
+                raise
+            self._allocated = {}
         # Its own runner sizes and allocates everything again at each call, so it is only for the
         # signatures that nothing else can run.
         self._runner = (
@@ -214,7 +219,12 @@ class CompiledEngine(Engine):
         self._shapes = [border.tensor.shape for border in signature.inputs]
         self._outputs = [_dtype_of(border) for border in signature.outputs]
         self._checked = False
-        self._allocate()
+        try:
+            self._allocate()
+        except RuntimeError:
+            if not signature.has_free_shapes:
+                raise
+            self._shapes = []
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """

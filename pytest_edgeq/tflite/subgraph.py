@@ -139,3 +139,13 @@ class Signature:
     subgraph: int
     inputs: tuple[SignatureTensor, ...]
     outputs: tuple[SignatureTensor, ...]
+
+    @property
+    def has_free_shapes(self) -> bool:
+        """
+        Whether an axis of an input has any length.
+
+        The file stores 1 for it, which its ops may refuse: it is allocated by the shapes of a
+        sample then.
+        """
+        return any(-1 in each.tensor.shape_signature for each in self.inputs)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -144,6 +145,20 @@ def test_every_form_of_samples(form: str, saved: Callable[..., Path], run: Run) 
     figures = [json.loads(done.stdout)["stages"] for done in (several, together)]
     assert figures[0] == figures[1]
     assert figures[0]["total"]["n_samples"] == 4
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (4, 1, 16)], ids=["batch", "one more axis"])
+def test_a_free_batch_is_read_sample_by_sample(
+    saved: Callable[..., Path], run: Run, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    """An axis more in front gives the same."""
+    path = tmp_path / "free.tflite"
+    path.write_bytes(free_shapes().content)
+
+    done = run("compare", path, path, "--inputs", saved(x=values(*shape)), "--json")
+
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["stages"]["total"]["n_samples"] == 4
 
 
 def test_two_inputs_by_name(saved: Callable[..., Path], run: Run, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fixtures.tflite import make, stacks
+from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.stateful import counter
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, assert_accuracy_drop, assert_runtimes_agree
@@ -71,6 +72,18 @@ def test_a_target_gives_what_this_process_gives(
         assert [(a.dtype, a.shape, a.tobytes()) for a in got] == [
             (a.dtype, a.shape, a.tobytes()) for a in expected
         ]
+
+
+def test_a_stored_shape_that_no_kernel_takes(targets: Runtimes) -> None:
+    """[1, 1] of a layer of 16 inputs: it is allocated by the sample's shape there, too."""
+    kind = free_shapes()
+    edge = EdgeFile(kind.content, runtimes=targets)
+
+    expected, got = (
+        edge.run(["x"], kind.inputs[0], runtime) for runtime in ("xnnpack", "local:xnnpack")
+    )
+
+    assert np.array_equal(got[0], expected[0])
 
 
 def test_a_shell_between_changes_nothing(targets: Runtimes) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fixtures.tflite import make, stacks
+from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import litert
 from pytest_edgeq.presets import RUNTIMES
@@ -82,6 +83,19 @@ def test_results_are_the_callers_own(runtime: str) -> None:
     kept = first.copy()
     edge.run(["x"], [10 * X], runtime)
     assert np.array_equal(first, kept)
+
+
+@pytest.mark.parametrize("runtime", LITERT)
+def test_a_stored_shape_that_no_kernel_takes(runtime: str) -> None:
+    """[1, 1] of a layer of 16 inputs: it is allocated by the sample's shape."""
+    kind = free_shapes()
+    edge = EdgeFile(kind.content)
+    x, again = kind.inputs[0][0], kind.inputs[1][0][:2]
+
+    made = [edge.decode(edge.run(["x"], [each], runtime))[0] for each in (x, again)]
+
+    assert [each.shape for each in made] == [(3, 32), (2, 32)]
+    assert np.abs(made[0] - kind.reference(x)).max() < 0.1
 
 
 @pytest.mark.parametrize("runtime", LITERT)

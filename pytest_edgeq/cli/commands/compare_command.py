@@ -67,9 +67,9 @@ def command(
     Other arrays are ignored.
 
     An array has the shape of the input, for one sample, or an axis more in front that counts the
-    samples. For an input whose first dimension is 1, an array of as many dimensions and another
-    length counts samples along its first axis. All arrays of one .npz file hold as many samples;
-    the samples of several files follow each other. Floats are read as float32.
+    samples. For an input whose first dimension is 1 or free, an array of as many dimensions and
+    another length counts samples along its first axis. All arrays of one .npz file hold as many
+    samples; the samples of several files follow each other. Floats are read as float32.
 
     Outputs are paired by name, or by position where the files have no name in common. There is no
     default tolerance: without --budget the figures are shown, and the exit code is 0 unless an
