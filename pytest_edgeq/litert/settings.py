@@ -8,14 +8,9 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
 from pytest_edgeq.litert.pt2e_graphs import is_pt2e_quantizer
 
 _LIBRARIES = ("torch", "torchao", "litert_torch", "ai_edge_torch")
-
-_ATOMS = (bool, int, float, str, enum.Enum, torch.dtype, torch.qscheme, torch.layout)
-_NAMED = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def settings_of(quantizer: Any) -> dict[str, str]:
@@ -55,7 +50,7 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    if value is None or isinstance(value, (*_ATOMS, *_NAMED)):
+    if value is None or isinstance(value, _atoms()):
         return str(value)
     if isinstance(value, type) and _is_known(value):
         return value.__name__
@@ -69,3 +64,12 @@ def _text(value: Any) -> str:
 
 def _is_known(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _LIBRARIES
+
+
+@functools.cache
+def _atoms() -> tuple[type, ...]:
+    # Imported here: files are compared where there is no torch.
+    import torch
+
+    named = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    return (bool, int, float, str, enum.Enum, torch.dtype, torch.qscheme, torch.layout, *named)
