@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from pytest_edgeq.numerics.checks import has_default_parameters, uncalibrated_finding
 from pytest_edgeq.numerics.findings import BLOCKING, UNSAFE_OP, Finding, Place
 from pytest_edgeq.numerics.health import check_bias, check_scales
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.op_facts import ACTIVATIONS, HOLDING, KEEPS_SCALE
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.tflite.subgraph import Tensor
+from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.tflite.unsafe import unsafe_ops
 
 __all__ = ["static_findings", "unsafe_findings"]
@@ -20,18 +23,18 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for signature in edge.graph.signatures:
         for border in signature.inputs:
-            findings += _scale_findings(Place("input", border.name), border.tensor)
+            findings += check_scales(Place("input", border.name), border.tensor.scales)
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
         roles = roles_of(edge.graph, op)
         for tensor in roles.outputs:
-            findings += _scale_findings(_tensor("output", entry), tensor)
+            findings += check_scales(_tensor("output", entry), tensor.scales)
         for stored in roles.weights:
-            place = _tensor("weight", entry)
-            findings += _scale_findings(place, stored.tensor, activation=False)
+            findings += check_scales(_tensor("weight", entry), stored.tensor.scales)
         for stored in roles.biases:
             if stored.tensor.dtype == "int32" and stored.tensor.is_constant:
                 values = edge.graph.constant(stored.tensor).view(np.int32)
                 findings += check_bias(_tensor("bias", entry), values)
+        findings += _uncalibrated(edge.graph, op, entry)
     return tuple(dict.fromkeys(findings))
 
 
@@ -39,10 +42,22 @@ def _tensor(role: str, entry: OpDtypes) -> Place:
     return Place("tensor", f"the {role} of {entry.where}", entry.index, entry.module)
 
 
-def _scale_findings(place: Place, tensor: Tensor, *, activation: bool = True) -> list[Finding]:
-    return check_scales(
-        place, tensor.scales, tensor.zero_points, activation=activation, dtype=tensor.dtype
+def _uncalibrated(graph: OpGraph, op: Op, entry: OpDtypes) -> list[Finding]:
+    """Return a finding for an op that computes default parameters from default parameters."""
+    if op.name in KEEPS_SCALE | HOLDING | ACTIVATIONS:
+        return []
+    given, made = (
+        [
+            tensor
+            for tensor in (graph.tensor(op, index) for index in indices if index >= 0)
+            if not tensor.is_constant
+            and has_default_parameters(tensor.scales, tensor.zero_points, tensor.dtype)
+        ]
+        for indices in (op.inputs, op.outputs)
     )
+    if not given or not made:
+        return []
+    return [uncalibrated_finding(_tensor("output", entry), "which its input has, too")]
 
 
 def unsafe_findings(edge: EdgeFile) -> tuple[Finding, ...]:

@@ -13,6 +13,7 @@ from .findings import (
     BIAS_AT_INT32_LIMIT,
     CALIBRATION_OVERLAP,
     CALIBRATION_REPEATED,
+    NO_HARM,
     SAMPLES,
     UNCALIBRATED_ACTIVATION,
     Finding,
@@ -21,9 +22,14 @@ from .findings import (
 )
 from .sums import Array
 
-# Raw pixels are uint8 with just these parameters.
-_CALIBRATED_DTYPES = ("int8", "int16")
 _INT32 = np.iinfo(np.int32)
+
+_FILLED = {"input": 1 / 4, "output": 1 / 32}
+"""
+Share of the codes that the values of a range that was meant span at least.
+
+Inputs in steps of 1 are whole numbers, which are told from others; outputs are rounded to them.
+"""
 
 _BY_CHANCE = 1e-3
 """Samples met again of which less than this share would be by chance are the same ones."""
@@ -32,21 +38,16 @@ _SIGMAS = 3
 """How many standard deviations above its share by chance a count is none."""
 
 
-def check_scales(
-    place: Place, scales: Array, zero_points: Array, *, activation: bool, dtype: str
-) -> list[Finding]:
+def check_scales(place: Place, scales: Array) -> list[Finding]:
     """
-    Check the quantization parameters of one tensor.
+    Check the scales of one tensor.
 
     Args:
         place: where the tensor stands.
-        scales: its scales, one or one a channel; none: it is not quantized and there is no finding.
-        zero_points: its zero points; none stand for zeros.
-        activation: whether it is an activation, whose scale must come from calibration.
-        dtype: its dtype, such as ``int8``.
+        scales: one, or one a channel; none: it is not quantized and there is no finding.
 
     Returns:
-        Findings of kind `bad_scale` and `uncalibrated_activation`.
+        Findings of kind `bad_scale`.
     """
     values = np.asarray(scales, dtype=np.float64).ravel()
     if not values.size:
@@ -75,18 +76,83 @@ def check_scales(
                 harm=Harm.share(n_bad, values.size),
             )
         )
-    never_set = bool((values == 1).all()) and not np.any(zero_points)
-    if activation and dtype in _CALIBRATED_DTYPES and never_set:
-        found.append(
-            Finding(
-                kind=UNCALIBRATED_ACTIVATION,
-                place=place,
-                symptom=f"{dtype} activation with scale 1.0 and zero point 0",
-                causes=("its observer saw no sample",),
-                fix="calibrate with inputs that reach it",
-            )
-        )
     return found
+
+
+def has_default_parameters(scales: Array, zero_points: Array, dtype: str) -> bool:
+    """
+    Whether an activation has scale 1.0 and zero point 0.
+
+    An observer that saw no sample leaves these. They are right for whole numbers from -128 to 127,
+    and of uint8 for raw pixels.
+    """
+    is_signed = dtype in ("int8", "int16")
+    return is_signed and bool(len(scales) and np.all(scales == 1)) and not np.any(zero_points)
+
+
+def uncalibrated_finding(place: Place, evidence: str, harm: Harm = NO_HARM) -> Finding:
+    """
+    Return the finding for an activation with default parameters.
+
+    Args:
+        place: where it stands.
+        evidence: what tells that these are not meant, a clause.
+        harm: what they cost.
+    """
+    return Finding(
+        kind=UNCALIBRATED_ACTIVATION,
+        place=place,
+        symptom=f"scale 1.0 and zero point 0, {evidence}",
+        causes=("its observer saw no sample",),
+        fix="calibrate with inputs that reach it",
+        harm=harm,
+    )
+
+
+class DefaultRange:
+    """
+    Tells whether values fill codes of scale 1.0 and zero point 0; merges.
+
+    Args:
+        scale: of the codes.
+        zero_point: of the codes.
+        low: the least code.
+    """
+
+    def __init__(self, scale: float | None, zero_point: int | None, low: int | None) -> None:
+        self._is_default = (scale, zero_point) == (1.0, 0) and low is not None and low < 0
+        self._is_whole = True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all values are whole numbers, in steps of 1."""
+        return self._is_default and self._is_whole
+
+    def update(self, values: Array) -> None:
+        """Look at the finite values of one sample."""
+        if self._is_default and self._is_whole:
+            self._is_whole = bool((values == np.rint(values)).all())
+
+    def merge(self, other: DefaultRange) -> None:
+        """Add all that another one has seen."""
+        self._is_whole &= other._is_whole
+
+    def finding(self, place: Place, least: float, greatest: float, codes: int) -> Finding | None:
+        """
+        Return the finding, if values of fractions leave most codes unused.
+
+        Args:
+            place: where the values stand.
+            least: of them.
+            greatest: of them.
+            codes: how many codes there are.
+        """
+        used = max(greatest, 0.0) - min(least, 0.0) + 1
+        if not self._is_default or self._is_whole or not 1 < used < codes * _FILLED[place.kind]:
+            return None
+        evidence = f"and its values, in [{least:.3g}, {greatest:.3g}], span {used:.2g} of {codes}"
+        harm = Harm.decibels(20 * math.log10(codes / used))
+        return uncalibrated_finding(place, f"{evidence} codes", harm)
 
 
 def check_bias(place: Place, values: Array) -> list[Finding]:

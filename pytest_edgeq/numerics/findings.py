@@ -40,7 +40,10 @@ BAD_SCALE = "bad_scale"
 """A scale is zero, subnormal, negative or not finite."""
 
 UNCALIBRATED_ACTIVATION = "uncalibrated_activation"
-"""An activation has scale 1.0 and zero point 0: the observer that set them saw nothing."""
+"""
+An activation has scale 1.0 and zero point 0, which its values do not fill, or which an activation
+that is computed from it has, too: the observers that set them saw nothing.
+"""
 
 CALIBRATION_OVERLAP = "calibration_overlap"
 """Samples of the calibration are met again among those evaluated: the errors look too small."""
@@ -48,7 +51,7 @@ CALIBRATION_OVERLAP = "calibration_overlap"
 CALIBRATION_REPEATED = "calibration_repeated"
 """All samples of the calibration are one and the same: ranges hold no other."""
 
-INPUT_KINDS = (CALIBRATION_REPEATED, CLIPPED_INPUT, COARSE_INPUT)
+INPUT_KINDS = (CALIBRATION_REPEATED, CLIPPED_INPUT, COARSE_INPUT, UNCALIBRATED_ACTIVATION)
 """Of a calibration by other inputs: it spoils all that comes behind, and explains it."""
 
 UNSAFE_OP = "unsafe_op"

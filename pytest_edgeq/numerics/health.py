@@ -14,6 +14,7 @@ import numpy as np
 
 from .calibration import UNKNOWN, Calibration
 from .checks import (
+    DefaultRange,
     SampleLedger,
     check_bias,
     check_scales,
@@ -104,6 +105,9 @@ How far inside, as a share of the range, the reference of a saturated element mu
 multiplier moves the values.
 """
 
+
+_ENOUGH = 32
+"""Elements of an output that it takes to tell whether they fill its range."""
 
 _LOCALIZE = "edgeq.localize(model, samples)"
 
@@ -215,6 +219,7 @@ class OutputHealth:
         self._clipped = Outside()
         self._saturated = 0
         self._at_ends = 0
+        self._default = DefaultRange(spec.scale, spec.zero_point, spec.qmin)
 
     def update(
         self, reference: Array | Side, actual: Array | Side, codes: Array | None = None
@@ -243,6 +248,8 @@ class OutputHealth:
         for i, side in enumerate(sides):
             self._nonfinite[i] += side.n_nonfinite
             self._extremes[i].update(*side.ends)
+        finite = sides[0].finite
+        self._default.update(sides[0].flat if finite is None else sides[0].flat[finite])
         span = self._code_range()
         if span is not None:
             self._count_clipped(sides[0], sides[1].flat, codes, span)
@@ -297,6 +304,7 @@ class OutputHealth:
         self._clipped.merge(other._clipped)
         self._saturated += other._saturated
         self._at_ends += other._at_ends
+        self._default.merge(other._default)
         for i in range(2):
             self._nonfinite[i] += other._nonfinite[i]
             self._extremes[i].merge(other._extremes[i])
@@ -310,6 +318,7 @@ class OutputHealth:
         """
         found = [self._nonfinite_finding(), self._constant_finding()]
         found += [self._clipped_finding(calibration), self._saturated_finding()]
+        found.append(self._uncalibrated_finding())
         return [finding for finding in found if finding is not None]
 
     @property
@@ -399,6 +408,13 @@ class OutputHealth:
             fix=f"{_LOCALIZE} names it",
             harm=Harm.share(self._saturated, self.n_elements),
         )
+
+    def _uncalibrated_finding(self) -> Finding | None:
+        span = self._code_range()
+        if span is None or self.n_elements < _ENOUGH:
+            return None
+        low, high = self._extremes[0].low, self._extremes[0].high
+        return self._default.finding(self._place, low, high, span.qmax - span.qmin + 1)
 
     def _reach(self) -> str:
         span = self._code_range()

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from .calibration import UNKNOWN, Calibration
+from .checks import DefaultRange
 from .error_sums import BorderSpec
 from .findings import CLIPPED_INPUT, COARSE_INPUT, Finding, Harm, Place
 from .health import CLIPPED_LSB, Outside
@@ -51,6 +52,7 @@ class InputHealth:
         self._codes = (low, high)
         self._least, self._greatest = math.inf, -math.inf
         self._outside = Outside()
+        self._default = DefaultRange(scale, zero_point, low)
 
     def update(self, values: Array) -> None:
         """
@@ -70,6 +72,7 @@ class InputHealth:
             if not values.size:
                 return
             least, greatest = float(values.min()), float(values.max())
+        self._default.update(values)
         low, high = self._reach()
         self._least, self._greatest = min(self._least, least), max(self._greatest, greatest)
         margin, count = CLIPPED_LSB * self._scale, 0
@@ -84,6 +87,7 @@ class InputHealth:
         self._least = min(self._least, other._least)
         self._greatest = max(self._greatest, other._greatest)
         self._outside.merge(other._outside)
+        self._default.merge(other._default)
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
         """
@@ -113,9 +117,13 @@ class InputHealth:
                 )
             ]
         codes = (max(self._greatest, 0.0) - min(self._least, 0.0)) / self._scale + 1
-        # Zeros have nothing to lose.
-        if elements >= _ENOUGH and 1 < codes < _FEWEST_CODES:
-            all_codes = self._codes[1] - self._codes[0] + 1
+        all_codes = self._codes[1] - self._codes[0] + 1
+        unset = self._default.finding(self._place, self._least, self._greatest, all_codes)
+        if elements >= _ENOUGH and unset is not None:
+            return [unset]
+        # Zeros have nothing to lose, and whole numbers nothing in steps of 1.
+        is_coarse = 1 < codes < _FEWEST_CODES and not self._default.is_exact
+        if elements >= _ENOUGH and is_coarse:
             reason = calibration.too_wide(self._scale)
             return [
                 Finding(

@@ -59,6 +59,15 @@ def test_its_damaged_sibling_fails(loader: Edgeq, name: str) -> None:
         loader.check(model, kind.inputs)
 
 
+def test_whole_codes_given_as_fractions_are_found(loader: Edgeq) -> None:
+    """The same file, of samples that were to be multiplied by 64: nobody has calibrated it."""
+    kind = KINDS["whole_codes"]()
+    model = loader.load(kind.content, reference=kind.reference)
+
+    with pytest.raises(AssertionError, match="uncalibrated_activation: input 'x'"):
+        loader.check(model, [(x / 64,) for (x,) in kind.inputs])
+
+
 def test_a_custom_op_that_only_xnnpack_has(loader: Edgeq) -> None:
     """Kernels that keep what is between ops lack it: a note, and the outputs are compared."""
     kind = KINDS["custom_op"]()

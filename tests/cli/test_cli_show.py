@@ -83,7 +83,24 @@ def test_findings(tmp_path: Path, run: Run, golden: Check) -> None:
     golden("show_findings", done.stdout)
     assert (done.exit_code, document.exit_code) == (1, 1)
     kinds = {finding["kind"] for finding in json.loads(document.stdout)["health"]}
-    assert kinds == {"bad_scale", "bias_at_int32_limit", "uncalibrated_activation"}
+    assert kinds == {"bad_scale", "bias_at_int32_limit"}
+
+
+@pytest.mark.parametrize(
+    ("op", "scale", "is_found"),
+    [("EXP", 1.0, True), ("EXP", 0.5, False), ("RELU", 1.0, False), ("RESHAPE", 1.0, False)],
+)
+def test_scale_one_on_both_sides_of_an_op(
+    tmp_path: Path, run: Run, op: str, scale: float, is_found: bool
+) -> None:
+    """A sign that nothing was calibrated, but of ops that keep their input's scale."""
+    sides = [{"dtype": "int8", "scales": [each], "name": "t"} for each in (1.0, scale)]
+
+    done = run("show", written(tmp_path / "one.tflite", one_op(op, [sides[0]], [sides[1]])))
+
+    told = f"the output of {op} (op 0): scale 1.0 and zero point 0, which its input has, too"
+    assert (told in " ".join(done.stdout.split())) is is_found
+    assert done.exit_code == int(is_found)
 
 
 def test_an_op_that_aborts_is_a_finding(tmp_path: Path, run: Run) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_edgeq.numerics.checks import has_default_parameters
 from pytest_edgeq.numerics.error_sums import BorderSpec
 from pytest_edgeq.numerics.findings import Finding, Place
 from pytest_edgeq.numerics.health import (
@@ -264,8 +265,7 @@ def test_any_split_finds_the_same(samples: list[list[tuple[float, float]]], cut:
 )
 def test_bad_scale_is_found(scales: list[float], text: str) -> None:
     """A scale that is no scale is named by kind and place."""
-    points = np.zeros(len(scales), np.int64)
-    (finding,) = check_scales(tensor("w"), np.array(scales), points, activation=False, dtype="int8")
+    (finding,) = check_scales(tensor("w"), np.array(scales))
     assert (finding.kind, finding.where) == ("bad_scale", "w")
     assert text in finding.message
 
@@ -273,44 +273,42 @@ def test_bad_scale_is_found(scales: list[float], text: str) -> None:
 def test_sound_scales_have_no_finding() -> None:
     """Positive normal scales are sound, and so is a tensor that is not quantized."""
     for scales in ([0.1, 1.2e-38], []):
-        assert (
-            check_scales(tensor("w"), np.array(scales), np.zeros(0), activation=True, dtype="int8")
-            == []
-        )
-
-
-@pytest.mark.parametrize("points", [[0], []])
-def test_uncalibrated_activation_is_found(points: list[int]) -> None:
-    """Scale 1.0 and zero point 0 is what an observer that saw nothing leaves."""
-    (finding,) = check_scales(
-        tensor("relu"), np.array([1.0]), np.array(points, np.int64), activation=True, dtype="int8"
-    )
-    assert finding.kind == "uncalibrated_activation"
-    assert finding.message == (
-        "int8 activation with scale 1.0 and zero point 0; its observer saw no sample; "
-        "calibrate with inputs that reach it"
-    )
+        assert check_scales(tensor("w"), np.array(scales)) == []
 
 
 @pytest.mark.parametrize(
-    ("scale", "point", "activation", "dtype"),
+    ("scales", "points", "dtype", "expected"),
     [
-        (1.0, 3, True, "int8"),
-        (0.9, 0, True, "int8"),
-        (1.0, 0, False, "int8"),
-        (1.0, 0, True, "int32"),
+        ([1.0], [0], "int8", True),
+        ([1.0], [], "int16", True),
+        ([1.0], [3], "int8", False),
+        ([0.9], [0], "int8", False),
+        ([], [], "int8", False),
+        ([1.0], [0], "uint8", False),
+        ([1.0], [0], "int32", False),
     ],
 )
-def test_other_scales_of_one_are_sound(
-    scale: float, point: int, activation: bool, dtype: str
+def test_what_an_observer_leaves_that_saw_nothing(
+    scales: list[float], points: list[int], dtype: str, expected: bool
 ) -> None:
-    """Scale 1.0 is a defect only of an integer activation, and only with zero point 0."""
-    assert (
-        check_scales(
-            tensor("t"), np.array([scale]), np.array([point]), activation=activation, dtype=dtype
-        )
-        == []
-    )
+    """Scale 1.0 and zero point 0 of signed codes; raw pixels are uint8."""
+    assert has_default_parameters(np.array(scales), np.array(points), dtype) is expected
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        (np.linspace(-2.5, 2.5, 64), ["uncalibrated_activation"]),
+        (np.linspace(-40.5, 60.5, 64), []),
+        (np.arange(64) % 5 - 2.0, []),
+    ],
+    ids=["few codes", "many codes", "whole numbers"],
+)
+def test_an_output_that_was_never_calibrated(values: np.ndarray, kinds: list[str]) -> None:
+    """Scale 1.0 and zero point 0 alone are no evidence: its values have to leave codes unused."""
+    health = OutputHealth(BorderSpec("y", 1.0, 0, -128, 127))
+    health.update(values, np.rint(values))
+    assert [each.kind for each in health.findings()] == kinds
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

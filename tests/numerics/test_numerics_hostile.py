@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pytest_edgeq.numerics.budget import Budget
-from pytest_edgeq.numerics.checks import check_bias, check_scales
+from pytest_edgeq.numerics.checks import check_bias, check_scales, has_default_parameters
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator, StageErrors
 from pytest_edgeq.numerics.findings import SAMPLES
 from pytest_edgeq.numerics.health import OutputHealth
@@ -153,6 +153,7 @@ def test_parameters_are_judged(
         given = np.array(scales, np.float64).astype(np.float32)
     count = min(len(scales), len(points))
     zero_points = np.array(points[:count], np.int64)
-    for finding in check_scales(SAMPLES, given[:count], zero_points, activation=True, dtype=dtype):
+    for finding in check_scales(SAMPLES, given[:count]):
         assert str(finding)
+    assert has_default_parameters(given[:count], zero_points, dtype) in (True, False)
     assert all(map(str, check_bias(SAMPLES, bias.reshape(-1))))

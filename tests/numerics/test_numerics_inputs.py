@@ -100,3 +100,29 @@ def test_an_input_without_a_scale_cannot_be_looked_at() -> None:
     """There is nothing to hold it against."""
     with pytest.raises(ValueError, match="input 'x': expected one with a scale"):
         InputHealth(BorderSpec("x"))
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        (np.linspace(-2.5, 2.5, 64), ["uncalibrated_activation"]),
+        (np.linspace(-20.5, 20.5, 64), ["uncalibrated_activation"]),
+        (np.linspace(-99.5, 99.5, 64), []),
+        (np.arange(64) - 32.0, []),
+        (np.arange(64) % 2.0, []),
+    ],
+    ids=["few codes", "a quarter", "many codes", "whole numbers", "a mask"],
+)
+def test_scale_one_and_zero_point_zero(values: np.ndarray, kinds: list[str]) -> None:
+    """They are right for whole codes; fractions that leave most codes unused are evidence."""
+    found = findings(values, values, spec=BorderSpec("x", 1.0, 0, -128, 127))
+    assert [each.kind for each in found] == kinds
+
+
+def test_what_tells_that_an_input_was_never_calibrated() -> None:
+    """Which values they are, and how many codes."""
+    (finding,) = findings(np.linspace(-2.5, 2.5, 64), spec=BorderSpec("x", 1.0, 0, -128, 127))
+    assert finding.message == (
+        "scale 1.0 and zero point 0, and its values, in [-2.5, 2.5], span 6 of 256 codes; its "
+        "observer saw no sample; calibrate with inputs that reach it"
+    )
