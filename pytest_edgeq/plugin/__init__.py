@@ -16,7 +16,7 @@ import contextlib
 import gc
 import os
 import shlex
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ from pytest_edgeq.plugin.fixture_values import fixture_values
 from pytest_edgeq.plugin.folding import fold
 from pytest_edgeq.plugin.html_extras import add_extras, writes_html
 from pytest_edgeq.plugin.library_output import LibraryOutput
-from pytest_edgeq.plugin.markers import MARKER, Marks, resolve_marks
+from pytest_edgeq.plugin.markers import MARKER, Marks, check_quantizers_are_used, resolve_marks
 from pytest_edgeq.plugin.state import (
     absent_key,
     cache_dir_key,
@@ -321,7 +321,7 @@ def edgeq_quantizer(request: pytest.FixtureRequest) -> object:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Check the marker; run the test once under each quantizer if it asks for one."""
     config = metafunc.config
-    marks = _marks(metafunc.definition)
+    marks = _marks(metafunc.definition, metafunc.fixturenames)
     if "edgeq_quantizer" in metafunc.fixturenames and not _parametrized(metafunc):
         quantizers = config.stash[settings_key].quantizers_beside(marks.quantizers)
         metafunc.parametrize(
@@ -339,11 +339,15 @@ def _parametrized(metafunc: pytest.Metafunc) -> bool:
     return any(name.strip() == "edgeq_quantizer" for names in lists for name in names)
 
 
-def _marks(item: pytest.Item) -> Marks:
+def _marks(item: pytest.Item, fixtures: Sequence[str] | None = None) -> Marks:
+    """Read the test's markers; given the names of its fixtures, look whether they serve."""
     try:
-        return resolve_marks(
+        marks = resolve_marks(
             item.iter_markers("edgeq"), item.config.rootpath, item.config.stash[runtimes_key]
         )
+        if fixtures is not None:
+            check_quantizers_are_used(item.own_markers, fixtures)
+        return marks  # noqa: TRY300 # what follows is of an error
     except pytest.UsageError as error:
         message = f"{item.nodeid}: {error}"
     # As pytest does for its own markers: a message for this file, without a traceback.

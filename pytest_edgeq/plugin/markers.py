@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,14 @@ from pytest_edgeq.tflite.registry import Runtimes
 _MARKER_IS_KEYWORD_ONLY: Final = (
     "the marker edgeq takes keyword arguments only, got {args}: "
     'write @pytest.mark.edgeq(quantizers=["{preset}"], runtime="{runtime}")'
+)
+
+
+_QUANTIZERS_ARE_UNUSED: Final = (
+    "the marker edgeq(quantizers=…) has no effect: expected a test that uses the fixture "
+    "edgeq_quantizer, got the fixtures {fixtures}; it would run once, under the default quantizer\n"
+    "fix: add the argument edgeq_quantizer and hand it on, "
+    "edgeq.quantize(…, quantizer=edgeq_quantizer), or leave quantizers=… out of the marker"
 )
 
 
@@ -70,6 +78,24 @@ def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtime
     if "runtime" in said:
         runtime_of(said["runtime"], Place("the marker edgeq(runtime=…)", rootdir, runtimes))
     return Marks(**said)
+
+
+def check_quantizers_are_used(marks: Iterable[pytest.Mark], fixtures: Sequence[str]) -> None:
+    """
+    Check that a test that is itself marked with quantizers runs under them.
+
+    Args:
+        marks: The test's own; a module or a class may hold tests that quantize nothing.
+        fixtures: Names of all fixtures that the test uses.
+
+    Raises:
+        pytest.UsageError: It does not use `edgeq_quantizer`.
+    """
+    if "edgeq_quantizer" not in fixtures and any(
+        mark.name == "edgeq" and mark.kwargs.get("quantizers") is not None for mark in marks
+    ):
+        told = ", ".join(fixtures) or "none"
+        raise pytest.UsageError(_QUANTIZERS_ARE_UNUSED.format(fixtures=told))
 
 
 def _marked_quantizers(value: object, rootdir: Path) -> tuple[object, ...]:

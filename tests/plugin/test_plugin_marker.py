@@ -69,6 +69,50 @@ def test_a_wrong_marker_on_a_parameter_is_an_error_of_its_test(pytester: pytest.
     result.stdout.fnmatch_lines(["*test_it?1?*no keyword 'seed'*"])
 
 
+def test_quantizers_of_a_test_that_uses_none_are_an_error(pytester: pytest.Pytester) -> None:
+    """It would run under the default one; a module's marker may be for its other tests."""
+    pytester.makepyfile(
+        test_direct="""
+        import pytest
+
+        @pytest.mark.edgeq(quantizers=["none", "pt2e_dynamic_int8"])
+        def test_it(tmp_path): pass
+        """,
+        test_fixture="""
+        import pytest
+
+        @pytest.fixture
+        def model(edgeq_quantizer): return edgeq_quantizer
+
+        @pytest.mark.edgeq(quantizers=["none", "pt2e_dynamic_int8"])
+        def test_it(model): pass
+
+        @pytest.mark.edgeq(runtime="builtin")
+        def test_no_quantizer_is_marked(): pass
+        """,
+        test_module="""
+        import pytest
+
+        pytestmark = pytest.mark.edgeq(quantizers=["none", "pt2e_dynamic_int8"])
+
+        def test_it(edgeq_quantizer): pass
+        def test_what_needs_no_model(): pass
+        """,
+    )
+
+    result = pytester.runpytest("--continue-on-collection-errors")
+
+    result.assert_outcomes(errors=1, passed=6)
+    result.stdout.fnmatch_lines(
+        [
+            "*test_direct.py::test_it: the marker edgeq(quantizers=…) has no effect: expected a "
+            "test that uses the fixture edgeq_quantizer, got the fixtures tmp_path*",
+            "*fix: add the argument edgeq_quantizer and hand it on*",
+        ]
+    )
+    assert "Traceback" not in result.stdout.str()
+
+
 def test_any_quantizer_may_be_marked(pytester: pytest.Pytester) -> None:
     """Presets, None, objects and recipes, each under a telling id; strict ids do not mind."""
     pytester.makeini("[pytest]\nstrict_parametrization_ids = true\n")
