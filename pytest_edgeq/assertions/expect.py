@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_edgeq.isolate.bare_files import bare_runtimes
 from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.suggest import nearest, nearest_op
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import operator_names, tensor_types
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
@@ -215,7 +215,7 @@ def known_op(op: Any) -> str:
         raise TypeError(f"op: expected a name such as 'CONV_2D', got {op!r}")
     known = operator_names()
     if op not in known and not op.startswith(f"{CUSTOM}:"):
-        raise ValueError(f"TFLite has no operator {op!r}{nearest(op, known)}")
+        raise ValueError(f"TFLite has no operator {op!r}{nearest_op(op, known)}")
     return op
 
 

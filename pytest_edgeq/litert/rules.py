@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.libraries import recipe_module
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.suggest import nearest, nearest_op
 
 __all__ = ["Rule", "ScopedOp", "check_rules", "match_rules", "told_ops"]
 
@@ -203,7 +203,8 @@ def _check_word(rule: Rule, name: str, given: Mapping[str, Any], words: Any) -> 
     word = str(given[name])
     # The schema's name where the library has one of its own: TRANSPOSE_CONV is CONV_2D_TRANSPOSE.
     own = _library_names().get(word) if name == "operation" else None
-    hint = f" (did you mean {own}?)" if own else nearest(word, known)
+    near = nearest_op if name == "operation" else nearest
+    hint = f" (did you mean {own}?)" if own else near(word, known)
     raise _refused(rule, f"unknown {name} {word!r}{hint}\n  known: {', '.join(known)}")
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_edgeq import QuantizedModel
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.suggest import _OPS_BY_OTHER_NAMES, nearest, nearest_op
+from pytest_edgeq.tflite.graph import operator_names
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -92,3 +93,30 @@ def test_nearest_names() -> None:
     assert nearest("conv2d", ["CONV_2D", "ADD"]) == " (did you mean CONV_2D?)"
     assert nearest("zzz", ["CONV_2D"]) == ""
     assert nearest("", [""]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("LINEAR", "FULLY_CONNECTED"),
+        ("nn.Linear", "FULLY_CONNECTED"),
+        ("aten.linear.default", "FULLY_CONNECTED"),
+        ("Dense", "FULLY_CONNECTED"),
+        ("MatMul", "FULLY_CONNECTED or BATCH_MATMUL"),
+        ("SIGMOID", "LOGISTIC"),
+        ("cat", "CONCATENATION"),
+        ("PixelShuffle", "DEPTH_TO_SPACE"),
+        # Spelt like the operator itself: no other vocabulary is asked.
+        ("RESIZE_BILINAR", "RESIZE_BILINEAR"),
+    ],
+)
+def test_operators_by_their_names_elsewhere(name: str, hint: str) -> None:
+    """In torch, Keras and ONNX."""
+    assert nearest_op(name, operator_names()).startswith(f" (did you mean {hint}")
+
+
+def test_an_operator_by_another_name_is_one_that_can_be_meant() -> None:
+    """Of those that are known where the name is asked for; else one that is spelt alike."""
+    assert {op for ops in _OPS_BY_OTHER_NAMES.values() for op in ops} <= set(operator_names())
+    assert nearest_op("matmul", ["BATCH_MATMUL", "ADD"]) == " (did you mean BATCH_MATMUL?)"
+    assert nearest_op("linear", ["RESIZE_BILINEAR"]) == " (did you mean RESIZE_BILINEAR?)"

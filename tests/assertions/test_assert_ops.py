@@ -169,6 +169,7 @@ def test_a_file_alone_knows_no_modules(pt2e: QuantizedModel) -> None:
         ("CONV_2D", {}, ValueError, "expects nothing: give input="),
         ("CONV_2D", {"module": "stem"}, ValueError, "expects nothing"),
         ("CONV2D", {"output": "int8"}, ValueError, "no operator 'CONV2D' .did you mean CONV_2D"),
+        ("LINEAR", {"output": "int8"}, ValueError, r"'LINEAR' \(did you mean FULLY_CONNECTED\?\)"),
         (None, {"output": "int8"}, TypeError, "op: expected a name"),
         ("CONV_2D", {"scheme": "int7"}, ValueError, "unknown scheme 'int7' .did you mean int8"),
         ("CONV_2D", {"scheme": 8}, ValueError, "unknown scheme 8"),

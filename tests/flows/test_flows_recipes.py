@@ -721,6 +721,7 @@ def _changed(rule: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 WEIGHT = "op_config.weight_tensor_config"
 BAD_RULES: list[tuple[str, Any, str]] = [
     ("operation", "CONV2D", r"unknown operation 'CONV2D' \(did you mean CONV_2D"),
+    ("operation", "LINEAR", r"unknown operation 'LINEAR' \(did you mean FULLY_CONNECTED\?\)"),
     ("operation", "TRANSPOSE_CONV", r"'TRANSPOSE_CONV' \(did you mean CONV_2D_TRANSPOSE\?\)"),
     ("operation", None, r"unknown operation 'None'"),
     (
