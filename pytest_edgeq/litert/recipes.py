@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -141,11 +140,30 @@ class _Calibration:
         # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it
         # reads it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held
         # whole. The ranges gathered are the same.
-        with quiet(), _refusals("cannot calibrate for the recipe"):
+        with quiet(), _no_progress_bar(), _refusals("cannot calibrate for the recipe"):
             self._calibrator.calibrate({signature: [sample]}, self._manager)
 
     def ranges(self) -> Any:
         return self._calibrator.get_model_qsvs()
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """
+    Keep progress bars out of the captured output of tests.
+
+    ai-edge-quantizer 0.10.0 draws them on stderr for 100 operations or tensors and more.
+    `Calibrator.calibrate`, called once a sample, has no option for it, and `Quantizer.quantize`
+    does not hand its `enable_progress_bar` on to the transformations.
+    """
+    bars = recipe_module("utils.progress_utils")
+    original = bars.ProgressBar
+
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{**kwargs, "enable": False})
+
+    with replaced(bars, ProgressBar=disabled):
+        yield
 
 
 _running: list[_Calibration] = []
@@ -222,16 +240,13 @@ def quantize_recipe(
     if native is not None:
         return native.call("quantize", quantize_recipe, float_tflite, recipe, calibration)
     quantizer = _recipe_quantizer(float_tflite, recipe)
-    # ai-edge-quantizer 0.4 has no progress to turn off.
-    known = inspect.signature(quantizer.quantize).parameters
-    progress = {"enable_progress_bar": False, "enable_progress_report": False}
-    options = {name: value for name, value in progress.items() if name in known}
     # Its report of sizes and times goes to standard output.
     with (
         quiet(),
         contextlib.redirect_stdout(io.StringIO()),
+        _no_progress_bar(),
         biases_of_any_rank(),
         _refusals("cannot apply the recipe"),
     ):
-        result = quantizer.quantize(calibration, **options)
+        result = quantizer.quantize(calibration, enable_progress_report=False)
     return bytes(result.quantized_model)

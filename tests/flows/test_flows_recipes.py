@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from fixtures import tflite as converted
 from fixtures.models import EmbeddingMean, SelfAttention, SmallModel, normal, samples, seeded
+from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import (
     Edgeq,
     QuantizedModel,
@@ -28,6 +31,7 @@ from pytest_edgeq import (
     litert,
 )
 from pytest_edgeq.flows.recipe import scoped_ops
+from pytest_edgeq.litert import recipes
 from pytest_edgeq.presets import PRESETS
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
@@ -813,3 +817,34 @@ def test_rules_that_are_no_plain_data(maker: Edgeq) -> None:
     """Nothing that JSON could not hold."""
     with pytest.raises(TypeError, match=r"recipe: a rule is not plain data: .*Tensor"):
         _quantize(maker, [_changed(dynamic(), "regex", ".*") | {"regex": torch.ones(1)}])
+
+
+def _long_file() -> bytes:
+    """Write a float file of as many operations as the library draws a progress bar for."""
+    file = FileWriter()
+    graph = file.graph()
+    tensors = [graph.tensor("float32", (1, 4)) for _ in range(121)]
+    for taken, made in itertools.pairwise(tensors):
+        graph.op("TANH", [taken], [made])
+    graph.borders(tensors[:1], tensors[-1:])
+    file.signature(litert.SIGNATURE, [("x", tensors[0])], [("y", tensors[-1])])
+    return file.content()
+
+
+def test_no_progress_bar_is_drawn(capfd: pytest.CaptureFixture[str]) -> None:
+    """It would stand in the output of each test that fails; the library still draws it."""
+    rules = litert.load_recipe("recipe_static_wi8_ai8")
+    arrays = {"x": np.ones((1, 4), np.float32)}
+    told = []
+    for is_shimmed in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not is_shimmed:
+                patch.setattr(recipes, "_no_progress_bar", contextlib.nullcontext)
+            samples = {litert.SIGNATURE: iter([arrays] * 3)}
+            ranges = litert.calibrate_recipe(_long_file(), rules, samples, threads=1)
+            litert.quantize_recipe(_long_file(), rules, ranges)
+        told.append(capfd.readouterr())
+    for bar in ("Running Calibration", "Applying Transformations"):
+        assert [bar in each.err for each in told] == [False, True]
+    assert [each.out for each in told] == ["", ""]
+    assert "it/s" not in told[0].err
