@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_edgeq.assertions import (
         assert_accuracy_drop,
+        assert_conforms,
         assert_input_dtypes,
         assert_no_float_ops,
         assert_op_counts,
@@ -45,6 +46,7 @@ __all__ = [
     "OpDtypeMap",
     "QuantizedModel",
     "assert_accuracy_drop",
+    "assert_conforms",
     "assert_input_dtypes",
     "assert_no_float_ops",
     "assert_op_counts",

@@ -7,15 +7,17 @@ import numpy as np
 from pytest_edgeq.numerics.checks import has_default_parameters, uncalibrated_finding
 from pytest_edgeq.numerics.findings import BLOCKING, UNSAFE_OP, Finding, Place
 from pytest_edgeq.numerics.health import check_bias, check_scales
+from pytest_edgeq.tflite.conformance import violations
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.op_facts import ACTIVATIONS, HOLDING, KEEPS_SCALE
+from pytest_edgeq.tflite.op_facts import ACTIVATIONS, HOLDING
+from pytest_edgeq.tflite.op_rules import keeps_scale
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.tflite.unsafe import unsafe_ops
 
-__all__ = ["static_findings", "unsafe_findings"]
+__all__ = ["conformance_findings", "static_findings", "unsafe_findings"]
 
 
 def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
@@ -35,7 +37,33 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
                 values = edge.graph.constant(stored.tensor).view(np.int32)
                 findings += check_bias(_tensor("bias", entry), values)
         findings += _uncalibrated(edge.graph, op, entry)
-    return tuple(dict.fromkeys(findings))
+    return tuple(dict.fromkeys((*findings, *conformance_findings(edge))))
+
+
+def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Finding, ...]:
+    """
+    Return a finding for each op whose quantization TFLite's kernels do not compute.
+
+    Args:
+        edge: The file.
+        warnings: Return instead those that the CPU kernels compute and accelerators may not.
+    """
+    entries = {(entry.subgraph, entry.index): entry for entry in edge.op_dtypes}
+    return tuple(
+        Finding(
+            kind=each.rule,
+            place=_op(entries[each.op.subgraph, each.op.index]),
+            symptom=each.symptom,
+            causes=(each.cause,),
+            fix=each.fix,
+        )
+        for each in violations(edge.graph)
+        if each.is_warning is warnings
+    )
+
+
+def _op(entry: OpDtypes) -> Place:
+    return Place("op", entry.op, entry.index, entry.module)
 
 
 def _tensor(role: str, entry: OpDtypes) -> Place:
@@ -44,7 +72,7 @@ def _tensor(role: str, entry: OpDtypes) -> Place:
 
 def _uncalibrated(graph: OpGraph, op: Op, entry: OpDtypes) -> list[Finding]:
     """Return a finding for an op that computes default parameters from default parameters."""
-    if op.name in KEEPS_SCALE | HOLDING | ACTIVATIONS:
+    if keeps_scale(op.name) or op.name in HOLDING | ACTIVATIONS:
         return []
     given, made = (
         [
@@ -66,7 +94,7 @@ def unsafe_findings(edge: EdgeFile) -> tuple[Finding, ...]:
     return tuple(
         Finding(
             kind=UNSAFE_OP,
-            place=Place("op", op.name, op.index, entries[op.subgraph, op.index].module),
+            place=_op(entries[op.subgraph, op.index]),
             symptom=cause,
             harm=BLOCKING,
         )

@@ -9,6 +9,7 @@ which is an AssertionError, too.
 from __future__ import annotations
 
 from pytest_edgeq.assertions.accuracy import assert_accuracy_drop
+from pytest_edgeq.assertions.conformance import assert_conforms
 from pytest_edgeq.assertions.dtypes import (
     assert_input_dtypes,
     assert_no_float_ops,
@@ -22,6 +23,7 @@ from pytest_edgeq.assertions.same_codes import assert_runtimes_agree
 
 __all__ = [
     "assert_accuracy_drop",
+    "assert_conforms",
     "assert_input_dtypes",
     "assert_no_float_ops",
     "assert_op_counts",

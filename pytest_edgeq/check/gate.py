@@ -20,6 +20,7 @@ from pytest_edgeq.progress import Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.snapshots.op_changes import describe_change
+from pytest_edgeq.tflite.conformance import RULE_NAMES
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.origin import origin_findings
 from pytest_edgeq.tflite.same import border_differences, op_differences
@@ -98,7 +99,7 @@ class Gate:
         measured = measuring.measure(inputs, threads, step, engine)
         self.comparison = measured.comparison
         if measured.comparison is not None:
-            self._look_at_health(measured.comparison)
+            self._look_at_health(measured.comparison, measured.layers)
             self._look_at_total(measured.comparison.total, measured.calibration)
             if measured.layers is None:
                 self._look_at_float(measured.comparison.total)
@@ -136,9 +137,14 @@ class Gate:
                 "static recipes"
             )
 
-    def _look_at_health(self, comparison: Comparison) -> None:
-        """One finding a kind: what is wrong with one output is often wrong with all."""
-        health = comparison.health
+    def _look_at_health(self, comparison: Comparison, layers: LayerErrors | None) -> None:
+        """
+        Add one finding a kind: what is wrong with one output is often wrong with all.
+
+        Rules of kernels are findings of the layers, where these were measured.
+        """
+        told = RULE_NAMES if layers is not None else ()
+        health = [each for each in comparison.health if each.kind not in told]
         if any(each.nonfinite_reference for each in comparison.total.outputs.values()):
             self._of_torch = True
         for kind in dict.fromkeys(each.kind for each in health):

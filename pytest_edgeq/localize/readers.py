@@ -12,18 +12,16 @@ from pytest_edgeq.localize.constant_checks import INPUT_AT
 from pytest_edgeq.localize.measured import Codes, Measured, code_limits
 from pytest_edgeq.numerics.health import CLIPPED_LSB
 from pytest_edgeq.tflite.boundary import code_range, qparams
+from pytest_edgeq.tflite.conformance import BIAS_SCALE, violations_of
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_facts import (
     ACTIVATIONS,
     COMPARISONS,
-    FIXED_SCALES,
-    HANDS_ON,
-    KEEPS_SCALE,
     MOVING,
 )
+from pytest_edgeq.tflite.op_rules import keeps_scale
 from pytest_edgeq.tflite.roles import stored_constant
-from pytest_edgeq.tflite.same import unexpected_qparams
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 __all__ = [
@@ -34,7 +32,7 @@ __all__ = [
     "changed_input",
     "is_shared",
     "masking_ops",
-    "moved_findings",
+    "rule_findings",
     "what_is_lost",
 ]
 
@@ -161,7 +159,7 @@ def is_shared(graph: OpGraph, op: Op, given: Collection[tuple[float, int]]) -> b
     own = qparams(subgraph.tensors[index])
     while True:
         others = (each for each in subgraph.ops if index in each.inputs)
-        keeping = [o for o in others if o.name in KEEPS_SCALE and o.index not in above]
+        keeping = [o for o in others if keeps_scale(o.name) and o.index not in above]
         if any(qparams(subgraph.tensors[each.outputs[0]]) == own for each in keeping):
             return True
         if keeping and any(_has(subgraph.tensors[index], each) for each in given):
@@ -175,7 +173,7 @@ def is_shared(graph: OpGraph, op: Op, given: Collection[tuple[float, int]]) -> b
 
 def _hands_on(graph: OpGraph, op: Op) -> bool:
     """Whether an op gives the codes that it takes, in the scale that it takes them in."""
-    if op.name not in HANDS_ON:
+    if not keeps_scale(op.name):
         return False
     taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
     same = np.array_equal(taken.scales, made.scales)
@@ -193,67 +191,27 @@ def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> tuple
     maker = producer.get(op.inputs[INPUT_AT[op.name]])
     while maker is not None and maker.inputs[0] in producer and _hands_on(graph, maker):
         maker = producer[maker.inputs[0]]
+    whose = "its input" if maker is None else "its output"
     text = (
-        f"its output has scale {scale:.6g}, which is {scale / written:.4g} × the one that the bias "
+        f"{whose} has scale {scale:.6g}, which is {scale / written:.4g} × the one that the bias "
         f"of {op.name} #{op.index} was written with ({written:.6g})"
     )
     return (op.index if maker is None else maker.index), text
 
 
-def moved_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
-    """
-    Tell of ops that only move codes and say that these mean something else behind them.
-
-    (https://ai.google.dev/edge/litert/models/quantization_spec: inputs and outputs must all have
-    the same scale and zero point.) And of those whose kernels know no such constants.
-
-    Returns:
-        Findings by the index of the op.
-    """
+def rule_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
+    """Return the sentences on ops whose quantization the kernels do not compute, by index."""
     found: dict[int, tuple[str, ...]] = {}
     for op in graph.subgraphs[subgraph].ops:
-        fixed = (
-            FIXED_SCALES.get((op.name, graph.tensor(op, op.outputs[0]).dtype))
-            if op.outputs
-            else None
+        told = tuple(
+            each.sentence
+            for each in violations_of(graph, op)
+            # Which of bias and input is wrong is known from the float file: see `Structure`.
+            if not (each.is_warning or each.rule == BIAS_SCALE)
         )
-        if fixed is not None:
-            given = qparams(graph.tensor(op, op.outputs[0]))
-            text = given and unexpected_qparams("its output", given, fixed, "the kernel")
-            if text:
-                found[op.index] = (text,)
-        text = _misread_constant(graph, op) if op.name == "BATCH_MATMUL" else None
-        if text:
-            found[op.index] = (text,)
-        if op.name not in HANDS_ON or not op.inputs or op.inputs[0] < 0:
-            continue
-        taken, made = (qparams(graph.tensor(op, i)) for i in (op.inputs[0], op.outputs[0]))
-        if taken is None or made is None:
-            continue
-        text = unexpected_qparams("its output", made, taken, "the input")
-        if text:
-            found[op.index] = (f"{text}: it only moves codes",)
+        if told:
+            found[op.index] = told
     return found
-
-
-def _misread_constant(graph: OpGraph, op: Op) -> str | None:
-    """Return a finding on a BATCH_MATMUL whose kernels cannot read its constant; else None."""
-    taken = [graph.tensor(op, index) for index in op.inputs[:2]]
-    constants = [each for each in taken if each.is_constant and each.is_quantized]
-    if len(constants) == 2 and graph.tensor(op, op.outputs[0]).is_floating_point:
-        return (
-            "it gives floats of two constants that are codes, which its kernels read as floats: "
-            "leave the op in float, or compute what it gives before the model is exported"
-        )
-    # Floats times codes is another kernel, which knows them.
-    in_codes = all(each.is_quantized for each in taken)
-    for each in constants if in_codes else ():
-        if len(each.scales) > 1:
-            return (
-                f"its constant operand has {len(each.scales)} scales, and its kernels know one for "
-                "all alone: give that constant one scale, or leave the op in float"
-            )
-    return None
 
 
 _SELECTS = ("SELECT", "SELECT_V2")

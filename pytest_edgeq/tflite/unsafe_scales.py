@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 
-from pytest_edgeq.tflite.flatbuffer import enum_names
+from pytest_edgeq.tflite.conformance import is_power_of_two
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.options import op_options
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 __all__ = ["aborts_at_scales", "aborts_at_softmax", "lacks_parameters", "null_logger"]
@@ -43,7 +41,7 @@ def aborts_at_scales(graph: OpGraph, op: Op) -> str:
         # Numbers that are no codes, which ADD adds as they are.
         (op.name == "ADD" and not len(inputs[0].scales) and not len(output.scales))
         or (
-            all(_is_power_of_two(_scale(each)) for each in (*inputs, output))
+            all(is_power_of_two(_scale(each)) for each in (*inputs, output))
             and _by_powers_of_two(graph, op)
         )
     ):
@@ -113,32 +111,10 @@ def _scale(tensor: Tensor) -> float:
     return float(tensor.scales[0]) if len(tensor.scales) == 1 else 0.0
 
 
-def _is_power_of_two(scale: float) -> bool:
-    """Return whether `CheckedLog2` in quantization_util.cc takes it for one."""
-    if scale <= 0:
-        return False
-    power = math.log2(scale)
-    return abs(power - round(power)) < 1e-3
-
-
 def _by_powers_of_two(graph: OpGraph, op: Op) -> bool:
     """Return whether an int16 op allows scales of powers of two to be shifts."""
-    options = _options(graph, op)
+    options = op_options(graph, op)
     return options is not None and bool(options.PotScaleInt16())
-
-
-def _options(graph: OpGraph, op: Op) -> Any:
-    """Return the options of an op; None where it has none."""
-    from ai_edge_litert import schema_py_generated as schema
-
-    operator = graph.operator(op)
-    kind = enum_names("BuiltinOptions").get(operator.BuiltinOptionsType(), "NONE")
-    table = operator.BuiltinOptions()
-    if table is None or kind == "NONE":
-        return None
-    options = getattr(schema, kind)()
-    options.Init(table.Bytes, table.Pos)
-    return options
 
 
 # The reference kernels hold differences of codes in numbers of 5 bits before the point.
@@ -157,7 +133,7 @@ def aborts_at_softmax(graph: OpGraph, op: Op) -> str:
     given = graph.tensor(op, op.inputs[0])
     if given.dtype not in ("int8", "uint8"):
         return ""
-    options = _options(graph, op) if op.name == "SOFTMAX" else None
+    options = op_options(graph, op) if op.name == "SOFTMAX" else None
     beta = 1.0 if op.name == "LOG_SOFTMAX" else 0.0 if options is None else options.Beta()
     # Never turned around: NaN must fail.
     if beta * _scale(given) * 2**_SOFTMAX_SHIFT > 1:

@@ -13,6 +13,7 @@ import pytest
 from fixtures.tflite.writer import FileWriter, one_op
 from tests.cli.conftest import CONVERTED, Check, Run, without_torch
 from tests.report.records import model, record, run_test
+from tests.tflite.one_op_files import layer
 
 SIDE = {"dtype": "int8", "scales": [0.5], "zero_points": [3]}
 
@@ -221,3 +222,22 @@ def test_node_data_for_model_explorer(run: Run, tmp_path: Path) -> None:
     assert other.exit_code == 2
     assert "the run has measured no ops of this file" in other.stderr
     assert run("show", path, "--record", tmp_path / "run.json").exit_code == 2
+
+
+def test_rules_of_kernels(tmp_path: Path, run: Run, golden: Check) -> None:
+    """A violation is a finding; what CPU kernels compute is a warning, and exit code 0."""
+    row = {"dtype": "int8", "shape": (1, 8)}
+    scales = ([1 / 127], [4 / 127], [4 / 127])
+    one, two, made = ({**row, "scales": each} for each in scales)
+    broken = one_op("MAXIMUM", [one, two], [made], "MaximumMinimumOptions")
+    path = written(tmp_path / "maximum.tflite", broken)
+    asymmetric = written(tmp_path / "dense.tflite", layer("FULLY_CONNECTED", point=6)[0])
+
+    done, warned = run("show", path), run("show", asymmetric)
+    document = json.loads(run("show", asymmetric, "--json").stdout)
+
+    golden("show_conformance", done.stdout)
+    golden("show_conformance_warning", warned.stdout)
+    assert (done.exit_code, warned.exit_code) == (1, 0)
+    assert [each["kind"] for each in document["warnings"]] == ["weight_zero_point"]
+    assert document["health"] == []

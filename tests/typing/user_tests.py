@@ -24,6 +24,7 @@ from pytest_edgeq import (
     OpDtypeMap,
     QuantizedModel,
     assert_accuracy_drop,
+    assert_conforms,
     assert_input_dtypes,
     assert_no_float_ops,
     assert_op_counts,
@@ -134,6 +135,7 @@ def test_kinds_of_model(
         assert_output_dtypes(model, "int8")
         assert_op_dtypes(model, "CONV_2D", scheme="int8")
         assert_op_counts(model, {"CONV_2D": 4})
+        assert_conforms(model)
         assert_no_float_ops(model)
         assert_qparams(model, symmetric=True)
         assert_runtimes_agree(model, inputs, 2)
@@ -143,6 +145,7 @@ def test_kinds_of_model(
     assert_output_dtypes([path], "int8")  # type: ignore[arg-type]
     assert_op_dtypes(quantized.graph, "CONV_2D", scheme="int8")  # type: ignore[arg-type]
     assert_op_counts(quantized.op_dtypes, {"CONV_2D": 4})  # type: ignore[arg-type]
+    assert_conforms(torch.nn.ReLU())  # type: ignore[arg-type]
     assert_no_float_ops(torch.nn.ReLU())  # type: ignore[arg-type]
     assert_qparams(3, symmetric=True)  # type: ignore[arg-type]
     assert_runtimes_agree(torch.nn.ReLU(), inputs, 2)  # type: ignore[arg-type]
@@ -164,6 +167,7 @@ def test_what_is_expected(quantized: QuantizedModel, inputs: list[torch.Tensor])
         module="stem",
         count=1,
     )
+    assert_conforms(quantized, allow=("same_scale", "PADV2"))
     assert_no_float_ops(quantized, allow=("SOFTMAX",))
     assert_qparams(quantized, "CONV_2D", scale_range=(1e-6, 1.0), shared_with="b.*")
     assert_runtimes_agree(quantized, inputs, 2, runtimes=("xnnpack", "builtin"))
@@ -178,6 +182,7 @@ def test_what_is_expected(quantized: QuantizedModel, inputs: list[torch.Tensor])
     assert_op_dtypes(quantized, "CONV_2D", None, "int8")  # type: ignore[call-arg]
     assert_op_dtypes(quantized, weight="int8")  # type: ignore[call-arg]
     assert_op_counts(quantized, ["CONV_2D"])  # type: ignore[arg-type]
+    assert_conforms(quantized, allow=3)  # type: ignore[arg-type]
     assert_no_float_ops(quantized, allow=3)  # type: ignore[arg-type]
     assert_qparams(quantized, zero_point="0")  # type: ignore[arg-type]
     assert_runtimes_agree(quantized, inputs)  # type: ignore[call-arg]

@@ -55,16 +55,18 @@ def command(
 
     Health is read from the parameters alone, nothing is run: scales that are zero or subnormal,
     activations that were never calibrated (scale 1.0, zero point 0), biases at the limits of int32,
-    and ops that the kernels abort at or compute from foreign memory.
+    ops that the kernels abort at or compute from foreign memory, and ops whose quantization the
+    kernels refuse or do not compute. A warning, which is no finding, is of what the CPU kernels
+    compute and accelerators may refuse.
     """
     if record is not None and model_explorer is None:
         raise click.UsageError("--record is of --model-explorer: name the folder by it, too")
     with in_sentences():
         edge = open_file(model)
         written = [] if model_explorer is None else _node_data(edge, model_explorer, record)
-        findings = _findings(edge)
-        document = _document(model, edge, findings) if as_json else {}
-        lines = [] if as_json else _lines(model, edge, findings)
+        findings, warnings = _findings(edge)
+        document = _document(model, edge, findings, warnings) if as_json else {}
+        lines = [] if as_json else _lines(model, edge, findings, warnings)
     if as_json:
         print_json(document)
     else:
@@ -90,13 +92,17 @@ def _node_data(edge: EdgeFile, folder: Path, record: Path | None) -> list[Path]:
     return write_node_data(edge, folder, layers)
 
 
-def _findings(edge: EdgeFile) -> tuple[Finding, ...]:
-    from pytest_edgeq.file_health import static_findings, unsafe_findings
+def _findings(edge: EdgeFile) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Return the findings, and the warnings."""
+    from pytest_edgeq.file_health import conformance_findings, static_findings, unsafe_findings
 
-    return (*static_findings(edge), *unsafe_findings(edge))
+    findings = (*static_findings(edge), *unsafe_findings(edge))
+    return findings, conformance_findings(edge, warnings=True)
 
 
-def _document(path: Path, edge: EdgeFile, findings: Sequence[Finding]) -> dict[str, Any]:
+def _document(
+    path: Path, edge: EdgeFile, findings: Sequence[Finding], warnings: Sequence[Finding]
+) -> dict[str, Any]:
     return {
         "constants": [
             {"bytes": size, "count": number, "dtype": dtype}
@@ -115,10 +121,13 @@ def _document(path: Path, edge: EdgeFile, findings: Sequence[Finding]) -> dict[s
             for signature in edge.signatures
         ],
         "size_bytes": len(edge.graph.buffer),
+        "warnings": [finding.to_dict() for finding in warnings],
     }
 
 
-def _lines(path: Path, edge: EdgeFile, findings: Sequence[Finding]) -> list[str]:
+def _lines(
+    path: Path, edge: EdgeFile, findings: Sequence[Finding], warnings: Sequence[Finding]
+) -> list[str]:
     lines = [f"{path.name}: {count(len(edge.graph.buffer), 'byte')}"]
     for signature in edge.signatures:
         if len(edge.signatures) > 1:
@@ -133,7 +142,10 @@ def _lines(path: Path, edge: EdgeFile, findings: Sequence[Finding]) -> list[str]
     lines += ["", "constants:", *indented(_constant_table(edge)), ""]
     health = [line for each in findings for line in hanging(str(each))]
     lines += [f"health: {count(len(findings), 'finding')}" if health else "health: nothing found"]
-    return [*lines, *health]
+    lines += health
+    if warnings:
+        lines += [count(len(warnings), "warning") + ":"]
+    return [*lines, *(line for each in warnings for line in hanging(str(each)))]
 
 
 def _schemes(edge: EdgeFile) -> dict[str, int]:

@@ -1,0 +1,497 @@
+"""Check the quantization of each op against what TFLite's kernels compute, without a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytest_edgeq.tflite.boundary import qparams
+from pytest_edgeq.tflite.constants import dequantized
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.op_rules import RULES, WEIGHTED, OpRules, Weighted
+from pytest_edgeq.tflite.options import op_options
+from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.same import ratio_text, unexpected_qparams
+from pytest_edgeq.tflite.subgraph import Op, Tensor
+
+__all__ = [
+    "BIAS_SCALE",
+    "CHANNEL_AXIS",
+    "DTYPES",
+    "INT16_ZERO_POINT",
+    "OUTPUT_SCALE",
+    "POWER_OF_TWO",
+    "RULE_NAMES",
+    "SAME_SCALE",
+    "WEIGHT_ZERO_POINT",
+    "Violation",
+    "violations",
+    "violations_of",
+]
+
+SAME_SCALE = "same_scale"
+"""An op that does not rescale has one scale and zero point at its input and its output."""
+
+OUTPUT_SCALE = "output_scale"
+"""The kernels write one scale and zero point, whatever the file says."""
+
+WEIGHT_ZERO_POINT = "weight_zero_point"
+"""A weight is symmetric: its zero point is 0."""
+
+INT16_ZERO_POINT = "int16_zero_point"
+"""int16 activations are symmetric: their zero point is 0."""
+
+POWER_OF_TWO = "power_of_two"
+"""int16 scales that are all powers of two are shifts, one of which is none."""
+
+BIAS_SCALE = "bias_scale"
+"""The scale of a bias is input scale × weight scale, and its zero point 0."""
+
+CHANNEL_AXIS = "channel_axis"
+"""The scales of a weight lie along the axis that the kernels read, or there is one."""
+
+DTYPES = "dtypes"
+"""The operands and outputs of one op have dtypes that one kernel has."""
+
+RULE_NAMES = (
+    SAME_SCALE,
+    OUTPUT_SCALE,
+    WEIGHT_ZERO_POINT,
+    INT16_ZERO_POINT,
+    POWER_OF_TWO,
+    BIAS_SCALE,
+    CHANNEL_AXIS,
+    DTYPES,
+)
+
+# Relative: the furthest code of int8 moves by 1/8 LSB. The scale of a bias may also be that of
+# another observer of the same tensor, of which the converter (litert-torch 0.10.0) keeps one.
+_ALIKE = 2.0**-10
+_OBSERVED = 2.0**-8
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """
+    One op that does not conform.
+
+    Attributes:
+        rule: One of `RULE_NAMES`.
+        op: The op.
+        symptom: What the file says, and what the kernels take, in one clause.
+        cause: What the kernels make of it.
+        fix: What to change.
+        is_warning: Whether TFLite's CPU kernels compute it as the file says.
+    """
+
+    rule: str
+    op: Op
+    symptom: str
+    cause: str
+    fix: str
+    is_warning: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """Symptom, cause and fix."""
+        return f"{self.symptom}: {self.cause}; {self.fix}"
+
+
+def violations(graph: OpGraph) -> Iterator[Violation]:
+    """Yield what does not conform in a file, in execution order."""
+    for op in graph.ops:
+        yield from violations_of(graph, op)
+
+
+def violations_of(graph: OpGraph, op: Op) -> Iterator[Violation]:
+    """Yield what does not conform in one op."""
+    if any(index < 0 for index in op.outputs) or not op.outputs:
+        return
+    rules, weighted = RULES.get(op.name), WEIGHTED.get(op.name)
+    if rules is not None:
+        yield from _dtypes(graph, op, rules)
+        yield from _same_scale(graph, op, rules)
+        yield from _output_scale(graph, op, rules)
+        yield from _int16(graph, op, rules.symmetric)
+        yield from _one_scale(graph, op, rules.one_scale)
+    if weighted is not None and len(op.inputs) > weighted.weight:
+        found = list(_weighted_dtypes(graph, op, weighted))
+        yield from found
+        if not found:  # else the other rules are those of another kernel
+            yield from _weight(graph, op, weighted)
+            yield from _bias(graph, op, weighted)
+            yield from _int16(graph, op, op.name != "EMBEDDING_LOOKUP")
+    yield from _shifts(graph, op)
+
+
+def _data(graph: OpGraph, op: Op) -> list[tuple[str, Tensor]]:
+    """The operands that are data, and the outputs, each with its name."""
+    taken = {tensor.index for tensor in roles_of(graph, op).inputs}
+    places = [
+        (place, index) for place, index in enumerate(op.inputs) if index >= 0 and index in taken
+    ]
+    inputs = [(_operand(graph, op, place), graph.tensor(op, index)) for place, index in places]
+    several = len(op.outputs) > 1
+    outputs = [
+        (f"output {place}" if several else "its output", graph.tensor(op, index))
+        for place, index in enumerate(op.outputs)
+    ]
+    return [*inputs, *outputs]
+
+
+def _operand(graph: OpGraph, op: Op, place: int) -> str:
+    if (op.name, place) == ("PADV2", 2):
+        return "constant_values"
+    constant = graph.tensor(op, op.inputs[place]).is_constant
+    return f"constant operand {place}" if constant else f"input {place}"
+
+
+_DTYPE_FIX = "quantize all of its operands alike, or leave the op in float"
+
+
+def _dtypes(graph: OpGraph, op: Op, rules: OpRules) -> Iterator[Violation]:
+    data = _data(graph, op)
+    quantized = {tensor.dtype for _, tensor in data if tensor.is_quantized}
+    floats = [(name, t) for name, t in data if t.is_floating_point]
+    for dtype in sorted(quantized & rules.without):
+        yield Violation(
+            DTYPES,
+            op,
+            f"it is quantized to {dtype}",
+            f"its kernels compute {dtype} without scale and zero point",
+            "leave the op in float",
+        )
+    known = rules.to.get(data[0][1].dtype)
+    if known is not None and data[-1][1].dtype == known:
+        return
+    if len(quantized) > 1 or (quantized and floats):
+        yield _mixed(op, data)
+
+
+def _mixed(op: Op, data: Iterable[tuple[str, Tensor]]) -> Violation:
+    told = ", ".join(f"{name} {tensor.dtype}" for name, tensor in data)
+    return Violation(
+        DTYPES,
+        op,
+        f"its dtypes are {told}",
+        "no kernel has them together: they refuse the file, or read codes of one as another's",
+        _DTYPE_FIX,
+    )
+
+
+_SAME_FIX = (
+    "quantize them with one range (SharedQuantizationSpec in PT2E), or leave the op in float"
+)
+
+
+def _same_scale(graph: OpGraph, op: Op, rules: OpRules) -> Iterator[Violation]:
+    output = graph.tensor(op, op.outputs[0])
+    made = qparams(output)
+    if made is None or output.dtype in rules.rescaling:
+        return
+    places = [i for i in rules.same if i < len(op.inputs) and op.inputs[i] >= 0]
+    taken = {
+        place: given
+        for place in places
+        if (given := qparams(graph.tensor(op, op.inputs[place]))) is not None
+        and graph.tensor(op, op.inputs[place]).dtype == output.dtype
+        and not _means_the_same(graph, op, place, output)
+    }
+    cause = "its kernels work on the codes and do not rescale" + (
+        ", or refuse the file" if rules.refused else ""
+    )
+    if taken and len(set(taken.values())) == 1:
+        [given] = set(taken.values())
+        live = {p: _operand(graph, op, p) for p in taken}
+        whose = next(iter(live.values())) if len(live) == 1 else "its inputs"
+        outputs = [qparams(graph.tensor(op, index)) for index in op.outputs]
+        # TOPK_V2's second output counts, and has no scale.
+        wrong = next((each for each in outputs if each and _differ(given, each, rules)), None)
+        text = wrong and unexpected_qparams("its output", wrong, given, whose)
+        if text:
+            yield Violation(SAME_SCALE, op, text, cause, _SAME_FIX)
+        return
+    for place, given in taken.items():
+        name = _operand(graph, op, place)
+        text = unexpected_qparams(name, given, made, "the output")
+        if text and _differ(given, made, rules):
+            yield Violation(SAME_SCALE, op, text, cause, _SAME_FIX)
+
+
+def _differ(one: tuple[float, int], other: tuple[float, int], rules: OpRules) -> bool:
+    if one[1] != other[1] or rules.refused:
+        return one != other
+    # Not `>`, which NaN would pass.
+    return not abs(one[0] - other[0]) <= _ALIKE * abs(other[0])
+
+
+def _means_the_same(graph: OpGraph, op: Op, place: int, output: Tensor) -> bool:
+    """Whether a constant's codes stand for the same values in the output's parameters."""
+    tensor = graph.tensor(op, op.inputs[place])
+    if not tensor.is_constant or tensor.is_sparse or tensor.is_external or place == 0:
+        return False
+    if op.name in ("PADV2", "PACK", "CONCATENATION"):
+        return False  # whose kernels compare the parameters
+    given, made = qparams(tensor), qparams(output)
+    assert given is not None
+    assert made is not None
+    if not (given[0] > 0 and made[0] > 0):
+        return False
+    values = dequantized(graph, op.subgraph, tensor)
+    codes = values / given[0] + given[1]
+    return bool(np.abs((codes - made[1]) * made[0] - values).max(initial=0.0) <= made[0] / 2)
+
+
+def _output_scale(graph: OpGraph, op: Op, rules: OpRules) -> Iterator[Violation]:
+    output = graph.tensor(op, op.outputs[0])
+    given, wanted = qparams(output), rules.outputs.get(output.dtype)
+    if given is None or wanted is None:
+        return
+    scale, zero_point = wanted
+    zero_point = given[1] if zero_point is None else zero_point
+    if zero_point == given[1] and abs(given[0] / scale - 1) <= rules.exact:
+        return
+    text = unexpected_qparams("its output", given, (scale, zero_point), "the kernel")
+    assert text is not None
+    yield Violation(
+        OUTPUT_SCALE,
+        op,
+        text,
+        "its kernels write these whatever the file says, or refuse the file",
+        "give its output FixedQParamsQuantizationSpec"
+        f"(scale=1/{round(1 / scale)}, zero_point={zero_point}) in PT2E, quantize by a recipe, or "
+        "leave the op in float",
+    )
+
+
+def _int16(graph: OpGraph, op: Op, symmetric: bool) -> Iterator[Violation]:
+    if not symmetric:
+        return
+    for name, tensor in _data(graph, op):
+        given = qparams(tensor)
+        if tensor.dtype == "int16" and given is not None and given[1] != 0:
+            yield Violation(
+                INT16_ZERO_POINT,
+                op,
+                f"{name} is int16 and has zero point {given[1]}, expected 0",
+                "its kernels of int16 know no zero point, or refuse the file",
+                "quantize int16 activations symmetrically",
+            )
+            return
+
+
+def _one_scale(graph: OpGraph, op: Op, places: Iterable[int]) -> Iterator[Violation]:
+    for place in places:
+        tensor = graph.tensor(op, op.inputs[place]) if place < len(op.inputs) else None
+        if tensor is not None and tensor.is_quantized and len(tensor.scales) > 1:
+            yield _several_scales(op, _operand(graph, op, place), tensor)
+
+
+def _several_scales(op: Op, name: str, tensor: Tensor) -> Violation:
+    return Violation(
+        CHANNEL_AXIS,
+        op,
+        f"{name} has {len(tensor.scales)} scales, expected 1",
+        f"its kernels of {tensor.dtype} read one scale for all values, and give other values or "
+        "zeros",
+        "quantize that operand per tensor, or leave the op in float",
+    )
+
+
+def _weighted_dtypes(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violation]:
+    data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.data, rules.weight))
+    output = graph.tensor(op, op.outputs[0])
+    bias = _bias_of(graph, op, rules)
+    told = [("input", data), ("weight", weight), ("its output", output)]
+    if bias is not None:
+        told.insert(2, ("bias", bias))
+    if op.name == "EMBEDDING_LOOKUP":
+        return  # its input counts rows, and its output may be float
+    if data.is_floating_point:
+        if weight.is_quantized and weight.dtype not in rules.dynamic and weight.dtype != "int2":
+            yield Violation(
+                DTYPES,
+                op,
+                f"its weight is {weight.dtype} and its input {data.dtype}",
+                f"its kernels know {' and '.join(sorted(rules.dynamic))} weights beside float "
+                "inputs, and refuse others or read them as these",
+                "quantize the weight symmetrically to int8, or leave it in float",
+            )
+        elif output.is_quantized or (bias is not None and not bias.is_floating_point):
+            yield _mixed(op, told)
+        return
+    if not data.is_quantized:
+        return
+    if weight.is_floating_point:
+        if op.name == "BATCH_MATMUL":
+            yield Violation(
+                DTYPES,
+                op,
+                f"its first operand is {data.dtype} and the second {weight.dtype}",
+                "its kernels know codes beside floats as the second operand alone, and a dynamic "
+                "recipe quantizes a constant in either place",
+                "compute (bᵀ aᵀ)ᵀ in place of a b in the model, or leave the op in float",
+            )
+        else:
+            yield _mixed(op, told)
+    elif (
+        output.dtype not in (data.dtype, rules.to.get(data.dtype))
+        or (data.dtype == "uint8") != (weight.dtype == "uint8")
+        or (weight.dtype == "int16" and op.name != "BATCH_MATMUL")
+        or (bias is not None and bias.dtype not in _bias_dtypes(graph, op, data))
+    ):
+        yield _mixed(op, told)
+
+
+def _bias_dtypes(graph: OpGraph, op: Op, data: Tensor) -> tuple[str, ...]:
+    if data.dtype != "int16":
+        return ("int32",)
+    options = op_options(graph, op)
+    declared = getattr(options, "QuantizedBiasType", lambda: 0)()
+    # TensorType.INT32; without it the kernels read 64 bits a value.
+    return ("int64", "int32") if declared == 2 else ("int64",)
+
+
+def _bias_of(graph: OpGraph, op: Op, rules: Weighted) -> Tensor | None:
+    if rules.bias is None or len(op.inputs) <= rules.bias or op.inputs[rules.bias] < 0:
+        return None
+    return graph.tensor(op, op.inputs[rules.bias])
+
+
+def _weight(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violation]:
+    """Check axis and zero points of a weight."""
+    data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.data, rules.weight))
+    if not weight.is_quantized or not len(weight.scales):
+        return
+    dynamic = data.is_floating_point or (
+        op.name == "EMBEDDING_LOOKUP" and graph.tensor(op, op.outputs[0]).is_floating_point
+    )
+    several = len(weight.scales) > 1
+    if several:
+        axis, read = weight.quantized_dimension, rules.axis
+        if op.name == "BATCH_MATMUL" and dynamic:
+            options = op_options(graph, op)
+            # Transposed, the axis is another, which was not tried.
+            read = axis if options is not None and options.AdjY() else len(weight.shape) - 1
+        if op.name == "EMBEDDING_LOOKUP" and not dynamic:
+            read = None
+        if read is None:
+            yield _several_scales(op, "its weight", weight)
+        elif axis != read:
+            yield Violation(
+                CHANNEL_AXIS,
+                op,
+                f"its weight's scales lie along axis {axis}, expected axis {read}",
+                f"its kernels read one scale for each index of axis {read}, or refuse the file",
+                f"quantize the weight along axis {read}, that of its output channels",
+            )
+    points = weight.zero_points
+    if not points.any() or (data.dtype == "uint8" and not several):
+        return
+    if op.name == "EMBEDDING_LOOKUP" and not dynamic:
+        return  # it copies codes
+    known = not several and not dynamic and weight.dtype == "int8"
+    known = known and data.dtype in rules.zero_point
+    if known and (op.name == "BATCH_MATMUL" or not weight.is_constant):
+        return  # of two activations each has one
+    yield _asymmetric(graph, op, weight, is_warning=known)
+
+
+def _asymmetric(graph: OpGraph, op: Op, weight: Tensor, *, is_warning: bool) -> Violation:
+    point = int(weight.zero_points[weight.zero_points != 0][0])
+    symptom = f"its weight has zero point {point}, expected 0".replace("-", "−")
+    if is_warning:
+        return Violation(
+            WEIGHT_ZERO_POINT,
+            op,
+            symptom,
+            "TFLite's CPU kernels compute it, but the specification demands 0, so accelerators may "
+            "refuse the file or leave it out",
+            "quantize the weight symmetrically",
+            is_warning=True,
+        )
+    fix = "quantize the weight symmetrically"
+    if not weight.is_constant:
+        fix = (
+            "the weight is computed, and has the range of an activation: hold it in a buffer of "
+            "the module, which is quantized as a weight, or leave the op in float"
+        )
+    return Violation(
+        WEIGHT_ZERO_POINT,
+        op,
+        symptom,
+        "its kernels take 0 whatever the file says, or refuse the file",
+        fix,
+    )
+
+
+def _bias(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violation]:
+    bias = _bias_of(graph, op, rules)
+    data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.data, rules.weight))
+    if bias is None or not bias.is_quantized or not data.is_quantized:
+        return
+    if bias.zero_points.any():
+        point = int(bias.zero_points[bias.zero_points != 0][0])
+        yield Violation(
+            BIAS_SCALE,
+            op,
+            f"its bias has zero point {point}, expected 0",
+            "its kernels take 0 whatever the file says, or refuse the file",
+            "write the bias with zero point 0",
+        )
+    given = qparams(data)
+    if given is None or not len(weight.scales):
+        return
+    product = weight.scales.astype(np.float64) * given[0]
+    if len(bias.scales) not in (1, len(product)) and len(product) != 1:
+        return  # `verify` has looked at their number
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = (bias.scales / product).reshape(-1)
+    wrong = ~(np.abs(ratios - 1) <= _OBSERVED)
+    if wrong.any():
+        yield Violation(
+            BIAS_SCALE,
+            op,
+            f"its bias has {ratio_text(float(ratios[wrong][0]))} × the scale of its input × that "
+            "of its weight",
+            "the kernels add the bias's codes as multiples of input scale × weight scale, and do "
+            "not look at its own",
+            "write the bias with scale = input scale × weight scale",
+        )
+
+
+def _shifts(graph: OpGraph, op: Op) -> Iterator[Violation]:
+    """Check the int16 ADD and SUB that shift where all scales are powers of two."""
+    if op.name not in ("ADD", "SUB") or len(op.inputs) < 2:
+        return
+    tensors = [graph.tensor(op, index) for index in (*op.inputs[:2], op.outputs[0])]
+    given = [qparams(tensor) for tensor in tensors if tensor.dtype == "int16"]
+    scales = [each[0] for each in given if each is not None]
+    if len(scales) < 3 or not all(map(is_power_of_two, scales)):
+        return
+    options = op_options(graph, op)
+    if options is None or not options.PotScaleInt16():
+        return
+    first, second, output = (round(math.log2(scale)) for scale in scales)
+    if max(first, second) == output:
+        return
+    yield Violation(
+        POWER_OF_TWO,
+        op,
+        f"its scales are 2^{first} and 2^{second}, and its output's 2^{output}, expected "
+        f"2^{max(first, second)}",
+        "the kernels shift where all scales are powers of two, and refuse a file whose output has "
+        "not the greater one of its inputs",
+        "give its output that scale, or set pot_scale_int16 of the op to false",
+    )
+
+
+def is_power_of_two(scale: float) -> bool:
+    """Whether `CheckedLog2` in quantization_util.cc takes a scale for a power of two."""
+    if scale <= 0:
+        return False
+    power = math.log2(scale)
+    return abs(power - round(power)) < 1e-3
