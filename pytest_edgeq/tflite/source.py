@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pytest_edgeq.tflite.containers import container_text
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 from pytest_edgeq.tflite.verify import problem_unbuilt
 from pytest_edgeq.unrunnable import UnrunnableError
@@ -132,6 +133,8 @@ def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:
         )
     identifier = bytes(buffer[4:8])
     if identifier != _IDENTIFIER:
+        if held := container_text(buffer):
+            raise ValueError(f"{where}: not a .tflite file: {held}")
         raise ValueError(
             f"{where}: not a .tflite file: file identifier {identifier!r}, expected {_IDENTIFIER!r}"
             f"{_guess_format(bytes(buffer[:8]))}"
@@ -160,7 +163,6 @@ def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:
 
 def _guess_format(head: bytes) -> str:
     known = {
-        b"PK\x03\x04": "a zip archive, such as a torch checkpoint",
         b"\x08": "protocol buffers, such as ONNX",
         b"version ": "a Git LFS pointer: run `git lfs pull`",
         b"\x89HDF": "HDF5, such as a Keras model",

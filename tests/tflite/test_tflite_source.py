@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from litert_lm_builder import litertlm_builder
 
 from fixtures.tflite import make
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
@@ -80,17 +81,39 @@ def test_other_kinds_of_source() -> None:
         open_tflite(3)  # type: ignore[arg-type]
 
 
-def _zip() -> bytes:
+def _zip(*names: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("data.pkl", b"weights")
+        for name in names:
+            archive.writestr(name, b"content")
     return buffer.getvalue()
+
+
+def _litertlm() -> bytes:
+    builder, content = litertlm_builder.LitertLmFileBuilder(), io.BytesIO()
+    builder.add_tflite_model(str(SOUND), litertlm_builder.TfLiteModelType.PREFILL_DECODE)
+    builder.add_sentencepiece_tokenizer(str(SOUND))
+    builder.build(content)
+    return content.getvalue()
 
 
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
-        (_zip(), "a zip archive, such as a torch checkpoint"),
+        (_zip("model/data.pkl", "model/data/0"), "it is a zip archive, a torch checkpoint"),
+        (_zip("a.bin", "b\x1b[2J.bin"), r"it is a zip archive with a.bin, b\\x1b\[2J.bin"),
+        (
+            _zip("pose_detector.tflite", "pose_landmarks_detector.tflite", "readme"),
+            "a zip archive of models, as MediaPipe's .task files are, with pose_detector.tflite, "
+            "pose_landmarks_detector.tflite: unpack it, and give one of these",
+        ),
+        (_zip("a.tflite")[:60], "it is a zip archive, whose directory cannot be read"),
+        (
+            _litertlm(),
+            r"a LiteRT-LM file \(.litertlm\) with the sections TFLiteModel "
+            r"\(tf_lite_prefill_decode\), SP_Tokenizer$",
+        ),
+        (_litertlm()[:40], r"a LiteRT-LM file \(.litertlm\), whose directory cannot be read"),
         (b"\x08\x08\x12\x07pytorch", "protocol buffers, such as ONNX"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid",
