@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.progress import Progress
-    from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.quantized import QuantizedModel, Reference
     from pytest_edgeq.report.journal import Journal
     from pytest_edgeq.sample_source import SampleSource
     from pytest_edgeq.snapshots.session import SnapshotSession
@@ -279,7 +279,7 @@ class Edgeq:
         self,
         tflite: TflitePath | bytes,
         *,
-        reference: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
+        reference: Reference | Mapping[str, Reference] | None = None,
         float_tflite: TflitePath | bytes | None = None,
         name: str | None = None,
         layout: str | Mapping[str, str] | None = None,
@@ -291,11 +291,16 @@ class Edgeq:
             tflite: Path or content.
             reference: What it should compute: a torch module in eval mode, a Keras model,
                 `onnx_reference(session)`, or any other callable. It is given numpy arrays, and
-                tensors in their place if it fails on arrays. Without a reference the file cannot be
-                compared. A file with several signatures takes a dict by signature.
+                tensors in their place if it fails on arrays; inputs by name where it takes
+                `**kwargs`. Or another file, by path, as bytes or as a `QuantizedModel`: of a float
+                one `localize` compares the ops with its own. A reference that quantizes
+                activations by itself is compared at the outputs alone, but for a graph of
+                `convert_pt2e`, whose weights are compared as well. Without a reference the file
+                cannot be compared. A file with several signatures takes a dict by signature, or a
+                file with the same ones.
             float_tflite: Path or content of the float file that was written beside it, or that it
                 was quantized from. `compare` then has the stages `conversion` and `quantization`,
-                and `localize` holds the ops against those of that file.
+                and `localize` compares the ops with those of that file. Alone it is the reference.
             name: For texts and files; by default the file's stem, of bytes the class of a torch
                 reference.
             layout: How the file lays out its inputs and outputs where the reference does otherwise.

@@ -1,15 +1,21 @@
-"""References that are no torch modules: Keras models and onnxruntime sessions, on arrays."""
+"""References that are no torch modules: Keras models, onnxruntime sessions and files, on arrays."""
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.samples import SampleSpec
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
+
 __all__ = [
+    "FileReference",
     "OnnxReference",
     "call_keras",
     "is_keras",
@@ -205,3 +211,71 @@ class OnnxReference:
             f"the ONNX input {name!r} takes {wanted}, the sample has {value.dtype}, and a cast "
             "would change its values: wrap the reference in a function that casts as is meant"
         )
+
+
+class FileReference:
+    """
+    A `.tflite` file that can be called with arrays and gives its outputs by name, in float.
+
+    Args:
+        edge: The file, with a signature chosen; it gets interpreters of its own.
+        is_form: Whether it is the float file that ops are compared with.
+
+    Attributes:
+        edge: The file.
+        input_names: As samples have them, in order.
+    """
+
+    _RUNTIME = "xnnpack"
+
+    def __init__(self, edge: EdgeFile, *, is_form: bool = False) -> None:
+        self.edge = edge.apart()
+        self.is_form = is_form
+        self._spec = SampleSpec.of_signature(edge.signature, layouts=edge.layouts)
+        self.input_names = tuple(spec.name for spec in self._spec.inputs)
+        self._lock = threading.Lock()
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a float file, whose constants are not rounded."""
+        return not self.quantizes and self._schemes <= {"float", "integer"}
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether it quantizes activations."""
+        borders = (*self.edge.signature.inputs, *self.edge.signature.outputs)
+        if any(border.tensor.is_quantized for border in borders):
+            return True
+        return not self._schemes <= {"float", "integer", "float16", "weight_only"}
+
+    @property
+    def _schemes(self) -> set[str]:
+        return {each.scheme for each in self.edge.op_dtypes if each.op not in BORDER_OPS}
+
+    def __call__(
+        self, *args: npt.NDArray[Any], **kwargs: npt.NDArray[Any]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """
+        Run one sample: inputs by the file's names where it knows them, else by position.
+
+        Raises:
+            ValueError, TypeError: Inputs that do not fit.
+            RuntimeError: The kernels cannot allocate the file.
+        """
+        if not kwargs.keys() <= set(self.input_names):
+            args, kwargs = (*args, *kwargs.values()), {}
+        sample = self._spec.bind((args, kwargs), "the reference file")
+        with self._lock:
+            codes = self.edge.run(self.input_names, sample.arrays(), self._RUNTIME)
+            decoded = self.edge.decode(codes)
+        names = [border.name for border in self.edge.signature.outputs]
+        return dict(zip(names, decoded, strict=True))
+
+    def __reduce__(self) -> Any:
+        content, edge = bytes(self.edge.graph.buffer[:]), self.edge
+        return _opened_reference, (content, edge.key, edge.layout, self.is_form)
+
+
+def _opened_reference(content: bytes, key: str | None, layout: Any, is_form: bool) -> FileReference:
+    edge = EdgeFile(content, layout=layout)
+    return FileReference(edge if key is None else edge.at(key), is_form=is_form)

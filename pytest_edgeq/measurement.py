@@ -67,7 +67,7 @@ class SampleRunner:
         self._quantized = quantized
         self._runtime = runtime
         self._cores: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        self._edge, self._between = quantized.edge, quantized.float_edge
+        self._edge, self._between = quantized.edge, _between(quantized)
         self._simulated: torch.nn.Module | None = None
 
     def apart(self, cores: contextlib.AbstractContextManager[object] | None = None) -> SampleRunner:
@@ -282,11 +282,19 @@ _WITH_FLOAT_TFLITE: _Sides = {
 }
 _WITHOUT_QUANTIZER: _Sides = {"conversion": ("float", "edge"), "total": ("float", "edge")}
 _FILE_ALONE: _Sides = {"total": ("float", "edge")}
+_WITH_FLOAT_REFERENCE: _Sides = {"quantization": ("float", "edge"), "total": ("float", "edge")}
+
+
+def _between(quantized: QuantizedModel) -> EdgeFile | None:
+    """Return the float file between the reference and the file; None where it is the reference."""
+    return None if quantized.is_float_file_reference else quantized.float_edge
 
 
 def _sides(quantized: QuantizedModel) -> _Sides:
     if quantized.simulated is not None:
         return _WITH_SIMULATED
+    if quantized.is_float_file_reference:
+        return _WITH_FLOAT_REFERENCE
     if quantized.float_edge is not None:
         return _WITH_FLOAT_TFLITE
     return _WITHOUT_QUANTIZER if quantized.flow == "float" else _FILE_ALONE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import shutil
 import sys
 import tempfile
@@ -11,9 +12,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
+from pytest_edgeq.foreign import FileReference
 from pytest_edgeq.numerics.health import SampleLedger
+from pytest_edgeq.reference import name_of
 from pytest_edgeq.samples import Sample, SampleSpec
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -34,10 +37,14 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 
-__all__ = ["Border", "Counterpart", "QuantizedModel"]
+__all__ = ["Border", "Counterpart", "QuantizedModel", "Reference"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
+
+
+Reference: TypeAlias = "Callable[..., Any] | str | os.PathLike[str] | bytes | QuantizedModel"
+"""What a loaded file should compute, as `Edgeq.load` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +277,16 @@ class QuantizedModel:
     def float_model(self) -> Callable[..., Any] | None:
         """The reference: the torch module, any callable for a loaded file, or None."""
         return self._counterpart.float_model
+
+    @property
+    def reference_name(self) -> str:
+        """What texts call the reference, such as `torch` or `the Keras model`."""
+        return name_of(self.float_model)
+
+    @property
+    def is_float_file_reference(self) -> bool:
+        """Whether the reference is the float file itself."""
+        return isinstance(self.float_model, FileReference) and self.float_model.is_form
 
     @property
     def simulated(self) -> torch.nn.Module | None:

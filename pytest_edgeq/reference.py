@@ -6,11 +6,18 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_edgeq.foreign import OnnxReference, call_keras, is_keras, keras_input_names
+from pytest_edgeq.foreign import (
+    FileReference,
+    OnnxReference,
+    call_keras,
+    is_keras,
+    keras_input_names,
+)
 from pytest_edgeq.samples import Sample, as_array, is_tensor
 from pytest_edgeq.tflite.modules import ModuleNode, ModuleTree
 
@@ -27,7 +34,9 @@ __all__ = [
     "in_train_mode",
     "is_quantized_by_torch_ao",
     "module_tree",
-    "parameter_names",
+    "name_of",
+    "parameters_of",
+    "quantizes_by_itself",
     "torch_module",
     "undisturbed",
 ]
@@ -68,7 +77,7 @@ def call_unflattened(reference: Callable[..., Any], sample: Sample) -> Any:
             return reference(*args, **kwargs)
         if is_keras(reference):
             return call_keras(reference, *_copied(sample, as_array))
-        if isinstance(reference, OnnxReference):
+        if isinstance(reference, (OnnxReference, FileReference)):
             args, kwargs = _copied(sample, as_array)
             return reference(*args, **kwargs)
         return _call_plain(reference, sample)
@@ -133,6 +142,8 @@ def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]
         with _keras_undisturbed(reference, changed):
             yield changed
         return
+    if isinstance(reference, FileReference):
+        reference.edge.restart()
     owner = torch_module(reference)
     if owner is None:
         yield changed
@@ -308,27 +319,74 @@ def in_file_order(
     return [value for _, value in outputs]
 
 
-def parameter_names(reference: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+@dataclass(frozen=True, slots=True)
+class Parameters:
     """
-    Names of the parameters that may be given by position, and of those by keyword only.
+    How a reference can be called; empty where that is not known.
 
-    Empty where they cannot be told.
+    Attributes:
+        positional: Names of parameters that may be given by position.
+        keyword_only: Names of the others.
+        takes_any_position: Whether it takes any number by position.
+        takes_any_name: Whether it takes any name.
     """
-    if isinstance(reference, OnnxReference):
-        return reference.input_names, ()
+
+    positional: tuple[str, ...] = ()
+    keyword_only: tuple[str, ...] = ()
+    takes_any_position: bool = False
+    takes_any_name: bool = False
+
+
+def parameters_of(reference: Callable[..., Any]) -> Parameters:
+    """Return how a reference can be called."""
+    if isinstance(reference, (OnnxReference, FileReference)):
+        return Parameters(reference.input_names)
     if is_keras(reference):
-        return keras_input_names(reference), ()
+        return Parameters(keras_input_names(reference))
     function = getattr(reference, "forward", reference)
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         # Builtins and some extension types have no signature.
-        return (), ()
+        return Parameters()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return (
+    found = {each.kind for each in parameters}
+    return Parameters(
         tuple(each.name for each in parameters if each.kind in kinds),
         tuple(each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY),
+        inspect.Parameter.VAR_POSITIONAL in found,
+        inspect.Parameter.VAR_KEYWORD in found,
     )
+
+
+def quantizes_by_itself(reference: Callable[..., Any]) -> bool:
+    """Whether a reference rounds activations, so that no float form of a file computes the same."""
+    if isinstance(reference, FileReference):
+        return reference.quantizes
+    module = torch_module(reference)
+    if module is None:
+        return False
+    from pytest_edgeq import litert
+
+    return (
+        litert.holds_quantization(module)
+        or litert.holds_observers(module)
+        or litert.is_prepared_by_torch_ao(module)
+        or any(map(is_quantized_by_torch_ao, module.modules()))
+    )
+
+
+def name_of(reference: Callable[..., Any] | None) -> str:
+    """Return what texts call a reference."""
+    if reference is None or torch_module(reference) is not None:
+        return "torch"
+    if is_keras(reference):
+        return "the Keras model"
+    if isinstance(reference, OnnxReference):
+        return "the ONNX session"
+    if isinstance(reference, FileReference):
+        return "the float file" if reference.is_float else "the reference file"
+    return "the reference"
 
 
 def module_tree(model: torch.nn.Module) -> ModuleTree:

@@ -143,11 +143,13 @@ class SampleSpec:
         args: The positional inputs.
         kwargs: The keyword inputs.
         parameters: Names of the model's positional parameters, so that a dict can hold them too.
+        keeps_names: Whether the model takes any name, so that a dict is handed on by name.
     """
 
     args: tuple[InputSpec, ...]
     kwargs: dict[str, InputSpec]
     parameters: tuple[str, ...] = ()
+    keeps_names: bool = False
 
     @classmethod
     def of_inputs(
@@ -177,6 +179,8 @@ class SampleSpec:
         parameters: Sequence[str] = (),
         positional: int = 0,
         layouts: Layouts = UNTURNED,
+        *,
+        keeps_names: bool = False,
     ) -> SampleSpec:
         """
         The spec that a file's own inputs give: floats where the file takes quantized codes.
@@ -191,21 +195,25 @@ class SampleSpec:
             parameters: Names of the reference's parameters, in order.
             positional: How many of them may be given by position.
             layouts: Where the reference has another layout than the file.
+            keeps_names: Whether the reference takes any name.
 
         Raises:
             ValueError: The file's names are the reference's in part only.
         """
         specs = {border.name: _of_border(border, layouts) for border in signature.inputs}
-        numbered = {name for name in specs if re.fullmatch(r"args_\d+", name)}
-        args = [f"args_{i}" for i in range(len(numbered))]
         named = [name for name in parameters if name in specs]
+        numbered = {n for n in specs if re.fullmatch(r"args_\d+", n) and n not in named}
+        args = [f"args_{i}" for i in range(len(numbered))]
         rest = [name for name in specs if name not in numbered and name not in named]
         if not named and not positional and numbered == set(args):
             if numbered:
                 return cls(
-                    tuple(specs[name] for name in args), {name: specs[name] for name in rest}
+                    tuple(specs[name] for name in args),
+                    {name: specs[name] for name in rest},
+                    tuple(args) if keeps_names else (),
+                    keeps_names,
                 )
-            return cls(tuple(specs.values()), {}, tuple(specs))
+            return cls(tuple(specs.values()), {}, tuple(specs), keeps_names)
         if numbered != set(args) or (rest and (numbered or named)):
             raise ValueError(
                 f"the file takes the inputs {list(specs)} and the reference {list(parameters)}: "
@@ -243,6 +251,11 @@ class SampleSpec:
             ValueError: More, fewer or other inputs, or another shape.
         """
         args, kwargs = self._split(sample, where)
+        names = [*(spec.name for spec in self.args), *self.kwargs]
+        if self.keeps_names and not args and kwargs.keys() == set(names):
+            bound = Sample((), {name: kwargs[name] for name in names})
+            return self._checked(bound, where)
+        args, kwargs = self._by_name(args, kwargs)
         if len(args) != len(self.args):
             hint = ""
             if self.kwargs:
@@ -270,6 +283,9 @@ class SampleSpec:
                 )
             )
         bound = Sample(tuple(args), {name: kwargs[name] for name in self.kwargs})
+        return self._checked(bound, where)
+
+    def _checked(self, bound: Sample, where: str) -> Sample:
         for spec, value in zip(self.inputs, bound.tensors, strict=True):
             spec.check(value, where)
         return bound
@@ -278,11 +294,11 @@ class SampleSpec:
         if is_tensor(sample):
             return (sample,), {}
         if isinstance(sample, Mapping):
-            return self._by_name((), sample)
+            return (), dict(sample)
         if isinstance(sample, (tuple, list)):
             if len(sample) == 2 and isinstance(sample[1], Mapping):
                 args = (sample[0],) if is_tensor(sample[0]) else tuple(sample[0])
-                return self._by_name(args, sample[1])
+                return args, dict(sample[1])
             return sample, {}
         raise TypeError(
             f"{where}: expected a tensor, a tuple of tensors or a dict of tensors, got "
@@ -290,7 +306,7 @@ class SampleSpec:
         )
 
     def _by_name(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[Any], dict[str, Any]]:
         """As in a call, parameters behind those given by position may be given by name."""
         named, left = dict(kwargs), self.parameters[len(args) :]

@@ -549,3 +549,60 @@ def test_numpy_samples_calibrate_too(maker: Edgeq) -> None:
     ]
 
     assert made[0] == made[1]
+
+
+def test_a_callable_of_any_names_is_called_by_name(maker: Edgeq) -> None:
+    """Not by position, which pairs the wrong inputs of a file that has them in another order."""
+    model, (sample, *others) = seeded(Weighted), _samples()
+    backwards = {"b": sample["b"], "a": sample["a"]}
+    made = maker.quantize(model, sample_kwargs=backwards, quantizer=None).tflite
+
+    def both(a: Any, b: Any) -> Any:
+        return model(*(torch.from_numpy(each) for each in (a, b)))
+
+    def by_name(**inputs: Any) -> Any:
+        return both(inputs["a"], inputs["b"])
+
+    def anything(*args: Any, **inputs: Any) -> Any:
+        return both(*args, **inputs)
+
+    def first(a: Any, **inputs: Any) -> Any:
+        return both(a, **inputs)
+
+    for reference in (by_name, anything, first):
+        comparison = maker.compare(maker.load(made, reference=reference), others)
+        assert comparison.total.sqnr_db > 100, reference
+    tuples = [(each["a"], each["b"]) for each in others]
+    assert maker.compare(maker.load(made, reference=first), [(t[0], {"b": t[1]}) for t in tuples])
+    numbered = maker.quantize(model, tuples[0], quantizer=None).tflite
+    loaded = maker.load(numbered, reference=lambda **x: both(x["args_0"], x["args_1"]))
+    named = [{"args_0": a, "args_1": b} for a, b in tuples]
+    assert maker.compare(loaded, named).total.sqnr_db > 100
+
+
+def test_files_as_references_of_signatures_and_of_other_names(maker: Edgeq) -> None:
+    """By their names where both files have the same ones, else by position."""
+    model, (sample, *others) = seeded(Weighted), _samples()
+    forwards, backwards = sample, {"b": sample["b"], "a": sample["a"]}
+    one, two = (
+        maker.quantize(model, sample_kwargs=each, quantizer=None).tflite
+        for each in (forwards, backwards)
+    )
+    numbered = maker.quantize(model, (sample["a"], sample["b"]), quantizer=None).tflite
+    for reference in (one, two):
+        assert maker.compare(maker.load(one, reference=reference), others).total.sqnr_db > 100
+    by_position = maker.load(numbered, reference=one)
+    tuples = [(each["a"], each["b"]) for each in others]
+    assert maker.compare(by_position, tuples).total.sqnr_db > 100
+    sizes = {"small": (normal(1, 8, seed=1),), "large": (normal(3, 8, seed=1),)}
+    several = maker.quantize(seeded(lambda: nn.Linear(8, 4)), sizes, quantizer=None).tflite
+    loaded = maker.load(several, reference=several)
+    for name, (given,) in sizes.items():
+        assert maker.compare(loaded.signature(name), [given]).total.max_abs_error == 0
+
+    def renamed(model: Any) -> None:
+        model.signatureDefs[1].signatureKey += b"r"
+
+    missing = maker.load(several).signatures[1]
+    with pytest.raises(ValueError, match=f"the file has no signature '{missing}'"):
+        maker.load(several, reference=_edit(several, renamed))

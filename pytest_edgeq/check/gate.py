@@ -224,7 +224,8 @@ class Gate:
         if unmatched:
             self.verdict.notes.append(
                 f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "
-                f"torch one by one, as float32 has nothing like them: {_names(unmatched)}"
+                f"{layers.reference} one by one, as float32 has nothing like them: "
+                f"{_names(unmatched)}"
             )
 
     def _why(self, layers: LayerErrors) -> str:

@@ -182,6 +182,8 @@ class Measuring:
             agreed=self._agreement.result(),
             fits=self._fits,
         )
+        if localizer is not None:
+            self._verdict.notes += localizer.notes
         refusals = [*self._refusals, *measured.agreed.unable]
         self._verdict.add(Rank.RUNS, *grouped(refusals))
         self._verdict.add(Rank.RUNTIMES, *measured.agreed.apart)
@@ -282,7 +284,9 @@ class Measuring:
             self._note_refusal(error)
             return None
         except (ValueError, RuntimeError) as error:
-            self._verdict.notes.append(f"ops were not held against torch one by one: {error}")
+            self._verdict.notes.append(
+                f"ops were not held against {self._quantized.reference_name} one by one: {error}"
+            )
             return None
         return localizer
 
@@ -293,11 +297,10 @@ class Measuring:
         except UnrunnableError as error:
             self._note_refusal(error)
             return False
-        except RuntimeError as error:
-            self._verdict.notes.append(f"ops were not held against torch one by one: {error}")
-            return False
-        except UnreadableError as error:
-            self._verdict.notes.append(f"ops were not held against torch one by one: {error}")
+        except (RuntimeError, UnreadableError) as error:
+            self._verdict.notes.append(
+                f"ops were not held against {self._quantized.reference_name} one by one: {error}"
+            )
             return False
         except (ValueError, TypeError):
             if self._fits:
@@ -310,6 +313,6 @@ class Measuring:
         if not error.is_lacking:
             self._refusals.append(error)
         self._verdict.notes.append(
-            f"ops were not held against torch one by one, as the {error.runtime} runtime, which "
-            f"keeps what is between them, {refuses}"
+            f"ops were not held against {self._quantized.reference_name} one by one, as the "
+            f"{error.runtime} runtime, which keeps what is between them, {refuses}"
         )

@@ -35,7 +35,7 @@ class OpsFolder:
     @property
     def is_parted(self) -> bool:
         """Whether the form has left torch, so that nothing more is held against it."""
-        return self._localizer.against_torch.parting is not None
+        return self._localizer.against_torch.is_done
 
     def add(self, chunk: Chunk, place: int, each: CheckedSample, *, is_chosen: bool = True) -> None:
         """
@@ -56,7 +56,9 @@ class OpsFolder:
             samples = samples_of(chunk, self._quantized, self._job.source)
             differing = next(s for i, s in enumerate(samples) if i == place)
         errors = each.errors if is_chosen else None
-        self._localizer.take(is_known=each.is_known, errors=errors, differing=differing)
+        self._localizer.take(
+            is_known=each.is_known, errors=errors, differing=differing, peaks=each.peaks
+        )
 
     def _has_changed(self) -> bool:
         ops = self._job.ops

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,6 +84,7 @@ class CheckedSample(NamedTuple):
         is_known: Whether the file was calibrated on it.
         errors: Of its ops, if they were measured.
         differing: The sample, where outputs have to be held against torch's in the client.
+        peaks: Greatest magnitudes of torch's outputs; empty where these are not held.
         distances: Of each output to torch's; None where nothing is compared.
         failure: Why its ops could not be measured.
     """
@@ -91,6 +92,7 @@ class CheckedSample(NamedTuple):
     is_known: bool
     errors: SampleErrors | None
     differing: Sample | None
+    peaks: Sequence[float]
     distances: list[float] | None
     failure: Failure | None
 
@@ -182,16 +184,18 @@ class _OpsStation:
                 apart = Distances.between(known["edge"], known["float"])
                 is_candidate = distances.exceeds(apart)
             errors, differing, failure = None, None, None
+            peaks: Sequence[float] = ()
             if measures_ops and self._localizer is not None:
                 try:
                     errors, differs = self._looked_at(sample, known, is_candidate, is_parted)
                     differing = sample.clone() if differs else None
+                    peaks = () if is_parted else self._check.peaks
                 except (RuntimeError, ValueError, TypeError) as error:
                     if self._runner is None:
                         raise
                     failure = packed_failure(index, error)
             is_known = sample.arrays() in self._model.ledger
-            found.append(CheckedSample(is_known, errors, differing, apart, failure))
+            found.append(CheckedSample(is_known, errors, differing, peaks, apart, failure))
         return CheckedChunk(found, measurement, tally)
 
     def _looked_at(

@@ -9,7 +9,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.flows.request import Entry, Request, Session
-from pytest_edgeq.reference import in_train_mode, is_quantized_by_torch_ao, parameter_names
+from pytest_edgeq.reference import in_train_mode, is_quantized_by_torch_ao, parameters_of
 from pytest_edgeq.samples import SampleSpec, is_tensor
 from pytest_edgeq.suggest import nearest
 
@@ -161,7 +161,7 @@ def _entry(
             "sample_inputs=(torch.randn(1, 3, 224, 224),), or sample_kwargs={'name': tensor}"
         )
     spec = SampleSpec.of_inputs(
-        args, kwargs, parameter_names(model)[0], dynamic=options["dynamic_shapes"] is not None
+        args, kwargs, parameters_of(model).positional, dynamic=options["dynamic_shapes"] is not None
     )
     # torch.export (2.13) makes one input of a tensor that is given twice, and the file then never
     # reads the second.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,14 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.flows.request import Session, float_file
-from pytest_edgeq.foreign import is_keras, looks_like_session
-from pytest_edgeq.quantized import Counterpart, QuantizedModel
+from pytest_edgeq.foreign import FileReference, is_keras, looks_like_session
+from pytest_edgeq.quantized import Counterpart, QuantizedModel, Reference
 from pytest_edgeq.reference import (
     as_tensor,
     in_train_mode,
     module_tree,
-    parameter_names,
+    parameters_of,
+    quantizes_by_itself,
     torch_module,
 )
 from pytest_edgeq.samples import Sample, SampleSpec
@@ -36,7 +38,7 @@ __tracebackhide__ = True
 
 def load_prebuilt(
     tflite: TflitePath | bytes,
-    reference: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None,
+    reference: Reference | Mapping[str, Reference] | None,
     name: str,
     session: Session,
     layout: LayoutArgument = None,
@@ -50,9 +52,28 @@ def load_prebuilt(
     """
     build = session.runtimes.builder(foreign=True)
     graph = OpGraph.read(tflite, build)
-    references = _by_signature(reference, [each.key for each in graph.signatures], name)
+
+    def opened(content: TflitePath | bytes) -> EdgeFile:
+        other = OpGraph.read(content, build)
+        # Of another layout it says nothing.
+        own = layout if _has_borders_of(other, graph) else None
+        return EdgeFile(other, runtimes=session.runtimes, layout=own, foreign=True)
+
+    float_edge = None if float_tflite is None else opened(float_tflite)
+    if float_edge is not None:
+        _check_borders(graph, float_edge.graph, name)
+    given = float_edge if reference is None else reference
+    references = {
+        key: _reference(each, opened, key)
+        for key, each in _by_signature(given, [s.key for s in graph.signatures], name).items()
+    }
     for each in references.values():
         _check_reference(each, name)
+    files = [each for each in references.values() if isinstance(each, FileReference)]
+    if float_edge is None and len(files) == len(references) > 0:
+        float_edge = _form_among(files, graph)
+    for file in files:
+        file.is_form = float_edge is not None and file.edge.graph is float_edge.graph
     trees = {
         key: module_tree(each)
         for key, each in references.items()
@@ -62,17 +83,11 @@ def load_prebuilt(
     if trees:
         one = len(graph.signatures) == 1
         modules = next(iter(trees.values())) if one else SignatureModules(trees)
-    options: dict[str, Any] = {
-        "modules": modules,
-        "runtimes": session.runtimes,
-        "layout": layout,
-        "foreign": True,
-    }
-    edge = EdgeFile(graph, **options)
-    float_edge = None
-    if float_tflite is not None:
-        float_edge = EdgeFile(OpGraph.read(float_tflite, build), **options)
-        _check_borders(edge, float_edge, name)
+    if isinstance(reference, QuantizedModel):
+        modules = reference.edge.modules
+    elif float_edge is not None:
+        float_edge.modules = modules
+    edge = EdgeFile(graph, modules=modules, runtimes=session.runtimes, layout=layout, foreign=True)
     return QuantizedModel(
         edge,
         name=name,
@@ -89,11 +104,59 @@ def load_prebuilt(
     )
 
 
-def _check_borders(edge: EdgeFile, float_edge: EdgeFile, name: str) -> None:
+def _reference(
+    given: Any, opened: Callable[[TflitePath | bytes], EdgeFile], key: str | None
+) -> Callable[..., Any]:
+    """Return what is called for a signature: what was given, or the file that it names."""
+    if isinstance(given, torch.export.ExportedProgram):
+        return given.module()
+    if isinstance(given, QuantizedModel):
+        given = given.edge.apart()
+    elif isinstance(given, (str, bytes, os.PathLike)):
+        given = opened(given)
+    if not isinstance(given, EdgeFile):
+        reference: Callable[..., Any] = given
+        return reference
+    known = [each.key for each in given.graph.signatures]
+    if len(known) == 1 or given.key is not None or key is None:
+        return FileReference(given)
+    if key not in known:
+        raise ValueError(
+            f"reference: the file has no signature {key!r}{nearest(key, map(str, known))}; it has "
+            f"{known}"
+        )
+    return FileReference(given.at(key))
+
+
+def _form_among(files: Sequence[FileReference], graph: OpGraph) -> EdgeFile | None:
+    """Return the file whose ops can be compared with those of a graph, if all are that file."""
+    first = files[0].edge
+    same = all(each.edge.graph is first.graph and each.is_float for each in files)
+    if not same or not _has_borders_of(first.graph, graph):
+        return None
+    return EdgeFile(first.graph, runtimes=first.runtimes, layout=first.layout, foreign=True)
+
+
+def _has_borders_of(graph: OpGraph, other: OpGraph) -> bool:
+    """Whether two files have the same signatures, with the same inputs and outputs."""
+    ours, theirs = (
+        {
+            signature.key: [
+                sorted((border.name, border.tensor.shape_signature) for border in side)
+                for side in (signature.inputs, signature.outputs)
+            ]
+            for signature in each.signatures
+        }
+        for each in (graph, other)
+    )
+    return ours == theirs
+
+
+def _check_borders(graph: OpGraph, float_graph: OpGraph, name: str) -> None:
     """Refuse a float file with other signatures, or other inputs or outputs."""
-    for signature in edge.signatures:
+    for signature in graph.signatures:
         ours = _borders(signature)
-        theirs = [_borders(each) for each in float_edge.signatures if each.key == signature.key]
+        theirs = [_borders(each) for each in float_graph.signatures if each.key == signature.key]
         if theirs != [ours]:
             where = "" if signature.key is None else f" of the signature {signature.key!r}"
             raise ValueError(
@@ -122,6 +185,9 @@ def _by_signature(reference: Any, keys: Sequence[str | None], name: str) -> dict
                     f"{nearest(str(key), known)}; it has {known}"
                 )
         return dict(reference)
+    is_file = isinstance(reference, (str, bytes, os.PathLike, EdgeFile))
+    if is_file or (isinstance(reference, QuantizedModel) and reference.edge.key is None):
+        return dict.fromkeys(keys, reference)
     if len(keys) > 1:
         raise ValueError(
             f"{name}: the file has {len(keys)} signatures {list(keys)}: say which one the "
@@ -140,11 +206,21 @@ def _check_reference(reference: Any, name: str) -> None:
         )
     if not callable(reference):
         raise TypeError(
-            f"reference: expected a torch module or a callable, got {type(reference).__name__}"
+            "reference: expected a torch module, a callable, a file or a QuantizedModel, got "
+            f"{type(reference).__name__}"
         )
     module = torch_module(reference)
     if module is not None and in_train_mode(module):
         raise ValueError(f"{name}: the reference is in train mode; call reference.eval() first")
+
+
+def _in_float(reference: Callable[..., Any]) -> torch.nn.Module | None:
+    """Return the torch module of a reference, as it computes in float; None where there is none."""
+    if not quantizes_by_itself(reference):
+        return torch_module(reference)
+    if isinstance(reference, torch.fx.GraphModule) and litert.holds_quantization(reference):
+        return litert.in_float(reference)
+    return None
 
 
 def _counterpart(
@@ -155,12 +231,16 @@ def _counterpart(
     session: Session,
 ) -> Counterpart:
     names: tuple[str, ...] = ()
-    positional = 0
+    positional, keeps_names = 0, False
     if reference is not None:
-        first, by_name = parameter_names(reference)
-        names, positional = (*first, *by_name), len(first)
-    spec = SampleSpec.of_signature(signature, names, positional, layouts)
-    module = None if reference is None else torch_module(reference)
+        known = parameters_of(reference)
+        names, positional = (*known.positional, *known.keyword_only), len(known.positional)
+        keeps_names = known.takes_any_name and known.takes_any_position
+        inputs = [border.name for border in signature.inputs]
+        if known.takes_any_name and not keeps_names and set(known.positional) <= set(inputs):
+            names += tuple(each for each in inputs if each not in names)
+    spec = SampleSpec.of_signature(signature, names, positional, layouts, keeps_names=keeps_names)
+    module = None if reference is None else _in_float(reference)
     if module is None:
         return Counterpart(spec, reference)
 

@@ -22,6 +22,7 @@ __all__ = [
     "copied_to_run",
     "fold_constants",
     "holds_weights_alone",
+    "in_float",
     "keep_floats_apart",
     "modules_left_in_float",
     "quantized_weights",
@@ -214,6 +215,20 @@ def without_rounding(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph.eliminate_dead_code()
     copied.recompile()
     return copied
+
+
+def in_float(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a copy of a quantized graph that rounds no activation; codes of weights are floats."""
+    import torch
+
+    plain = without_rounding(simulated)
+    with torch.no_grad():
+        computed = {
+            node: _value(plain, node)
+            for node in plain.graph.nodes
+            if op_name(node).startswith("dequantize_per_") and is_constant(node.args[0])
+        }
+    return _copied(plain, computed, {})
 
 
 def activation_scales(simulated: torch.fx.GraphModule) -> set[tuple[float, int]]:

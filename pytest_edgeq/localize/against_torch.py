@@ -20,12 +20,16 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.kernels import float_bound
 from pytest_edgeq.kernels.site import ULP
 from pytest_edgeq.localize.float_forms import Forms, axis_orders, paired
+from pytest_edgeq.localize.moves import DRAWS, FEW_DRAWS, Moves
 from pytest_edgeq.localize.repairs import misordered_op, repaired_op
 from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.op_facts import MOVING
+from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.runtimes import Runner
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
@@ -59,14 +63,18 @@ nothing of float32.
 _ULPS = 16.0
 """The same where torch is exact by chance, in units in the last place of the greatest value."""
 
-_ROUNDINGS = 2.0
-"""
-How much further constants of unknown rounding may move an output than half a step on each does.
-
-Half a step is √3 times what rounding is off in the mean; the rest is for few constants.
-"""
+_KEPT = 8
+"""Samples, of those whose difference float32 does not explain, that are judged together."""
 
 _MOVERS = ("RESHAPE", "TRANSPOSE")
+
+_JOINING = frozenset({"CONCATENATION", "PACK", "SLICE", "STRIDED_SLICE", "SPLIT", "GATHER", "PAD"})
+"""Ops whose output holds elements of their inputs."""
+
+_SHARES = ("LOGISTIC", "SOFTMAX", "TANH")
+"""Ops whose kernels approximate a function of at most 1."""
+
+_TINY = float(np.finfo(np.float64).tiny)
 
 _IN_A_ROW = 3
 """
@@ -104,6 +112,41 @@ class Parting:
     is_misordered: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Distance:
+    """
+    How far an output is from torch's on one sample.
+
+    Attributes:
+        noise: Sum of the squared differences; infinite where the outputs cannot be compared.
+        signal: Sum of torch's squares.
+        count: Of the elements.
+        allowed: What float32 may be off, rms.
+    """
+
+    noise: float
+    signal: float
+    count: int
+    allowed: float
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether float32 explains it."""
+        return self.noise <= self.count * self.allowed**2
+
+
+def _together(distances: Sequence[_Distance]) -> _Distance:
+    """Return the distance over several samples."""
+    count = sum(each.count for each in distances)
+    allowed = sum(each.count * each.allowed**2 for each in distances)
+    return _Distance(
+        sum(each.noise for each in distances),
+        sum(each.signal for each in distances),
+        count,
+        math.sqrt(allowed / count) if count else 0.0,
+    )
+
+
 class Tolerance:
     """
     How far outputs of a float form may be from torch's at the precision of float32.
@@ -120,35 +163,55 @@ class Tolerance:
         self._outputs, self._n_ops = list(outputs), n_ops
         self.noise = dict(noise)
 
-    def compare(
-        self,
-        torchs: _Torchs,
-        made: Sequence[Array],
-        rounding: Mapping[str, float] = MappingProxyType({}),
-    ) -> Parting | None:
-        """Return the first output that is further from torch than float32 and rounding explain."""
+    def compare(self, torchs: _Torchs, made: Sequence[Array]) -> Parting | None:
+        """Return the first output that is further from torch than float32 explains."""
         for output, ours, (theirs, precise) in zip(self._outputs, made, torchs, strict=True):
-            if theirs.dtype.kind != "f":
-                continue
-            off = rounding.get(output, 0.0)
-            apart = self._apart(output, ours, theirs, precise, off)
-            if apart is not None:
-                one, two = (np.sort(each, axis=None) for each in (ours, theirs))
-                same = self._apart(output, one, two, None, off) is None
-                return Parting(output, apart, is_reordered=same)
+            distance = self.distance(output, ours, theirs, precise)
+            if not distance.is_explained:
+                return self.parting(output, distance, [(ours, theirs)])
         return None
 
-    def _apart(
+    def parting(
+        self, output: str, distance: _Distance, pairs: Sequence[tuple[Array, Array]]
+    ) -> Parting:
+        """Describe a difference of an output, on samples of which its values and torch's are."""
+        same = all(
+            self.distance(
+                output, np.sort(ours, axis=None), np.sort(theirs, axis=None), None
+            ).is_explained
+            for ours, theirs in pairs
+        )
+        decibels = -math.inf
+        if distance.signal and math.isfinite(distance.noise):
+            decibels = 10 * math.log10(distance.signal / distance.noise)
+        return Parting(output, decibels, is_reordered=same)
+
+    def distance(
         self,
         output: str,
         ours: Array,
         theirs: Array,
         precise: Array | None,
+        *,
+        peak: float = 0.0,
         rounding: float = 0.0,
-    ) -> float | None:
-        """Return the SQNR in dB where an output is further from torch than float32 explains."""
+    ) -> _Distance:
+        """
+        Measure how far an output is from torch's.
+
+        Args:
+            output: Its name.
+            ours: Of the float form.
+            theirs: Of torch.
+            precise: Of torch in float64, where that is known.
+            peak: The output's greatest magnitude on other samples.
+            rounding: What the op that makes the output may be off, absolute.
+        """
+        if theirs.dtype.kind != "f":
+            return _Distance(0.0, 0.0, 0, 0.0)
+        incomparable = _Distance(math.inf, 0.0, 0, 0.0)
         if ours.size != theirs.size:
-            return -math.inf
+            return incomparable
         one, two = (each.astype(np.float64).reshape(-1) for each in (ours, theirs))
         three = two if precise is None else precise.astype(np.float64).reshape(-1)
         finite = np.isfinite(two)
@@ -156,24 +219,40 @@ class Tolerance:
             # A mask of the least float64 may overflow where that of float32 does not.
             precise, three = None, two
         if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
-            return -math.inf
+            return incomparable
         if not finite.any():
-            return None
+            return _Distance(0.0, 0.0, 0, 0.0)
         one, two, three = one[finite], two[finite], three[finite]
         noise = _relative(two - three, three)
         if noise > _MOST_NOISE:
             three = two
         elif precise is not None:
             self.noise[output] = max(self.noise.get(output, 0.0), noise)
-        peak = float(np.abs(three).max())
+        peak = max(peak, float(np.abs(three).max()))
         # Where nothing is known of float32, each op may be as far off.
         ulps = _ULPS if output in self.noise else _ULPS * self._n_ops
         allowed = _TIMES * self.noise.get(output, 0.0) * _rms(three) + ulps * ULP * peak + rounding
-        noise = _rms(one - three)
-        if noise <= allowed:
-            return None
-        signal = _rms(three)
-        return 20 * math.log10(signal / noise) if signal and math.isfinite(noise) else -math.inf
+        squares = float(np.square(one - three).sum())
+        noise = squares if math.isfinite(squares) else math.inf
+        return _Distance(noise, float(np.square(three).sum()), one.size, allowed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Open:
+    """
+    A sample whose outputs float32 alone does not explain; it is judged with the others like it.
+
+    Attributes:
+        sample: The sample.
+        torchs: What torch gives.
+        made: What the form gives.
+        roundings: By output, what the op that makes it may be off, absolute.
+    """
+
+    sample: Sample
+    torchs: _Torchs
+    made: Sequence[Array]
+    roundings: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +295,9 @@ class OutputCheck:
         quantized: The file and its references.
         standard: What outputs are held against.
         reference: What the form should compute; None for the model's own reference.
+
+    Attributes:
+        peaks: Greatest magnitudes of torch's outputs on the last sample.
     """
 
     def __init__(
@@ -232,6 +314,7 @@ class OutputCheck:
         content, key = standard.form
         form = EdgeFile(content)
         self._form = form if key is None else form.at(key)
+        self.peaks: list[float] = []
 
     def differs(self, sample: Sample, known: Mapping[str, Arrays], measured: Arrays | None) -> bool:
         """
@@ -250,6 +333,7 @@ class OutputCheck:
             assert self._reference is not None, "unreachable because a localizer has looked"
             name = self._quantized.name
             values = in_file_order(call_reference(self._reference, sample), self._wanted, name)
+        self.peaks = [_peak(each) for each in values]
         torchs: _Torchs = [(each, None) for each in values]
         standard = self._standard
         if measured is not None and standard.is_measured and not standard.is_aligned:
@@ -287,7 +371,8 @@ class AgainstTorch:
         self._form, self._reference = forms.checked, forms.reference
         kept = quantized.float_edge
         self._is_kept = kept is not None and kept.graph is forms.checked.graph
-        self._shaken: EdgeFile | None = None
+        self._open: list[_Open] = []
+        self._furthest: tuple[float, _Open] | None = None
         self.aligned: EdgeFile | None = None
         form = self._form
         self._wanted = [border.name for border in quantized.edge.signature.outputs]
@@ -296,6 +381,7 @@ class AgainstTorch:
         self._runner = form.runner("builtin", keep=True)
         n_ops = len(form.graph.subgraphs[form.signature.subgraph].ops)
         self._tolerance = Tolerance(self._wanted, n_ops)
+        self._peaks = [0.0] * len(self._wanted)
         self.parting: Parting | None = None
 
     def update(
@@ -308,6 +394,9 @@ class AgainstTorch:
         """
         Compare one sample; after the first one that differs none is looked at any more.
 
+        Where nothing tells how far float32 itself is off, or constants are of unknown rounding,
+        samples that differ are gathered, and `settle` judges them.
+
         Args:
             sample: The sample.
             known: Outputs that were computed before, by side, as `Outcome.values` has them, or
@@ -317,9 +406,10 @@ class AgainstTorch:
         Raises:
             RuntimeError: torch or the kernels fail.
         """
-        if self.parting is not None:
+        if self.is_done:
             return
         torchs = self._torchs(sample, known)
+        self.note([_peak(each) for each, _ in torchs])
         if self.aligned is not None:
             self._run(self.aligned, sample)
         elif not is_run:
@@ -333,10 +423,144 @@ class AgainstTorch:
             if precise is not None:
                 torchs = [(one, two) for (one, _), two in zip(torchs, precise, strict=True)]
                 parting = self._tolerance.compare(torchs, self._outputs())
-        if parting is not None and self.aligned is None:
-            parting = self._unexplained(sample, torchs, parting)
-        if parting is not None:
+        if self._is_open(torchs):
+            # Of a form with a state all samples must be run, in order.
+            if parting is not None or self._form.is_stateful:
+                self._gather(sample, torchs, is_explained=parting is None)
+        elif parting is not None and not self._is_explained_by_constants([(sample, torchs)]):
             self.parting = self._located(sample, torchs, parting)
+
+    def note(self, peaks: Sequence[float]) -> None:
+        """Take note of the greatest magnitudes of torch's outputs on a sample."""
+        self._peaks = [max(pair) for pair in zip(self._peaks, peaks, strict=True)]
+
+    def settle(self) -> None:
+        """Judge the samples that are left open; `parting` and `aligned` are final then."""
+        furthest, self._furthest = self._furthest, None
+        samples, self._open = self._open + ([] if furthest is None else [furthest[1]]), []
+        if not samples:
+            return
+        nearest = self._forms.is_nearest
+        if nearest and self._is_explained_by_constants([(e.sample, e.torchs) for e in samples]):
+            return
+        found = self._judged(samples)
+        if found is None:
+            return
+        if not nearest and self._is_explained_by_constants([(e.sample, e.torchs) for e in samples]):
+            return
+        place, parting = found
+        self._runner = self._form.apart().runner("builtin", keep=True)
+        for each in samples[: place + 1] if self._form.is_stateful else samples[place : place + 1]:
+            self._run(self._form, each.sample)
+        self.parting = self._located(samples[place].sample, samples[place].torchs, parting)
+
+    def _is_open(self, torchs: _Torchs) -> bool:
+        """Whether a difference on one sample alone says nothing."""
+        return self.aligned is None and (self._forms.drawn is not None or torchs[0][1] is None)
+
+    def _gather(self, sample: Sample, torchs: _Torchs, *, is_explained: bool) -> None:
+        """Keep a sample for `settle`: one of the first, or the furthest behind these."""
+        made = [each.copy() for each in self._outputs()]
+        rounding = [self._rounding_of_last_op(index) for index in self._places()]
+        new = _Open(sample.clone(), torchs, made, rounding)
+        if len(self._open) < _KEPT:
+            self._open.append(new)
+        elif not is_explained and not self._form.is_stateful:
+            distances = self._distances(new)
+            off = max(each.noise / max(each.count * each.allowed**2, _TINY) for each in distances)
+            if self._furthest is None or off > self._furthest[0]:
+                self._furthest = off, new
+
+    def _distances(self, each: _Open) -> list[_Distance]:
+        """Return by output how far a sample is from torch."""
+        given = zip(self._wanted, each.made, each.torchs, self._peaks, each.roundings, strict=True)
+        return [
+            self._tolerance.distance(name, made, *torchs, peak=peak, rounding=rounding)
+            for name, made, torchs, peak, rounding in given
+        ]
+
+    def _judged(self, samples: Sequence[_Open]) -> tuple[int, Parting] | None:
+        """
+        Return the first difference that neither float32 nor the rounding of constants explains.
+
+        Each sample is judged alone, and all of them together.
+
+        Returns:
+            A sample that shows it, and the difference; None where all are explained.
+        """
+        by_sample = [self._distances(each) for each in samples]
+        groups = [[place] for place in range(len(samples))]
+        groups += [list(range(len(samples)))] if len(samples) > 1 else []
+        tests = [
+            (output, group, distance)
+            for output in range(len(self._wanted))
+            for group in groups
+            if not (distance := _together([by_sample[i][output] for i in group])).is_explained
+        ]
+        if not tests:
+            return None
+        moves = None
+        if self._forms.drawn is not None and all(math.isfinite(d.noise) for *_, d in tests):
+            moves = self._moves(samples, tests)
+        for output, group, distance in tests:
+            if moves is not None and _is_within(moves, output, group, distance):
+                continue
+            name = self._wanted[output]
+            pairs = [(samples[i].made[output], samples[i].torchs[output][0]) for i in group]
+            worst = max(group, key=lambda i: by_sample[i][output].noise)
+            return worst, self._tolerance.parting(name, distance, pairs)
+        return None
+
+    def _moves(
+        self, samples: Sequence[_Open], tests: Sequence[tuple[int, list[int], _Distance]]
+    ) -> Moves:
+        """Run the samples with constants that are drawn within half a step."""
+        assert self._forms.drawn is not None, "the caller has looked"
+        moves, names = Moves(), list(self._quantized.input_names)
+        for seed in range(DRAWS):
+            file = self._forms.drawn(seed)
+            for place, each in enumerate(samples):
+                outputs = file.run(names, each.sample.arrays(), "builtin")
+                named = zip((b.name for b in file.signature.outputs), outputs, strict=True)
+                moved = in_file_order(list(named), self._wanted, self._quantized.name)
+                for output, (one, two) in enumerate(zip(moved, each.made, strict=True)):
+                    finite = np.isfinite(each.torchs[output][0].reshape(-1))
+                    if two.dtype.kind == "f":
+                        moves.add(output, place, (one - two).reshape(-1)[finite])
+            if seed + 1 == FEW_DRAWS and all(_is_within(moves, *test) for test in tests):
+                break
+        return moves
+
+    def _places(self) -> list[int]:
+        """Return the tensors of the form that are its outputs, in the order of the file."""
+        borders = self._form.signature.outputs
+        named = [(border.name, np.array(border.tensor.index)) for border in borders]
+        return list(map(int, in_file_order(named, self._wanted, self._quantized.name)))
+
+    def _rounding_of_last_op(self, index: int) -> float:
+        """
+        Return what the op that makes a tensor may be off, absolute.
+
+        A difference near 0 is as exact as its operands, a probability as 1. How exact a sum of
+        products is, is told by the output's magnitude on all samples.
+        """
+        graph = self._form.graph
+        subgraph = graph.subgraphs[self._form.signature.subgraph]
+        op = subgraph.producer.get(index)
+        if op is None:
+            return 0.0
+        if op.name in MOVING or op.name in _JOINING:
+            return max(map(self._rounding_of_last_op, op.inputs), default=0.0)
+        if roles_of(graph, op).weights:
+            return 0.0
+        operands = (self._runner.tensor(i) for i in op.inputs if i >= 0)
+        size = 1.0 if op.name in _SHARES else max(map(_peak, operands), default=0.0)
+        return float_bound(graph, op) * size
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further sample is compared: the form differs, or nothing is to compare."""
+        return self.parting is not None or self._reference is None
 
     @property
     def reference_elsewhere(self) -> Callable[..., Any] | None:
@@ -365,49 +589,19 @@ class AgainstTorch:
         inputs = form.encode(list(self._quantized.input_names), sample.arrays())
         (runner or self._runner).run(inputs)
 
-    def _unexplained(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting | None:
-        """Return what is left to explain, if constants that torch has nothing like do not."""
-        if self._forms.is_nearest and self._is_explained_by_constants(sample, torchs):
-            return None
-        if self._forms.shaken is not None:
-            found = self._tolerance.compare(torchs, self._outputs(), self._rounding(sample))
-            if found is None:
-                return None
-            parting = found
-        if not self._forms.is_nearest and self._is_explained_by_constants(sample, torchs):
-            return None
-        return parting
-
-    def _is_explained_by_constants(self, sample: Sample, torchs: _Torchs) -> bool:
+    def _is_explained_by_constants(self, samples: Sequence[tuple[Sample, _Torchs]]) -> bool:
         """Whether the form computes what torch does with torch's constants at the same place."""
-        if self._forms.aligned is None:
+        if self.aligned is not None or self._forms.aligned is None:
             return False
         own, aligned = self._runner, self._forms.aligned()
         self._runner = aligned.runner("builtin", keep=True)
-        self._run(aligned, sample)
-        if self._tolerance.compare(torchs, self._outputs()) is None:
-            self.aligned = aligned
-            return True
-        self._runner = own
-        return False
-
-    def _rounding(self, sample: Sample) -> Mapping[str, float]:
-        """Return by output how far the rounding of constants may move it, rms."""
-        assert self._forms.shaken is not None, "callers have looked"
-        if self._shaken is None:
-            self._shaken = self._forms.shaken()
-        inputs = list(self._quantized.input_names)
-        moved = self._shaken.run(inputs, sample.arrays(), "builtin")
-        borders = self._form.signature.outputs
-        named = [
-            (border.name, each - self._runner.tensor(border.tensor.index))
-            for border, each in zip(borders, moved, strict=True)
-        ]
-        apart = in_file_order(named, self._wanted, self._quantized.name)
-        return {
-            output: _ROUNDINGS * _rms(each.astype(np.float64))
-            for output, each in zip(self._wanted, apart, strict=True)
-        }
+        for sample, torchs in samples:
+            self._run(aligned, sample)
+            if self._tolerance.compare(torchs, self._outputs()) is not None:
+                self._runner = own
+                return False
+        self.aligned = aligned
+        return True
 
     def reference(self, sample: Sample) -> Arrays:
         """
@@ -416,6 +610,7 @@ class AgainstTorch:
         Raises:
             RuntimeError: torch fails.
         """
+        assert self._reference is not None, "unreachable because `is_done` tells"
         outputs = call_reference(self._reference, sample)
         return in_file_order(outputs, self._wanted, self._quantized.name)
 
@@ -447,8 +642,9 @@ class AgainstTorch:
             {name: _doubled(each) for name, each in clone.kwargs.items()},
         )
         # A forward may make float32 itself; in its graph such dtypes are changed.
-        for make in (lambda: self._reference, lambda: _graph_of(self._reference, sample)):
-            module = _in_double(make())
+        for is_graph in (False, True):
+            reference = _graph_of(self._reference, sample) if is_graph else self._reference
+            module = _in_double(reference)
             try:
                 with litert.quiet():
                     outputs = None if module is None else call_reference(module, double)
@@ -675,6 +871,19 @@ def _doubled(value: Any) -> Any:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
+def _is_within(moves: Moves, output: int, group: Sequence[int], distance: _Distance) -> bool:
+    """Whether float32 and the rounding of constants explain a distance."""
+    float32 = distance.allowed * math.sqrt(distance.count)
+    return math.sqrt(distance.noise) <= float32 + math.sqrt(moves.limit(output, group))
+
+
+def _peak(values: Array) -> float:
+    """Return the greatest magnitude of finite floats; 0 of whole numbers."""
+    if values.dtype.kind != "f":
+        return 0.0
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
 def _rms(values: Array) -> float:
     return float(np.sqrt(np.square(values).mean())) if values.size else 0.0
 
@@ -703,7 +912,7 @@ def _inputs_of(sample: Sample) -> tuple[tuple[torch.Tensor, ...], dict[str, torc
     return args, {name: as_tensor(each) for name, each in clone.kwargs.items()}
 
 
-def _graph_of(reference: Callable[..., Any], sample: Sample) -> torch.fx.GraphModule | None:
+def _graph_of(reference: Callable[..., Any] | None, sample: Sample) -> torch.fx.GraphModule | None:
     """Return torch's graph; None where torch cannot export it."""
     module = torch_module(reference)
     if module is None or isinstance(module, torch.fx.GraphModule):
@@ -737,7 +946,7 @@ class _NodeValues:
     by_size: dict[int, list[Array]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, reference: Callable[..., Any], sample: Sample) -> _NodeValues | None:
+    def of(cls, reference: Callable[..., Any] | None, sample: Sample) -> _NodeValues | None:
         """Run a graph; None where torch cannot export it."""
         graph = _graph_of(reference, sample)
         if graph is None:

@@ -15,7 +15,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.localize.readers import MASKING
 from pytest_edgeq.localize.structure import ConstantPair, Pairs, Structure, pair_ops
-from pytest_edgeq.reference import module_tree, torch_module
+from pytest_edgeq.reference import module_tree, quantizes_by_itself, torch_module
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import is_cast, write_in_float
@@ -34,7 +34,6 @@ __all__ = [
     "axis_orders",
     "by_name",
     "forms_of",
-    "half_a_step_off",
     "is_rounded_to",
     "nearest_constants",
     "paired",
@@ -79,11 +78,19 @@ def is_rounded_to(pair: ConstantPair, floats: Array, *, cut: bool = False) -> bo
     return bool(near.all())
 
 
-def half_a_step_off(pair: ConstantPair, floats: Array) -> Array:
-    """Return floats that a constant was rounded from, each half a step off, at random."""
-    signs = np.random.default_rng(0).choice((-0.5, 0.5), floats.shape)
-    values: Array = floats + signs * _steps(pair)
-    return values
+def _drawn(
+    made: EdgeFile,
+    known: Mapping[tuple[int, int], Array],
+    unknown: Mapping[tuple[int, int], tuple[Array, Array]],
+    seed: int,
+) -> EdgeFile:
+    """Write a file in float with constants drawn within half a step; values and steps of each."""
+    draw = np.random.default_rng(seed).uniform
+    drawn = {
+        key: values + draw(-0.5, 0.5, values.shape) * steps
+        for key, (values, steps) in unknown.items()
+    }
+    return _in_float(made, {**known, **drawn})
 
 
 def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
@@ -175,8 +182,12 @@ def _is_told(pair: ConstantPair) -> bool:
 
 
 def _steps(pair: ConstantPair) -> Array:
-    steps = np.zeros(()) if pair.stored.scales is None else pair.stored.scales
-    return np.broadcast_to(steps, pair.stored.values.shape).reshape(pair.floats.shape)
+    """Return the distance between neighbouring codes, or between neighbouring float16 numbers."""
+    stored = pair.stored
+    steps = np.zeros(()) if stored.scales is None else stored.scales
+    if stored.dtype == "float16":
+        steps = np.spacing(np.abs(stored.values)).astype(np.float64)
+    return np.broadcast_to(steps, stored.values.shape).reshape(pair.floats.shape)
 
 
 def axis_orders(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -195,15 +206,15 @@ class Forms:
     Attributes:
         exact: With torch's constants, as far as these are known.
         checked: The one that is held against torch; it may be the same.
-        reference: What it is held against: the torch module, or torch's graph with the weights that
-            the flow rounded.
+        reference: What it is compared with: the torch module, or torch's graph with the weights
+            that the flow rounded; None where the reference is that file, or quantizes by itself.
         modules: Paths of torch modules by the index of an op of the file, where the reference's own
             float file knows them.
         substituted: Tensors of `checked` that ops give which the reference's float file has another
             op for.
         unlike: Likewise, of ops with constants that the reference has nothing like.
-        shaken: Return `checked` with half a step on each of these constants that is rounded; None
-            where there is none.
+        drawn: Return `checked` with each of these constants that is rounded drawn within half a
+            step, by a seed; None where there is none.
         aligned: Return `checked` with the constants that ops at the same place of the reference's
             float file have in their place; None where there is none.
         is_nearest: Whether most constants of the file are those of the reference's float file,
@@ -213,11 +224,11 @@ class Forms:
 
     exact: EdgeFile
     checked: EdgeFile
-    reference: Callable[..., Any]
+    reference: Callable[..., Any] | None
     modules: Mapping[int, str] = field(default_factory=dict)
     substituted: frozenset[int] = frozenset()
     unlike: frozenset[int] = frozenset()
-    shaken: Callable[[], EdgeFile] | None = None
+    drawn: Callable[[int], EdgeFile] | None = None
     aligned: Callable[[], EdgeFile] | None = None
     is_nearest: bool = False
     converted: EdgeFile | None = None
@@ -240,10 +251,9 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     Raises:
         ValueError: A constant of the file cannot be read.
     """
-    reference = quantized.float_model
-    assert reference is not None, "a localizer has looked"
     if quantized.flow == "torchao":
         return _of_rounded_module(quantized)
+    reference = _reference(quantized, sample)
     base = _float_file(quantized, sample)
     pairs = None if base is None else paired(quantized.edge, base)
     is_kept = quantized.float_edge is not None or quantized.flow == "float"
@@ -282,7 +292,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         ):
             return Forms(base, base, reference, modules)
     floats = list(() if base is None else _floats_of(base))
-    module = torch_module(reference)
+    module = torch_module(quantized.float_model)
     if module is not None:
         floats += [_array(each) for _, each in _tensors(module)]
     candidates = [(each, each) for each in floats]
@@ -303,19 +313,19 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     unlike = {pair.op.outputs[0] for key, pair in unknown.items() if key not in folded}
     found |= folded
     exact = _in_float(made, found)
-    off = {
-        key: half_a_step_off(pair, folded.get(key, pair.floats))
+    rounded = {
+        key: (folded.get(key, pair.floats), steps)
         for key, pair in unknown.items()
-        if pair.stored.scales is not None
+        if (steps := _steps(pair)).any()
     }
     return Forms(
         exact,
         exact,
-        _reference(quantized, sample),
+        reference,
         modules,
         substituted,
         frozenset(unlike),
-        functools.partial(_in_float, made, found | off) if off else None,
+        functools.partial(_drawn, made, found, rounded) if rounded else None,
         functools.partial(_in_float, made, found | others) if others else None,
         is_nearest,
         base,
@@ -444,12 +454,20 @@ def _modules(pairs: Pairs, base: EdgeFile) -> dict[int, str]:
     }
 
 
-def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any]:
-    """Return the module itself, or the graph that a training has changed."""
+def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any] | None:
+    """
+    Return the module itself, the graph that a training has changed, or a quantized graph in float.
+
+    None where the reference quantizes by itself, or is the float file that the ops are compared
+    with.
+    """
     reference, make = quantized.float_model, quantized.float_file
     assert reference is not None, "a localizer has looked"
     if make is None:
-        return reference
+        is_base = quantized.is_float_file_reference and (
+            (base := quantized.float_edge) is not None and paired(quantized.edge, base).is_whole
+        )
+        return None if is_base or quantizes_by_itself(reference) else reference
     model = make.traced(sample).model
     return reference if model is torch_module(reference) else model
 

@@ -129,6 +129,9 @@ class Localizer:
         quantized: The file and its references.
         runtime: Kernels that keep intermediate tensors: `builtin` or `reference`.
 
+    Attributes:
+        notes: What could not be compared, and why.
+
     Raises:
         ValueError: A runtime that keeps no intermediate tensors.
         RuntimeError: The kernels cannot allocate the file.
@@ -154,6 +157,7 @@ class Localizer:
         self._count = 0
         self._calibration = UNKNOWN
         self._open = contextlib.ExitStack()
+        self.notes: list[str] = []
 
     def _start(self, sample: Sample) -> None:
         """Prepare what needs the float form, which a first sample may be needed for."""
@@ -161,6 +165,12 @@ class Localizer:
         self._torch = AgainstTorch(self._quantized, forms, sample)
         self._is_one_form = forms.checked is forms.exact
         self._modules = forms.modules
+        quantized = self._quantized
+        if forms.reference is None and not quantized.is_float_file_reference:
+            self.notes.append(
+                f"{quantized.reference_name} quantizes by itself: its outputs were compared with "
+                "the file's, and ops with their own form in float alone"
+            )
         self.prepare(forms.exact)
 
     def prepare(self, form: EdgeFile) -> None:
@@ -222,7 +232,7 @@ class Localizer:
                 execution: Execution, sample: Sample
             ) -> tuple[Sample, SampleErrors, dict[str, Arrays]]:
                 errors, known = self._measure(execution, sample), dict[str, Arrays]()
-                if self._torch.parting is None:  # else outputs are compared no more
+                if not self._torch.is_done:  # else outputs are compared no more
                     known["reference"] = self._torch.reference(sample)
                     if self._is_one_form:
                         known["form"] = errors.form
@@ -264,7 +274,12 @@ class Localizer:
         return self._measure(self._execution, sample)
 
     def take(
-        self, *, is_known: bool, errors: SampleErrors | None, differing: Sample | None
+        self,
+        *,
+        is_known: bool,
+        errors: SampleErrors | None,
+        differing: Sample | None,
+        peaks: Sequence[float],
     ) -> None:
         """
         Add the next sample, which was measured elsewhere.
@@ -273,6 +288,7 @@ class Localizer:
             is_known: Whether the file was calibrated on it.
             errors: Of its ops, if they were measured.
             differing: The sample, where the outputs of the form have to be held against torch's.
+            peaks: Greatest magnitudes of torch's outputs, where they are known.
 
         Raises:
             RuntimeError: torch or the kernels fail.
@@ -281,6 +297,8 @@ class Localizer:
         self._calibration = Calibration(evaluated + 1, known + is_known)
         if errors is not None:
             self._add(errors)
+        if peaks:
+            self._torch.note(peaks)
         if differing is not None:
             self._torch.update(differing)
 
@@ -376,6 +394,7 @@ class Localizer:
         """
         if not self._count:
             raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
+        self._torch.settle()
         quantized, subgraph = self._quantized, self._subgraph
         entries = {
             entry.index: entry for entry in quantized.op_dtypes if entry.subgraph == subgraph.index
@@ -413,7 +432,8 @@ class Localizer:
             )
         measured_ops = {row.index for row in rows if row.matched}
         refused = {index: self._refused[index] for index in self._refused.keys() - measured_ops}
-        return replace(blame(rows, evidence), refused=refused)
+        reference = quantized.reference_name
+        return replace(blame(rows, evidence), refused=refused, reference=reference)
 
     def _named(self, entry: OpDtypes) -> OpDtypes:
         """Name an op's module by its partner's where the file has lost its names."""
@@ -470,8 +490,9 @@ class Localizer:
             maker = self._subgraph.producer.get(parting.op.outputs[0])
             number = maker.index if maker is not None and maker.name in HOLDING else None
         text = (
-            f"the file in float does not compute what torch does: its output {parting.output!r} "
-            f"has {parting.sqnr_db:.3g} dB SQNR to torch's, which float32 does not explain"
+            f"the file in float does not compute what {self._quantized.reference_name} does: its "
+            f"output {parting.output!r} has {parting.sqnr_db:.3g} dB SQNR to "
+            f"{self._quantized.reference_name}'s, which float32 does not explain"
         )
         if parting.op is not None:
             text += (

@@ -180,12 +180,14 @@ class LayerErrors:
         cause: A sentence that says why.
         refused: By index, why an op was not measured that kernels run in the file, and refuse in
             the copy that is written to compare it.
+        reference: What texts call the reference.
     """
 
     rows: tuple[LayerError, ...]
     culprit: LayerError | None
     cause: str
     refused: Mapping[int, str] = field(default_factory=dict)
+    reference: str = "torch"
 
     @property
     def coverage(self) -> float:
@@ -260,7 +262,7 @@ class LayerErrors:
     def overview(self) -> str:
         """How many ops were matched, which were not, and the worst rows."""
         matched = sum(row.matched for row in self.rows)
-        told = f"{matched} of {len(self.rows)} ops matched with torch"
+        told = f"{matched} of {len(self.rows)} ops matched with {self.reference}"
         missing = [row.name for row in self.rows if not row.matched]
         if missing:
             listed = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")

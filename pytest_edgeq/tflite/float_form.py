@@ -1,8 +1,8 @@
 """
 Write a quantized `.tflite` file in float: the same ops, without quantized activations.
 
-QUANTIZE and DEQUANTIZE ops go, constants are dequantized, all else stays as it is. What is left
-rounds its weights as the file does, and its activations not at all.
+QUANTIZE and DEQUANTIZE ops go, constants are dequantized, also those in float16, all else stays as
+it is. What is left rounds its weights as the file does, and its activations not at all.
 """
 
 from __future__ import annotations
@@ -112,16 +112,34 @@ class _Writer:
         if scales is not None:
             codes = self.graph.constant(tensor).view(np.dtype(tensor.dtype))
             return (codes * scales).astype(np.float32)
-        if not tensor.is_quantized:
+        if not (tensor.is_quantized or _is_half_constant(subgraph, tensor)):
             return None
         return dequantized(self.graph, subgraph.index, tensor).astype(np.float32)
 
 
 def is_cast(graph: OpGraph, op: Op) -> bool:
-    """Whether an op only changes how a value is held; float16 is a value of its own."""
+    """Whether an op only changes how a value is held, or widens a float16 constant."""
     if op.name not in CASTS:
         return op.name == "DENSIFY"
-    return any(graph.tensor(op, index).is_quantized for index in (op.inputs[0], op.outputs[0]))
+    subgraph = graph.subgraphs[op.subgraph]
+    source, made = (subgraph.tensors[index] for index in (op.inputs[0], op.outputs[0]))
+    if source.is_quantized or made.is_quantized:
+        return True
+    dense = subgraph.producer.get(source.index)
+    if dense is not None and dense.name == "DENSIFY":
+        source = subgraph.tensors[dense.inputs[0]]
+    return _is_half_constant(subgraph, source)
+
+
+def _is_half_constant(subgraph: Subgraph, tensor: Tensor) -> bool:
+    """Whether a constant in float16 is only made wider."""
+    if not tensor.is_constant or tensor.dtype != "float16":
+        return False
+    readers = subgraph.consumers[tensor.index]
+    behind = [
+        o for op in readers if op.name == "DENSIFY" for o in subgraph.consumers[op.outputs[0]]
+    ]
+    return all(op.name in ("DEQUANTIZE", "DENSIFY") for op in (*readers, *behind))
 
 
 def bias_scales(

@@ -84,6 +84,8 @@ def test_model(edgeq: Edgeq, quantized: QuantizedModel) -> None:
     reference: Callable[..., dict[str, npt.NDArray[Any]]] = onnx_reference(object())
     loaded: QuantizedModel = edgeq.load(content, reference=torch.nn.ReLU(), name="net")
     edgeq.load(path, reference=reference, float_tflite=str(path), layout={"image": "nhwc"})
+    edgeq.load(path, reference={"small": path, "large": str(path)})
+    edgeq.load(path, reference=loaded, float_tflite=content)
 
     edgeq.load(3)  # type: ignore[arg-type]
     edgeq.load(path, reference=3)  # type: ignore[arg-type]
