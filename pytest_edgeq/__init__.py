@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.assertions import (
         assert_accuracy_drop,
         assert_conforms,
+        assert_healthy,
         assert_input_dtypes,
         assert_no_float_ops,
         assert_op_counts,
@@ -47,6 +48,7 @@ __all__ = [
     "QuantizedModel",
     "assert_accuracy_drop",
     "assert_conforms",
+    "assert_healthy",
     "assert_input_dtypes",
     "assert_no_float_ops",
     "assert_op_counts",

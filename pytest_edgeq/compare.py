@@ -330,12 +330,12 @@ class Comparer:
             self._digest.update(head.encode())
             self._digest.update(contiguous(array).data)
 
-    def _explanation(self, worst: Sequence[WorstSample]) -> Callable[[], str] | None:
+    def _explanation(self, worst: Sequence[WorstSample]) -> Callable[[], Finding] | None:
         quantized, seconds, progress = self._quantized, self._localize_seconds, self._progress
         if not seconds:
             return None
 
-        def explain() -> str:
+        def explain() -> Finding:
             from pytest_edgeq.localize import explain
 
             samples = [each.inputs for each in worst]

@@ -586,10 +586,13 @@ class Edgeq:
             RuntimeError: Not called from the body of a test.
         """
         from pytest_edgeq.evaluation import Evaluation
-        from pytest_edgeq.localize.rows import SPREAD
-        from pytest_edgeq.numerics.findings import input_findings
+        from pytest_edgeq.numerics.findings import (
+            ERRORS_REGRESSED,
+            UNEXPLAINED,
+            Finding,
+            input_findings,
+        )
         from pytest_edgeq.remember import errors_to_remember
-        from pytest_edgeq.snapshots.errors import REGRESSED, is_explained
 
         _require_comparison("check_errors", comparison)
         if self._memory is None:
@@ -597,14 +600,14 @@ class Edgeq:
                 "check_errors remembers by test: call it on the fixture `edgeq` in a test"
             )
 
-        def explain(change: str) -> str:
-            if not change.startswith(REGRESSED):
-                return ""
-            causes = [f"cause: {each.sentence}" for each in input_findings(comparison.health)]
+        def explain(change: Finding) -> tuple[Finding, ...]:
+            if change.kind != ERRORS_REGRESSED:
+                return ()
+            causes = input_findings(comparison.health)
             if causes or comparison.explain is None:
-                return "\n".join(causes)
+                return causes
             blamed = comparison.explain()
-            return "" if SPREAD in blamed and is_explained(change) else blamed
+            return () if blamed.kind in UNEXPLAINED and change.causes else (blamed,)
 
         self._memory.check(
             "errors",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pytest_edgeq.numerics.bootstrap import limits
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.evaluated import EvaluatedSamples
+from pytest_edgeq.numerics.findings import NOT_STORED, USELESS, Finding, Place
 from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.numerics.results import OutputErrors
 from pytest_edgeq.numerics.wiped import accepts, is_below_a_step, wiped
-from pytest_edgeq.snapshots.errors import NOT_STORED
 from pytest_edgeq.snapshots.paired_limits import FEWEST_SAMPLES, at_least, floor_db
 
 __all__ = [
@@ -22,9 +23,9 @@ __all__ = [
     "cannot_fail",
     "limits_of",
     "notes_on",
+    "passes_zeros",
     "samples_needed",
     "too_wide",
-    "too_wide_text",
 ]
 
 _MOST_SAMPLES: Final = 1 << 13
@@ -86,20 +87,19 @@ class Evaluation:
         self._outputs = comparison.total.outputs
         self.notes: Sequence[str] = notes_on(comparison.evaluated)
 
-    def refusal(self, data: Mapping[str, Any]) -> str:
+    def refusal(self, data: Mapping[str, Any]) -> Finding | None:
         """
-        Tell why errors must not be stored: the SQNR limit of an output, or all, accept zeros.
+        Return why errors must not be stored: the SQNR limit of an output, or all, accept zeros.
 
         Args:
             data: What would be stored, or what is.
-
-        Returns:
-            A text; empty where the limits can fail.
         """
         for name, output, given in self._judged(data):
-            if why := broken(output, self._flow) or too_wide(output, self._flow, given):
-                return f"{NOT_STORED}: total, output {name!r}: {why}"
-        return ""
+            found = broken(output, self._flow) or too_wide(output, self._flow, given)
+            if found is not None:
+                headline = f"errors not stored: total, output {name!r}: {found.summary}"
+                return replace(found, headline=headline)
+        return None
 
     def remark(self, data: Mapping[str, Any]) -> str:
         """Name limits that wrong outputs would pass, and the number of samples that would do."""
@@ -137,9 +137,9 @@ class Evaluation:
                 yield name, output, given
 
 
-def too_wide(output: OutputErrors, flow: str, given: Limits) -> str:
+def too_wide(output: OutputErrors, flow: str, given: Limits) -> Finding | None:
     """
-    Tell that zeros would keep the SQNR limit of an output in the stage total, or all its limits.
+    Find that zeros would keep the SQNR limit of an output in the stage total, or all its limits.
 
     That they keep the SQNR limit alone counts where more samples would narrow it. Where no number
     would, a single sample bears the error, and the other limits have to do.
@@ -148,19 +148,16 @@ def too_wide(output: OutputErrors, flow: str, given: Limits) -> str:
         output: What was measured.
         flow: That made the file.
         given: Its limits by metric.
-
-    Returns:
-        A text; empty where the limits can fail.
     """
     kept = accepted(output, given)
     if "sqnr_db" not in kept:
-        return ""
+        return None
     if len(kept) < len(given) and samples_needed(output, flow, "sqnr_db") is None:
-        return ""
-    return too_wide_text(output, flow, given["sqnr_db"])
+        return None
+    return passes_zeros(output, flow, given["sqnr_db"])
 
 
-def too_wide_text(output: OutputErrors, flow: str, limit_db: float) -> str:
+def passes_zeros(output: OutputErrors, flow: str, limit_db: float) -> Finding:
     """Name the SQNR limit that an output of zeros would keep, and the samples that would do."""
     n = len(output.samples)
     needed = samples_needed(output, flow, "sqnr_db")
@@ -170,33 +167,38 @@ def too_wide_text(output: OutputErrors, flow: str, limit_db: float) -> str:
         if needed is None
         else f"give at least {max(needed, FEWEST_SAMPLES)} evaluation samples"
     )
-    return (
-        "an output of zeros would pass: expected an SQNR limit above 0 dB, got "
-        f"{limit_db:.3g} dB (measured {output.sqnr_db:.3g} dB on {_samples(n)})\n"
-        f"cause: the error differs so much between {n} samples that a rebuild may move it by "
-        "more than the SQNR itself\n"
-        f"fix: {fix}"
+    return Finding(
+        kind=NOT_STORED,
+        place=Place("output", output.name),
+        symptom="an output of zeros would pass: expected an SQNR limit above 0 dB, got "
+        f"{limit_db:.3g} dB (measured {output.sqnr_db:.3g} dB on {_samples(n)})",
+        causes=(
+            f"the error differs so much between {n} samples that a rebuild may move it by more "
+            "than the SQNR itself",
+        ),
+        fix=fix,
     )
 
 
-def broken(output: OutputErrors, flow: str) -> str:
+def broken(output: OutputErrors, flow: str) -> Finding | None:
     """
-    Tell that the error of an output in the stage total is as large as its signal.
+    Find that the error of an output in the stage total is as large as its signal.
 
     No number of samples gives an SQNR limit above 0 dB then, because a rebuild may lose as much.
-
-    Returns:
-        A text; empty where the output is not so broken.
     """
     floor = floor_db(flow, "total", output.sqnr_db)
     # Without a signal zeros are right; and of values below a step nothing else is to be expected.
     if not wiped(output) or is_below_a_step(output) or output.sqnr_db > floor:
-        return ""
-    return (
-        f"the error is as large as the signal: expected an SQNR above {floor:.3g} dB, which a "
-        f"rebuild alone may lose, got {output.sqnr_db:.3g} dB on {_samples(len(output.samples))}\n"
-        "cause: the file does not compute what the reference does; more samples do not help\n"
-        "fix: find the layer to blame with edgeq.localize(quantized, samples)"
+        return None
+    return Finding(
+        kind=NOT_STORED,
+        place=Place("output", output.name),
+        symptom=f"the error is as large as the signal: expected an SQNR above {floor:.3g} dB, "
+        f"which a rebuild alone may lose, got {output.sqnr_db:.3g} dB on "
+        f"{_samples(len(output.samples))}",
+        harm=USELESS,
+        causes=("the file does not compute what the reference does; more samples do not help",),
+        fix="find the layer to blame with edgeq.localize(quantized, samples)",
     )
 
 

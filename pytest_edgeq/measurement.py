@@ -148,6 +148,43 @@ class SampleRunner:
             raise type(error)(f"evaluation sample {index}: {error}") from None
 
 
+AVERAGING = ("recipe", "prebuilt")
+"""Flows whose ranges are averages over the samples, or may be: those of a file that was given."""
+
+
+class InputWatches:
+    """
+    Health of every quantized input, over some of the samples; watches merge.
+
+    Args:
+        edge: The file.
+        averaged: Whether the file may have been calibrated by moving averages.
+    """
+
+    def __init__(self, edge: EdgeFile, *, averaged: bool) -> None:
+        self._watches = [
+            (border.name, InputHealth(border_spec(border.name, tensor), averaged=averaged))
+            for border, tensor in quantized_inputs(edge.graph, edge.signature)
+        ]
+
+    def update(self, edge: EdgeFile, input_names: Sequence[str], arrays: Arrays) -> None:
+        """Look at one sample."""
+        given = edge.by_border(input_names, arrays) if self._watches else {}
+        for border, watch in self._watches:
+            # Whole numbers are codes, as the file takes them.
+            if given[border].dtype.kind == "f":
+                watch.update(given[border])
+
+    def merge(self, other: InputWatches) -> None:
+        """Add all that others of the same file have seen."""
+        for (_, mine), (_, their) in zip(self._watches, other._watches, strict=True):
+            mine.merge(their)
+
+    def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
+        """Return what is wrong with the inputs."""
+        return [each for _, watch in self._watches for each in watch.findings(calibration)]
+
+
 class Measurement:
     """
     Errors of every stage and health, over some of the samples; measurements merge.
@@ -180,10 +217,7 @@ class Measurement:
             for name in self._sides
         }
         self._health = [OutputHealth(spec, averaged=averaged) for spec in specs]
-        self._inputs = [
-            (border.name, InputHealth(border_spec(border.name, tensor), averaged=averaged))
-            for border, tensor in quantized_inputs(edge.graph, edge.signature)
-        ]
+        self._inputs = InputWatches(edge, averaged=averaged)
         self.worst = WorstSamples()
         self._points = {spec.name: PointSample() for spec in specs} if keeps_points else {}
 
@@ -194,9 +228,7 @@ class Measurement:
             quantized.edge,
             quantized.input_names,
             _sides(quantized),
-            # ai-edge-quantizer calibrates by moving averages.
-            # A loaded file does not say what it was calibrated by.
-            averaged=quantized.flow in ("recipe", "prebuilt"),
+            averaged=quantized.flow in AVERAGING,
             keeps_points=keeps_points,
         )
 
@@ -226,13 +258,7 @@ class Measurement:
             watch.update(reference_side, edge_side, code)
         for i, points in enumerate(self._points.values()):
             points.update(index, {side: values[i] for side, values in outcome.values.items()})
-        if not self._inputs:
-            return
-        given = self._edge.by_border(self._input_names, arrays)
-        for border, input_watch in self._inputs:
-            # Whole numbers are codes, as the file takes them.
-            if given[border].dtype.kind == "f":
-                input_watch.update(given[border])
+        self._inputs.update(self._edge, self._input_names, arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the file, which merging does not need."""
@@ -244,8 +270,7 @@ class Measurement:
             accumulator.merge(other._stages[name])
         for watch, theirs in zip(self._health, other._health, strict=True):
             watch.merge(theirs)
-        for (_, mine), (_, their) in zip(self._inputs, other._inputs, strict=True):
-            mine.merge(their)
+        self._inputs.merge(other._inputs)
         for name, points in self._points.items():
             points.merge(other._points[name])
         self.worst.merge(other.worst)
@@ -260,11 +285,8 @@ class Measurement:
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
         """Return what is wrong with inputs and outputs, on samples that are so related to it."""
-        watches: list[InputHealth | OutputHealth] = [
-            *(watch for _, watch in self._inputs),
-            *self._health,
-        ]
-        return [finding for watch in watches for finding in watch.findings(calibration)]
+        outputs = [each for watch in self._health for each in watch.findings(calibration)]
+        return [*self._inputs.findings(calibration), *outputs]
 
 
 _Sides = dict[str, tuple[str, str]]

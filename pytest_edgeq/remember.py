@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+from pytest_edgeq.errors import failure
 from pytest_edgeq.evaluation import (
     accepted,
     broken,
     cannot_fail,
     limits_of,
     notes_on,
+    passes_zeros,
     too_wide,
-    too_wide_text,
 )
 from pytest_edgeq.numerics.bootstrap import RESAMPLES, SEED, remembered
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.confidence import LEVEL
+from pytest_edgeq.numerics.findings import (
+    NONFINITE,
+    USELESS,
+    ZERO_OUTPUT,
+    Finding,
+    Place,
+    text_of,
+)
 from pytest_edgeq.numerics.results import UPPER_BOUNDED, OutputErrors, StageErrors
 from pytest_edgeq.numerics.wiped import is_below_a_step, wiped
 from pytest_edgeq.snapshots.paired_limits import FLOAT_NOISE_DB, SUMS, at_least, floor_db
@@ -95,12 +105,12 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
     _require_sound(comparison)
     flow, outputs = comparison.flow, list(comparison.total.outputs.values())
     for output in outputs:
-        if why := broken(output, flow):
-            raise ValueError(f"no budget for {_place(comparison, output)}: {why}")
+        if (found := broken(output, flow)) is not None:
+            raise ValueError(_no_budget(comparison, output, found))
     limits = [limits_of(output, flow) for output in outputs]
     for output, given in zip(outputs, limits, strict=True):
-        if not is_below_a_step(output) and (why := too_wide(output, flow, given)):
-            raise ValueError(f"no budget for {_place(comparison, output)}: {why}")
+        if not is_below_a_step(output) and (found := too_wide(output, flow, given)) is not None:
+            raise ValueError(_no_budget(comparison, output, found))
     bounds: dict[str, float] = {}
     notes = notes_on(comparison.evaluated)
     for metric in _wanted(outputs):
@@ -118,8 +128,10 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
     judged = [each for each in outputs if not is_below_a_step(each)]
     if not bounds or any(len(accepted(each, bounds)) == len(bounds) for each in judged):
         output, given = min(zip(outputs, limits, strict=True), key=lambda pair: pair[1]["sqnr_db"])
-        why = too_wide_text(output, flow, given["sqnr_db"]) if wiped(output) else _NO_SIGNAL
-        raise ValueError(f"no budget for {_place(comparison, output)}: {why}")
+        if not wiped(output):
+            raise ValueError(f"no budget for {_place(comparison, output)}: {_NO_SIGNAL}")
+        found = passes_zeros(output, flow, given["sqnr_db"])
+        raise ValueError(_no_budget(comparison, output, found))
     return Budget(**bounds), notes
 
 
@@ -128,6 +140,11 @@ def _wanted(outputs: list[OutputErrors]) -> list[str]:
     scaled = all(output.max_lsb_error is not None for output in outputs)
     wanted = ["sqnr_db", "cosine_similarity", "max_lsb_error" if scaled else "max_abs_error"]
     return [*wanted, "top1_agreement"] if all(map(_is_classified, outputs)) else wanted
+
+
+def _no_budget(comparison: Comparison, output: OutputErrors, found: Finding) -> str:
+    title = f"no budget for {_place(comparison, output)}: {found.summary}"
+    return text_of([replace(found, headline=title)])
 
 
 def _place(comparison: Comparison, output: OutputErrors) -> str:
@@ -145,13 +162,21 @@ def _require_sound(comparison: Comparison) -> None:
             where = f"{comparison.name}: {stage}, output {output.name!r}"
             sums = (each for sample in output.samples for each in sample)
             if output.nonfinite or not output.samples or not all(map(math.isfinite, sums)):
-                raise AssertionError(
-                    f"{where}: expected finite values, got {output.nonfinite} of "
-                    f"{output.n_elements} elements that are not, or sums beyond float64\n"
-                    "Errors that are not numbers can be neither remembered nor bounded."
+                found = Finding(
+                    kind=NONFINITE,
+                    place=Place("output", output.name),
+                    headline=f"{where}: expected finite values, got {output.nonfinite} of "
+                    f"{output.n_elements} elements that are not, or sums beyond float64",
+                    causes=("errors that are not numbers can be neither stored nor bounded",),
+                    harm=USELESS,
                 )
+                raise failure([found])
             if output.degenerate:
-                raise AssertionError(
-                    f"{where}: reference and actual are zero in all {output.n_elements} elements\n"
-                    "Nothing was tested; give inputs that make this output speak."
+                found = Finding(
+                    kind=ZERO_OUTPUT,
+                    place=Place("output", output.name),
+                    headline=f"{where}: reference and actual are zero in all {output.n_elements} "
+                    "elements: nothing was tested",
+                    fix="give samples for which this output is not zero",
                 )
+                raise failure([found])

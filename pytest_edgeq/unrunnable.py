@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pytest_edgeq.numerics.findings import BLOCKING, CANNOT_RUN, Finding, Place
+
 __all__ = [
     "CopyError",
     "CrashedConversionError",
@@ -50,13 +52,26 @@ class CrashedConversionError(RuntimeError):
     """A library ended the process that a conversion ran in, or was ended by a bound."""
 
 
-def grouped(refusals: Iterable[UnrunnableError]) -> list[str]:
-    """Tell refusals, one text for all runtimes that say the same."""
+def grouped(refusals: Iterable[UnrunnableError]) -> list[Finding]:
+    """Return findings on refusals, one for all runtimes that say the same."""
     names: dict[str, list[str]] = {}
     for each in refusals:
         known = names.setdefault(each.told, [])
         known += [] if each.runtime in known else [each.runtime]
-    return [f"the {_listed(known)} {told}" for told, known in names.items()]
+    found = []
+    for told, known in names.items():
+        title, *lines = f"the {_listed(known)} {told}".splitlines()
+        place = Place("runtime", ", ".join(known))
+        found.append(
+            Finding(
+                kind=CANNOT_RUN,
+                place=place,
+                headline=title,
+                evidence=tuple(lines),
+                harm=BLOCKING,
+            )
+        )
+    return found
 
 
 def _listed(names: list[str]) -> str:

@@ -18,9 +18,22 @@ from torch import nn
 from fixtures.models import ConvBnRelu, TwoInputs, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.check.verdict import Finding, Rank, Verdict
-from pytest_edgeq.localize.rows import SPREAD, LayerErrors
-from tests.localize.rows import row
+from pytest_edgeq.check.verdict import Verdict
+from pytest_edgeq.localize.rows import LayerErrors
+from pytest_edgeq.numerics.findings import (
+    ACCUMULATED_LOSS,
+    CLIPPED_INPUT,
+    CLIPPED_OUTPUT,
+    ERRORS_REGRESSED,
+    FILE,
+    LOSSY_EVERYWHERE,
+    NO_BASELINE,
+    OP_DTYPES_CHANGED,
+    OP_IN_FLOAT,
+    Finding,
+    Harm,
+    Place,
+)
 
 UNREMEMBERED = "baselines were not checked"
 
@@ -116,36 +129,104 @@ def test_nan_of_torch_itself_is_the_first_finding(edgeq_alone: Edgeq) -> None:
     )
     assert re.match(
         r"health: nonfinite: output 'output_0': expected finite values, got \d+ NaN or infinite of "
-        r"32 elements, and \d+ in the float reference itself; look at the model \(log, sqrt, a "
-        r"division\) and at the samples first",
+        r"32 elements, and \d+ in the float reference itself\nfix: look at the model \(log, sqrt, "
+        r"a division\) and at the samples first",
         text,
     ), text
     assert "the first op that gives any" not in text
 
 
-def test_what_no_layer_makes_is_told_of_the_errors() -> None:
-    """Not of an op that went, which stands before them; a layer to blame is told of all."""
-    gone, worse = "QUANTIZE at pool disappeared", "errors regressed: total: expected 30, got 20"
-    findings = [Finding(Rank.MEMORY, f"{each}\nfile: x.json") for each in (gone, worse)]
-    cause = "no single layer: 9 of 28 ranges are too narrow"
-    layers = LayerErrors(rows=(), culprit=None, cause=cause)
-    verdict = Verdict(findings, layers=layers)
-    assert verdict.text("Net", unwritten=False).splitlines()[:6] == [
-        f"{gone} [1 of 2 findings on Net]",
+BASELINE = Place("baseline", "x.json")
+REGRESSED = Finding(
+    kind=ERRORS_REGRESSED,
+    place=BASELINE,
+    headline="errors regressed: total: expected 30, got 20",
+    harm=Harm.decibels(10),
+    fix="undo it",
+    command="if the change is meant: pytest",
+)
+
+
+def _verdict(layer: Finding, *found: Finding) -> Verdict:
+    """Return the verdict on findings, with what the layers gave."""
+    return Verdict([*found], layers=LayerErrors(rows=(), culprit=None, finding=layer))
+
+
+def test_the_layer_to_blame_explains_errors_and_no_op_dtypes() -> None:
+    """It is never the cause of an op that went."""
+    gone = Finding(kind=OP_DTYPES_CHANGED, place=BASELINE, headline="QUANTIZE at pool disappeared")
+    layer = Finding(
+        kind=LOSSY_EVERYWHERE, place=FILE, symptom="no single layer: 9 of 28 ranges are too narrow"
+    )
+    text = _verdict(layer, REGRESSED).text("Net", unwritten=False)
+    assert text.splitlines()[:2] == [
+        REGRESSED.headline,
+        "layer to blame: no single layer: 9 of 28 ranges are too narrow",
+    ]
+    text = _verdict(layer, gone, REGRESSED).text("Net", unwritten=False)
+    assert text.splitlines()[:6] == [
+        "QUANTIZE at pool disappeared [1 of 2 findings on Net]",
         "file: x.json",
         "",
-        f"[2] {worse}",
-        f"    layer to blame: {cause}",
+        f"[2] {REGRESSED.headline}",
+        "    cause: explained by [1]",
         "    file: x.json",
     ]
-    verdict.layers = replace(layers, culprit=row(0), cause="ADD #0: it computes in float32")
-    assert verdict.text("Net", unwritten=False).splitlines()[:2] == [
-        f"{gone} [1 of 2 findings on Net]",
-        "layer to blame: ADD #0: it computes in float32",
+    assert "layer to blame" not in _verdict(layer, gone).text("Net", unwritten=False)
+
+
+@pytest.mark.parametrize("kind", [ACCUMULATED_LOSS, OP_IN_FLOAT])
+def test_that_no_layer_stands_out_is_not_said_beside_a_cause(kind: str) -> None:
+    """Nor is a layer blamed that is kept in float."""
+    layer = Finding(kind=kind, place=FILE, symptom="no single layer stands out")
+    known = replace(REGRESSED, causes=("calibrated on fewer samples",))
+    clipped = Finding(kind=CLIPPED_INPUT, place=Place("input", "x"), symptom="clipped")
+    for found in ([known], [clipped, REGRESSED]):
+        assert "stands out" not in _verdict(layer, *found).text("Net", unwritten=False)
+    alone = _verdict(layer, REGRESSED).text("Net", unwritten=False)
+    assert ("stands out" in alone) == (kind == ACCUMULATED_LOSS)
+
+
+def test_a_cause_is_told_once() -> None:
+    """What explains others is first, and they refer to it; nothing is to be accepted before."""
+    clipped = Finding(
+        kind=CLIPPED_INPUT,
+        place=Place("input", "x"),
+        expected="[0, 1]",
+        got="30 % outside",
+        harm=Harm.share(3, 10),
+        fix="calibrate with samples like those evaluated",
+    )
+    worse = replace(REGRESSED, explained_by=(clipped,), causes=("ranges moved",))
+    output = Finding(
+        kind=CLIPPED_OUTPUT,
+        place=Place("output", "y"),
+        symptom="clipped",
+        harm=Harm.share(1, 10),
+        fix=clipped.fix,
+    )
+    missing = Finding(
+        kind=NO_BASELINE, place=BASELINE, headline="no baseline", evidence=("  row",), command="p"
+    )
+    text = Verdict([missing, worse, output, clipped]).text("Net", unwritten=True)
+    assert text.splitlines() == [
+        "input 'x': expected [0, 1], got 30 % outside [1 of 4 findings on Net]",
+        "fix: calibrate with samples like those evaluated",
+        "",
+        f"[2] {REGRESSED.headline}",
+        "    cause: ranges moved",
+        "    cause: explained by [1]",
+        "    file: x.json",
+        "    update: once the other findings are fixed",
+        "",
+        "[3] output 'y': clipped",
+        "    cause: explained by [1]",
+        "",
+        "[4] no baseline; update it once the other findings are fixed",
+        "    file: x.json",
+        "",
+        "no baseline was stored: a model must be sound first",
     ]
-    verdict.layers = replace(layers, cause=SPREAD)
-    findings[1] = Finding(Rank.MEMORY, f"{worse}\ncause: calibrated on fewer samples")
-    assert "layer to blame" not in verdict.text("Net", unwritten=False)
 
 
 @pytest.mark.slow
@@ -385,7 +466,7 @@ def test_a_runtime_that_gives_something_else_is_found(heads: QuantizedModel) -> 
         f"runtimes 'board' and 'builtin': all {count} ops, each run alone, give something else: "
     )
     assert why.startswith(
-        "  cause: it is no kernel, but what stands between the file and the runtime"
+        "cause: it is no kernel, but what stands between the file and the runtime"
     )
 
 
@@ -404,7 +485,7 @@ def test_a_state_is_not_moved_by_others(edgeq_alone: Edgeq) -> None:
 
 
 def test_all_is_listed_the_most_telling_first(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
-    """What the file is not, before what is said of the samples."""
+    """What the file is not, which explains the rest; samples met again do no known harm."""
     model = unpack(heads.tflite)
     _activation(model)
 
@@ -419,8 +500,7 @@ def test_all_is_listed_the_most_telling_first(edgeq_alone: Edgeq, heads: Quantiz
     )
     assert (
         f"[{len(numbers) + 1}] health: calibration_overlap: inputs: 2 of 8 evaluated samples were "
-        "also used to calibrate: the errors look smaller than they are; evaluate on samples that "
-        "the calibration has not seen"
+        "also used to calibrate: the errors look smaller than they are"
     ) in lines
 
 
@@ -467,7 +547,7 @@ def test_codes_of_small_ops_are_counted_together(tmp_path: Path) -> None:
     assert text.startswith(
         "runtimes 'board' and 'builtin': expected at most 50% of the codes of 4 ops to differ, as "
         "rounding parts those near ties only, got 64 of 64, 0 of them lower and 64 higher\n"
-        "  cause: each op was run alone on both, on the same inputs: what stands between the file "
+        "cause: each op was run alone on both, on the same inputs: what stands between the file "
         "and the runtime changes what is read\n"
     )
 
@@ -493,9 +573,9 @@ def test_the_text_of_runtimes_that_differ(tmp_path: Path) -> None:
         "runtimes 'board' and 'builtin': ADD (op 0): expected at most 50% of the codes to differ, "
         "as rounding parts those near ties only, got 127 of 127, all higher (sample 0, index [0, "
         "0]: board -127, builtin -128) [1 of 1 ops]\n"
-        "  cause: each op was run alone on both, on the same inputs, so that nothing before it "
+        "cause: each op was run alone on both, on the same inputs, so that nothing before it "
         "explains this: one of the two computes something else\n"
-        "  which one, torch says: edgeq.compare(model, samples, runtime='board') and "
+        "fix: compare both with torch: edgeq.compare(model, samples, runtime='board') and "
         "runtime='builtin'\n\n"
         "note: baselines were not checked: outside a test nothing is remembered\n"
         "note: 2 different evaluation samples: too few to hold errors sample by sample, so the "
@@ -612,19 +692,15 @@ def test_another_checkpoint_is_told_as_such(edgeq_alone: Edgeq, heads: Quantized
 
     assert re.match(r"CONV_2D #\d \(stem\): the weight's codes: \d+ of 216 differ", lines[0]), lines
     assert lines[1:3] == [
-        "cause: all 3 layers with weights are others than the reference's: it is another model, or "
-        "another checkpoint, than the file was made from",
+        "cause: all 3 layers with weights differ from the reference's: it is another model or "
+        "checkpoint than the file was made from",
         "fix: give the reference that it was made from",
     ]
     explain = edgeq_alone.compare(loaded, _images(4, 2)).explain
     assert explain is not None
-    assert (
-        explain()
-        .splitlines()[0]
-        .endswith(
-            "; all 3 layers with weights are others than the reference's: it is another model, or "
-            "another checkpoint, than the file"
-        )
+    assert explain().causes == (
+        "all 3 layers with weights differ from the reference's: it is another model or checkpoint "
+        "than the file was made from",
     )
 
 

@@ -312,7 +312,7 @@ def test_a_baseline_of_before_is_told_of_and_does_not_fail(
 ) -> None:
     """Its next update is refused; a sound one on more samples replaces it."""
     with monkeypatch.context() as before:
-        before.setattr(Evaluation, "refusal", lambda self, data: "")
+        before.setattr(Evaluation, "refusal", lambda self, data: None)
         remember(_uneven(8), "new")
     claim = remember(_uneven(8))
     assert (claim["category"], claim["written"]) == ("unchanged", False)

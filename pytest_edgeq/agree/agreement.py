@@ -14,6 +14,7 @@ from pytest_edgeq.agree.alone import Alone
 from pytest_edgeq.agree.kernels_apart import kernels_apart
 from pytest_edgeq.agree.runtime_results import FLOAT_UNIT, RuntimeResults, equal
 from pytest_edgeq.arrays import contiguous
+from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place, text_of
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -64,11 +65,13 @@ class AgreementResult:
     Attributes:
         unable: Runtimes that cannot allocate or run the file, and why.
         apart: How runtimes differ beyond rounding, or from run to run.
+        ran: The runtimes that ran the samples, but for kernels that no device runs.
         notes: What could not be looked at, and why.
     """
 
     unable: tuple[UnrunnableError, ...]
-    apart: tuple[str, ...]
+    apart: tuple[Finding, ...]
+    ran: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -102,7 +105,7 @@ class Agreement:
         self._is_varied = False
         self._unable: list[UnrunnableError] = []
         self._lacking: list[UnrunnableError] = []
-        self._unstable: list[str] = []
+        self._unstable: list[Finding] = []
         self._notes: list[str] = []
         self._opened: dict[str, RuntimeResults] = {}
         for name in compared_runtimes(quantized):
@@ -147,7 +150,7 @@ class Agreement:
         for results in self._opened.values():
             found = results.troubles(self._base or "", self._edge)
             if self._is_extra(results.name):
-                self._notes += [text.splitlines()[0] for text in found]
+                self._notes += [each.title for each in found]
             else:
                 apart += found
                 self._notes += results.uncompared(self._base or "", self._edge)
@@ -158,10 +161,11 @@ class Agreement:
         self._unable += [each for each in self._lacking if each.told in same]
         self._lacking = [each for each in self._lacking if each.told not in same]
         self._notes += [
-            f"not compared, as no device needs it or kernels lack an op: {text}"
-            for text in grouped(self._lacking)
+            f"not compared, as no device needs it or kernels lack an op: {text_of([each])}"
+            for each in grouped(self._lacking)
         ]
-        return AgreementResult(tuple(self._unable), tuple(apart), tuple(self._notes))
+        ran = tuple(name for name in self._opened if not self._is_extra(name) and self._count)
+        return AgreementResult(tuple(self._unable), tuple(apart), ran, tuple(self._notes))
 
     def _note_kernels(self) -> None:
         """Note each target whose outputs differ from those of the same kernels on this machine."""
@@ -279,10 +283,17 @@ class Agreement:
                 share = _unrepeated(one, two)
                 if share:
                     self._unstable.append(
-                        f"runtime {name!r}: output {border.name!r}: expected sample 0 to give the "
-                        f"same when it is run again, got {share}\n"
-                        "  cause: the runtime gives what an earlier run left, or keeps something "
-                        "from run to run: outputs that are not copied, a state that is not reset"
+                        Finding(
+                            kind=RUNTIMES_DIFFER,
+                            place=Place("runtime", name),
+                            headline=f"runtime {name!r}: output {border.name!r}: expected sample 0 "
+                            f"to give the same when it is run again, got {share}",
+                            causes=(
+                                "the runtime gives what an earlier run left, or keeps something "
+                                "from run to run: outputs that are not copied, a state that is not "
+                                "reset",
+                            ),
+                        )
                     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.agree.pair import GREATEST, Pair, problem_together
+from pytest_edgeq.numerics.findings import NO_HARM, RUNTIMES_DIFFER, Finding, Harm, Place
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.edge import EdgeFile
 
@@ -113,22 +114,21 @@ class RuntimeResults:
         self.runs_alone = False
         self.notes.append(note)
 
-    def troubles(self, base: str, edge: EdgeFile) -> list[str]:
-        """What is wrong with the runtime."""
+    def troubles(self, base: str, edge: EdgeFile) -> list[Finding]:
+        """Return what is wrong with the runtime."""
         wrong = [pair for pair in self.pairs.values() if pair.problem()]
         if wrong:
             known = all((self.name, pair.op.name) in _KNOWN_WRONG for pair in wrong)
-            return [] if known else [self._ops_text(wrong, base, edge)]
+            return [] if known else [self._wrong_ops(wrong, base, edge)]
         if self._undefined:
             return []
         together = problem_together(self.pairs.values())
         if together:
-            return [
-                f"runtimes {self.name!r} and {base!r}: {together}\n"
-                "  cause: each op was run alone on both, on the same inputs: what stands between "
-                "the file and the runtime changes what is read\n"
-                f"  {self._compare(base)}"
-            ]
+            cause = (
+                "each op was run alone on both, on the same inputs: what stands between the file "
+                "and the runtime changes what is read"
+            )
+            return [self._differs(base, together, cause, self._compare(base))]
         found = []
         for position, distance in self.distances.items():
             border = edge.signature.outputs[position]
@@ -142,12 +142,12 @@ class RuntimeResults:
                 continue  # a class or an index: how far it is off says nothing
             limit = _ERROR_RATIO * distance.likely_error + step
             if not distance.apart <= limit:
-                found.append(
-                    f"runtimes {self.name!r} and {base!r}: output {border.name!r}: expected at "
-                    f"most {limit:.3g} between them (rms: {_ERROR_RATIO} times what {base} is off "
-                    f"torch{distance.chance}, and one step), got {distance.apart:.3g}\n"
-                    f"  cause: {self._why_between()}"
+                told = (
+                    f"output {border.name!r}: expected at most {limit:.3g} between them (rms: "
+                    f"{_ERROR_RATIO} times what {base} is off torch{distance.chance}, and one "
+                    f"step), got {distance.apart:.3g}"
                 )
+                found.append(self._differs(base, told, self._why_between()))
         return found
 
     def uncompared(self, base: str, edge: EdgeFile) -> list[str]:
@@ -175,36 +175,51 @@ class RuntimeResults:
             "that two tensors share, buffers that are not written"
         )
 
-    def _ops_text(self, wrong: Sequence[Pair], base: str, edge: EdgeFile) -> str:
+    def _wrong_ops(self, wrong: Sequence[Pair], base: str, edge: EdgeFile) -> Finding:
         where = _places(edge)
         told = [f"{where[pair.op.index]}: {pair.problem()}" for pair in wrong]
         if len(wrong) == len(self.pairs) >= _ALL:
-            return "\n".join(
-                [
-                    f"runtimes {self.name!r} and {base!r}: all {len(wrong)} ops, each run alone, "
-                    f"give something else: {told[0]}",
-                    "  cause: it is no kernel, but what stands between the file and the runtime: "
-                    "the order or the dtype of buffers, what is read before it is written",
-                    f"  {self._compare(base)}",
-                ]
+            return self._differs(
+                base,
+                f"all {len(wrong)} ops, each run alone, give something else: {told[0]}",
+                "it is no kernel, but what stands between the file and the runtime: the order or "
+                "the dtype of buffers, what is read before it is written",
+                self._compare(base),
             )
         first, *others = told
-        lines = [
-            f"runtimes {self.name!r} and {base!r}: {first} [{len(wrong)} of {len(self.pairs)} ops]"
-        ]
-        lines += [f"  {each}" for each in others[:4]]
-        if len(others) > 4:
-            lines.append(f"  … and {len(others) - 4} more")
-        lines += [
-            "  cause: each op was run alone on both, on the same inputs, so that nothing before it "
+        more = [f"  … and {len(others) - 4} more"] if len(others) > 4 else []
+        found = self._differs(
+            base,
+            f"{first} [{len(wrong)} of {len(self.pairs)} ops]",
+            "each op was run alone on both, on the same inputs, so that nothing before it "
             "explains this: one of the two computes something else",
-            f"  {self._compare(base)}",
+            self._compare(base),
+        )
+        return replace(
+            found,
+            place=found.place._replace(op=wrong[0].op.index),
+            evidence=(*(f"  {each}" for each in others[:4]), *more),
+        )
+
+    def _differs(self, base: str, told: str, cause: str, fix: str = "") -> Finding:
+        """Return the finding that this runtime differs from the base."""
+        lost = [
+            Harm.decibels(20 * math.log10(each.apart / each.likely_error))
+            for each in self.distances.values()
+            if each.apart > 0 and each.likely_error > 0
         ]
-        return "\n".join(lines)
+        return Finding(
+            kind=RUNTIMES_DIFFER,
+            place=Place("runtime", self.name),
+            headline=f"runtimes {self.name!r} and {base!r}: {told}",
+            harm=max(lost, default=NO_HARM),
+            causes=(cause,),
+            fix=fix,
+        )
 
     def _compare(self, base: str) -> str:
         return (
-            f"which one, torch says: edgeq.compare(model, samples, runtime={self.name!r}) and "
+            f"compare both with torch: edgeq.compare(model, samples, runtime={self.name!r}) and "
             f"runtime={base!r}"
         )
 

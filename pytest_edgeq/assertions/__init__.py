@@ -17,6 +17,7 @@ from pytest_edgeq.assertions.dtypes import (
     assert_op_dtypes,
     assert_output_dtypes,
 )
+from pytest_edgeq.assertions.health import assert_healthy
 from pytest_edgeq.assertions.numbers import assert_size, assert_within_budget
 from pytest_edgeq.assertions.qparams import assert_qparams
 from pytest_edgeq.assertions.same_codes import assert_runtimes_agree
@@ -24,6 +25,7 @@ from pytest_edgeq.assertions.same_codes import assert_runtimes_agree
 __all__ = [
     "assert_accuracy_drop",
     "assert_conforms",
+    "assert_healthy",
     "assert_input_dtypes",
     "assert_no_float_ops",
     "assert_op_counts",

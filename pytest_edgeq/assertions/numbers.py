@@ -10,7 +10,7 @@ from typing import Any
 from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, spread, table
 from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import input_findings
+from pytest_edgeq.numerics.findings import FILE, OVER_BUDGET, Finding, input_findings
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import FloatSize, QuantizedModel
@@ -166,13 +166,22 @@ def _budget_text(
     lines += [f"  {violation}" for violation in violations[1:6]]
     if len(violations) > 6:
         lines.append(f"  … and {len(violations) - 6} more")
-    causes = [f"cause: {each.sentence}" for each in input_findings(comparison.health)]
-    stage = "" if causes else _stage_to_blame(comparison)
-    lines += [*causes, *([f"cause: {stage}"] if stage else [])]
+    explained = input_findings(comparison.health)
+    stage = "" if explained else _stage_to_blame(comparison)
     # What inputs lose that were calibrated with others shows in all layers, and is made in none.
     of_torch = any(each.nonfinite_reference for each in comparison.total.outputs.values())
-    layer = [] if causes or of_torch else _layer_to_blame(comparison)
-    lines += layer[:1]
+    can_localize = comparison.explain is not None and not (explained or of_torch)
+    if comparison.explain is not None and can_localize:
+        explained = (comparison.explain(),)
+    found = Finding(
+        kind=OVER_BUDGET,
+        place=FILE,
+        explained_by=explained,
+        causes=(stage,) if stage else (),
+    )
+    lines += found.reasons
+    if not (explained or of_torch):
+        lines.append("find the layer: print(edgeq.localize(model, samples))")
     lines += [judgement.advice() for judgement in judged if judgement.violations]
     lines += ["", str(comparison)]
     worst = [f"{sample.index} ({sample.sqnr_db:.3g} dB)" for sample in comparison.worst_samples]
@@ -180,15 +189,8 @@ def _budget_text(
         lines.append(
             f"worst samples: {', '.join(worst)}; comparison.worst_samples keeps their inputs"
         )
-    if layer[1:]:
-        lines += ["", *layer[1:]]
-    return "\n".join(lines)
-
-
-def _layer_to_blame(comparison: Comparison) -> list[str]:
-    """Which layer, and its rows; else what finds it."""
-    found = [] if comparison.explain is None else comparison.explain().splitlines()
-    return found or ["find the layer: print(edgeq.localize(model, samples))"]
+    behind = [line for each in explained for line in each.evidence]
+    return "\n".join([*lines, *([""] if behind else []), *behind])
 
 
 def _stage_to_blame(comparison: Comparison) -> str:

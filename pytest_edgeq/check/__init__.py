@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.check.gate import UNREMEMBERED, Gate
+from pytest_edgeq.errors import failure
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.parallel import on_one_thread
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import QuantizedModel
@@ -38,12 +40,12 @@ class CheckResult:
     Attributes:
         comparison: The errors; None where file and reference could not be compared.
         layers: The errors of each op; None where they could not be measured.
-        findings: What is wrong, the most telling first.
+        findings: What is wrong, the most harmful first.
     """
 
     comparison: Comparison | None
     layers: LayerErrors | None
-    findings: list[str]
+    findings: list[Finding]
 
 
 def check(
@@ -86,10 +88,10 @@ def check(
     unwritten = writes and bool(verdict.findings)
     if not unwritten:
         gate.hold_against(claims(gate.comparison))
-    on_result(CheckResult(gate.comparison, verdict.layers, verdict.texts()))
+    on_result(CheckResult(gate.comparison, gate.layers, verdict.merged()))
     if verdict.findings:
         verdict.notes += gate.sample_notes
-        raise AssertionError(verdict.text(quantized.name, unwritten=unwritten))
+        raise failure(verdict.merged(), verdict.text(quantized.name, unwritten=unwritten))
     for note in dict.fromkeys(verdict.notes):
         # In a test the summary tells of few samples, and elsewhere this warning, which is given
         # anyway: a suite that turns warnings into errors must not fail of them.

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_edgeq.agree import AgreementResult
 from pytest_edgeq.check.measuring import Measuring
-from pytest_edgeq.check.verdict import Rank, Verdict
+from pytest_edgeq.check.verdict import Verdict
+from pytest_edgeq.errors import findings_of
 from pytest_edgeq.evaluation import notes_on
-from pytest_edgeq.localize.cause import says_way_out
 from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import CALIBRATION_OVERLAP, INPUT_KINDS, NONFINITE
+from pytest_edgeq.numerics.findings import (
+    FILE,
+    LOST_OUTPUT,
+    OTHER_FILE,
+    RUNTIMES_DIFFER,
+    USELESS,
+    WRONG_OUTPUT,
+    WRONG_RESULT,
+    Finding,
+    Harm,
+    Place,
+)
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.numerics.wiped import is_below_a_step
@@ -40,15 +53,9 @@ _SHOWN = 4
 """How many more differences of one kind a text lists."""
 
 _SHIP = (
-    "fix: ship what the flow made, quantized.path; a file that was changed on purpose is held "
-    "against torch alone by edgeq.load(path, reference=model)"
+    "ship what the flow made, quantized.path; a file that was changed on purpose is compared with "
+    "torch alone by edgeq.load(path, reference=model)"
 )
-
-_RANKS = {
-    **dict.fromkeys(INPUT_KINDS, Rank.INPUTS),
-    CALIBRATION_OVERLAP: Rank.DATA,
-}
-"""The rank of a health finding by its kind; `Rank.HEALTH` for all others."""
 
 _FLOAT32_DB, _FLOAT16_DB = 60.0, 40.0
 """SQNR that a file of float32, or with float16 constants, has at least: RAFT has 110 dB."""
@@ -74,11 +81,13 @@ class Gate:
     Attributes:
         verdict: The findings.
         comparison: The errors; None before `look`, and where they could not be measured.
+        layers: The errors of each op; None likewise.
     """
 
     def __init__(self, quantized: QuantizedModel, runtime: str, *, keeps_points: bool) -> None:
         self.verdict = Verdict()
         self.comparison: Comparison | None = None
+        self.layers: LayerErrors | None = None
         self._quantized = quantized
         self._runtime = runtime
         self._keeps_points = keeps_points
@@ -104,7 +113,7 @@ class Gate:
             if measured.layers is None:
                 self._look_at_float(measured.comparison.total)
         if measured.layers is not None:
-            self._look_at_layers(measured.layers)
+            self._look_at_layers(measured.layers, measured.agreed)
         elif not measured.fits:
             self._look_at_constants()
         self._look_at_calibration()
@@ -116,7 +125,10 @@ class Gate:
             try:
                 claim()
             except AssertionError as error:
-                self.verdict.add(Rank.MEMORY, str(error))
+                found = findings_of(error)
+                if not found:  # the user's own, from an iterator of samples
+                    raise
+                self.verdict.add(*found)
             except RuntimeError:  # there is no body of a test to remember by
                 self.verdict.notes.append(UNREMEMBERED)
                 return
@@ -148,16 +160,12 @@ class Gate:
         if any(each.nonfinite_reference for each in comparison.total.outputs.values()):
             self._of_torch = True
         for kind in dict.fromkeys(each.kind for each in health):
-            first, *others = [each for each in health if each.kind == kind]
-            count = f" ({len(others) + 1} of them)" if others else ""
-            lines = [f"health: {kind}{count}: {first.where}: {first.message}"]
-            first_of_all = kind == NONFINITE and self._of_torch
-            self.verdict.add(
-                Rank.INPUTS if first_of_all else _RANKS.get(kind, Rank.HEALTH),
-                "\n".join(
-                    _shortened(lines + [f"  {each.where}: {each.message}" for each in others])
-                ),
-            )
+            alike = [each for each in health if each.kind == kind]
+            first, *others = sorted(alike, key=lambda each: each.harm, reverse=True)
+            count = f" ({len(alike)} of them)" if others else ""
+            lines = _shortened([f"  {each.sentence}" for each in others])
+            title = f"health: {kind}{count}: {first.title}"
+            self.verdict.add(replace(first, headline=title, evidence=tuple(lines)))
 
     def _look_at_total(self, total: StageErrors, calibration: Calibration) -> None:
         """Outputs of which less than a bit is left."""
@@ -165,18 +173,24 @@ class Gate:
             rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
             if not errors.sqnr_db < ONE_BIT_DB or is_below_a_step(errors):
                 continue
-            tiny = errors.scale is not None and rms < errors.scale
-            text = (
-                f"output {name!r}: expected {ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of "
-                f"it, got {errors.sqnr_db:.3g} dB (rms {rms:.3g} in torch, rms error "
-                f"{errors.rmse:.3g})"
-            )
-            if tiny:
-                text += (
-                    f"\ncause: its values are less than a step of its scale, {errors.scale:.3g}: "
-                    f"its range is too wide; {calibration.too_wide(errors.scale)}"
+            causes: tuple[str, ...] = ()
+            fix = ""
+            if errors.scale is not None and rms < errors.scale:
+                reason = calibration.too_wide(errors.scale)
+                step = f"its values are less than a step of its scale, {errors.scale:.3g}"
+                causes, fix = (f"{step}: its range is too wide", *reason.causes), reason.fix
+            self.verdict.add(
+                Finding(
+                    kind=LOST_OUTPUT,
+                    place=Place("output", name),
+                    expected=f"{ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of it",
+                    got=f"{errors.sqnr_db:.3g} dB (rms {rms:.3g} in torch, rms error "
+                    f"{errors.rmse:.3g})",
+                    harm=USELESS,
+                    causes=causes,
+                    fix=fix,
                 )
-            self.verdict.add(Rank.HEALTH, text)
+            )
 
     def _look_at_float(self, total: StageErrors) -> None:
         """Compare the outputs of a file without quantization whose ops could not be measured."""
@@ -187,18 +201,26 @@ class Gate:
         for name, errors in total.outputs.items():
             if ONE_BIT_DB <= errors.sqnr_db < least:
                 self.verdict.add(
-                    Rank.HEALTH,
-                    f"output {name!r}: expected {least:g} dB SQNR or more, as the file quantizes "
-                    f"nothing, got {errors.sqnr_db:.3g} dB",
+                    Finding(
+                        kind=WRONG_OUTPUT,
+                        place=Place("output", name),
+                        expected=f"{least:g} dB SQNR or more, as the file quantizes nothing",
+                        got=f"{errors.sqnr_db:.3g} dB",
+                        harm=Harm.decibels(least - errors.sqnr_db),
+                    )
                 )
 
-    def _look_at_layers(self, layers: LayerErrors) -> None:
-        self.verdict.layers = layers
+    def _look_at_layers(self, layers: LayerErrors, agreed: AgreementResult) -> None:
+        self.layers = layers
+        self.verdict.layers = None if self._of_torch else layers
         # An op that gives NaN where torch itself does is none to blame.
         blamed = [row for row in layers.rows if row.verdict == LOWERING]
-        if any(row.findings or not self._of_torch for row in blamed):
-            text = f"{layers.cause}{self._why(layers)}\n{layers.overview}"
-            self.verdict.add(Rank.LAYERS, text)
+        if any(row.records or not self._of_torch for row in blamed):
+            first, *others = layers.wrong
+            told = replace(self._explained(first, layers, agreed), headline=first.sentence)
+            self.verdict.add(replace(told, evidence=tuple(layers.overview.splitlines())))
+            if not layers.of_another_model:
+                self.verdict.add(*(self._explained(each, layers, agreed) for each in others))
         # One step is what any kernel rounds.
         unjudged = [
             row
@@ -208,7 +230,7 @@ class Gate:
         ]
         if unjudged:
             self.verdict.notes.append(
-                f"{_ops(len(unjudged), 'has', 'have')} a kernel of which no bound is known, and "
+                f"{_ops(len(unjudged), 'has', 'have')} a kernel without a known tolerance, and "
                 f"{'is' if len(unjudged) == 1 else 'are'} more than a step off: {_names(unjudged)}"
             )
         self._look_at_unmatched(layers)
@@ -228,26 +250,25 @@ class Gate:
                 f"{_names(unmatched)}"
             )
 
-    def _why(self, layers: LayerErrors) -> str:
-        """Return the lines on what wrote the wrong op, and on how to fix it."""
+    def _explained(self, found: Finding, layers: LayerErrors, agreed: AgreementResult) -> Finding:
+        """Add what wrote the wrong op, and how to fix it."""
         if self._quantized.origin is not None:
-            return "" if self.verdict.tells(Rank.ORIGIN) else f"\n{_SHIP}"
-        if says_way_out(layers):
-            return ""
+            return found if self.verdict.has([OTHER_FILE]) else replace(found, fix=_SHIP)
+        if found.fix:
+            return found
+        causes = (*found.causes, *_by_runtimes(found, agreed))
         if self._quantized.flow != "prebuilt":
-            return (
-                "\nfix: the converter wrote this: take another quantizer, or leave the op in "
-                "float, and report it with a model of this op alone"
+            fix = (
+                "the converter wrote this: take another quantizer, or leave the op in float, and "
+                "report it with a model of this op alone"
             )
-        if not layers.of_another_model:
-            return (
-                "\nfix: correct the tool that wrote the file, or pass the reference that it was "
-                "made from"
+        elif other := layers.of_another_model:
+            causes, fix = (*causes, other), "give the reference that it was made from"
+        else:
+            fix = (
+                "correct the tool that wrote the file, or pass the reference that it was made from"
             )
-        return (
-            f"\ncause: {layers.of_another_model} than the file was made from\n"
-            "fix: give the reference that it was made from"
-        )
+        return replace(found, causes=causes, fix=fix)
 
     def _look_at_origin(self) -> None:
         """Compare a file that was put in the place of the flow's with the flow's own file."""
@@ -256,9 +277,11 @@ class Gate:
             return
         borders = border_differences(origin.graph, edge.graph)
         if _dtypes(origin) != _dtypes(edge):
-            found = describe_change(origin.op_dtypes.to_dict(), edge.op_dtypes.to_dict())
+            maps = origin.op_dtypes.to_dict(), edge.op_dtypes.to_dict()
+            change = describe_change(*maps)
             # Dtypes and shapes of inputs and outputs stand in there.
-            self._add_origin([found, *([] if "inputs and outputs:" in found else borders)])
+            is_same = all(maps[0][part] == maps[1][part] for part in ("inputs", "outputs"))
+            self._add_origin([*([] if change is None else change.lines), *(borders * is_same)])
         elif borders:
             self._add_origin(borders)
         else:
@@ -267,19 +290,35 @@ class Gate:
     def _look_at_constants(self) -> None:
         """Compare the constants of a file whose outputs cannot be compared with the flow's own."""
         origin, edge = self._quantized.origin, self._quantized.edge
-        if origin is None or self.verdict.tells(Rank.ORIGIN):
+        if origin is None or self.verdict.has([OTHER_FILE]):
             return
         where = {each.index: each.where for each in edge.op_dtypes if not each.subgraph}
         found = origin_findings(edge, origin)
-        self._add_origin([f"{where[index]}: {each}" for index in found for each in found[index]])
+        self._add_origin([f"{where[i]}: {each.message}" for i in found for each in found[i]])
 
     def _add_origin(self, found: list[str]) -> None:
         if not found:
             return
-        first = f"not the file that the {self._quantized.flow} flow made: {found[0]}"
-        lines = _shortened([first, *(f"  {each}" for each in found[1:])])
-        lines.append(_SHIP)
-        self.verdict.add(Rank.ORIGIN, "\n".join(lines))
+        self.verdict.add(
+            Finding(
+                kind=OTHER_FILE,
+                place=FILE,
+                headline=f"not the file that the {self._quantized.flow} flow made: {found[0]}",
+                evidence=tuple(_shortened([f"  {each}" for each in found[1:]])),
+                fix=_SHIP,
+            )
+        )
+
+
+def _by_runtimes(found: Finding, agreed: AgreementResult) -> list[str]:
+    """Say which kernels give the same result of a wrong op, if the op was run by several."""
+    if found.kind != WRONG_RESULT or len(agreed.ran) < 2:
+        return []
+    apart = [each for each in agreed.apart if each.kind == RUNTIMES_DIFFER]
+    if not apart:
+        *first, last = agreed.ran
+        return [f"not one runtime's kernel: {', '.join(first)} and {last} give the same"]
+    return [each.title for each in apart if each.place.op == found.place.op]
 
 
 def _names(rows: Sequence[LayerError]) -> str:
@@ -292,7 +331,7 @@ def _ops(count: int, one: str, several: str) -> str:
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    kept, left = lines[: _SHOWN + 1], lines[_SHOWN + 1 :]
+    kept, left = lines[:_SHOWN], lines[_SHOWN:]
     return [*kept, f"  … and {len(left)} more"] if left else kept
 
 

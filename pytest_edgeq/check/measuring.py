@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.agree import SAMPLES, Agreement, AgreementResult
-from pytest_edgeq.check.verdict import Rank, Verdict
+from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare import Comparer
 from pytest_edgeq.executors.chunks import SampleError
 from pytest_edgeq.localize.localizer import Localizer
@@ -20,6 +20,7 @@ from pytest_edgeq.measurement import Outcome
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.distances import Distances
+from pytest_edgeq.numerics.findings import BLOCKING, CANNOT_RUN, FILE, MISFIT, Finding
 from pytest_edgeq.numerics.machine import Machine
 from pytest_edgeq.parallel import Beside, state_of
 from pytest_edgeq.progress import Step
@@ -185,8 +186,7 @@ class Measuring:
         if localizer is not None:
             self._verdict.notes += localizer.notes
         refusals = [*self._refusals, *measured.agreed.unable]
-        self._verdict.add(Rank.RUNS, *grouped(refusals))
-        self._verdict.add(Rank.RUNTIMES, *measured.agreed.apart)
+        self._verdict.add(*grouped(refusals), *measured.agreed.apart)
         return measured
 
     def _measure_here(self, samples: Iterable[Sample], threads: int, stack: ExitStack) -> None:
@@ -267,12 +267,12 @@ class Measuring:
             return self._comparer.update(sample)
         except (ValueError, TypeError) as error:
             self._fits = False
-            self._verdict.add(Rank.FIT, str(error))
+            self._verdict.add(_stopped(MISFIT, error))
         except UnrunnableError as error:
             self._refusals.append(error)
         except RuntimeError as error:
             self._answers = False
-            self._verdict.add(Rank.RUNS, str(error))
+            self._verdict.add(_stopped(CANNOT_RUN, error))
         return None
 
     def _open_localizer(self, stack: ExitStack) -> Localizer | None:
@@ -316,3 +316,9 @@ class Measuring:
             f"ops were not held against {self._quantized.reference_name} one by one, as the "
             f"{error.runtime} runtime, which keeps what is between them, {refuses}"
         )
+
+
+def _stopped(kind: str, error: Exception) -> Finding:
+    """Return the finding on an error that ended the comparison; its text is another library's."""
+    title, *lines = str(error).splitlines() or [type(error).__name__]
+    return Finding(kind=kind, place=FILE, headline=title, evidence=tuple(lines), harm=BLOCKING)

@@ -48,6 +48,7 @@ def render(
 def _head(factory: Factory, measured: Measured) -> list[str]:
     names = ["assert_input_dtypes", "assert_output_dtypes"]
     names += [] if measured.budget is None else ["Budget", "assert_within_budget"]
+    names += [] if measured.health else ["assert_healthy"]
     names += ["assert_op_dtypes"] if measured.weighted else []
     names += [] if measured.all_float else ["assert_no_float_ops"]
     return [
@@ -192,10 +193,10 @@ def _errors(measured: Measured) -> list[str]:
             "    )",
         ]
     if measured.health:
-        lines.append("    # assert not comparison.health  # which fails on random samples:")
+        lines.append("    # pytest_edgeq.assert_healthy(comparison) fails on random samples:")
         lines += [line for text in measured.health for line in _comment(text, "    ")]
     else:
-        lines.append("    assert not comparison.health")
+        lines.append("    assert_healthy(comparison)")
     return [*lines, "    edgeq.check_errors(comparison)"]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_edgeq.localize.rows import LayerError, LayerErrors
+from pytest_edgeq.numerics.findings import FILE, NOT_LOCALIZED, OP_IN_FLOAT, WRONG_RESULT, Finding
 
 if TYPE_CHECKING:
     from pytest_edgeq.executors.carriers import Engine
@@ -58,10 +60,10 @@ def localize(
 
             reading = Reading(quantized, inputs, samples)
             if localize_by(engine, localizer, runtime, reading, running):
-                return localizer.result()
+                return _with_advice(localizer.result())
             samples = reading.items()
         localizer.update_all(running.each(samples), threads)
-        return localizer.result()
+        return _with_advice(localizer.result())
 
 
 def explain(
@@ -69,9 +71,9 @@ def explain(
     samples: Iterable[Sample],
     seconds: float,
     on_localized: OnLocalized | None = None,
-) -> str:
+) -> Finding:
     """
-    Localize on a few samples, for the text of a failure.
+    Localize on a few samples, to explain a failure.
 
     Args:
         quantized: The model whose check failed.
@@ -80,9 +82,10 @@ def explain(
         on_localized: Called with what was measured, and the seconds that it took.
 
     Returns:
-        The sentence, the coverage and the worst five rows. Where localizing fails, why: the failure
-        that it was to explain counts more.
+        The finding, with the coverage and the worst five rows as evidence. Where localizing fails,
+        why: the failure that it was to explain counts more.
     """
+    from pytest_edgeq.localize.cause import accumulated
     from pytest_edgeq.localize.localizer import Localizer
 
     start = time.monotonic()
@@ -98,11 +101,33 @@ def explain(
             errors = localizer.result()
     except Exception as error:  # of torch.export, say, or of a reference that is no torch module
         first = (str(error).splitlines() or [""])[0]
-        return f"layer to blame: not known, as localizing failed: {type(error).__name__}: {first}"
+        return Finding(
+            kind=NOT_LOCALIZED,
+            place=FILE,
+            symptom=f"not known, as localizing failed: {type(error).__name__}: {first}",
+        )
     if on_localized is not None:
         on_localized(errors, time.monotonic() - start)
     on = f"{count} sample{'s' if count > 1 else ''}"
     stopped = f", stopped after {seconds:g} s" if left else ""
-    other = f"; {errors.of_another_model} than the file" if errors.of_another_model else ""
-    where = f"layer to blame (localized on the worst {on}{stopped})"
-    return f"{where}: {errors.cause}{other}\n{errors.overview}"
+    other = errors.of_another_model
+    found, told = _with_advice(errors).finding, []
+    if found.kind == OP_IN_FLOAT:  # nothing is lost in it
+        found, told = accumulated(errors.rows), [found.sentence]
+    return replace(
+        found,
+        causes=(*found.causes, *([other] if other else [])),
+        evidence=(
+            *told,
+            f"localized on the worst {on}{stopped}:",
+            *errors.overview.splitlines(),
+        ),
+    )
+
+
+def _with_advice(errors: LayerErrors) -> LayerErrors:
+    """Add what tells a wrong kernel from a wrong file, which one runtime alone does not."""
+    if errors.finding.kind != WRONG_RESULT or errors.finding.fix:
+        return errors
+    fix = "run the file on another runtime to tell whether the kernel or the file is wrong"
+    return replace(errors, finding=replace(errors.finding, fix=fix))

@@ -1,5 +1,5 @@
 """
-Which row is to blame, and why, in a sentence.
+Which row is to blame, and why.
 
 What a kernel's rounding does not explain, and what is wrong with a constant, is a defect wherever
 it stands. A loss by quantization is none by itself: every layer has one. It is told only of a layer
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from pytest_edgeq.localize.mistakes import (
     BIT_DB,
     FAR,
+    Mistake,
     at_bias_limit,
     calibrated_on_nothing,
     clipped,
@@ -31,20 +32,32 @@ from pytest_edgeq.localize.mistakes import (
     too_narrow,
     too_wide,
 )
-from pytest_edgeq.localize.readers import MASK_WAYS_OUT
 from pytest_edgeq.localize.rows import (
     LOWERING,
     QUANTIZATION,
     SOUND,
-    SPREAD,
     UNMATCHED,
     Evidence,
     LayerError,
     LayerErrors,
 )
-from pytest_edgeq.tflite.same import is_of_parameters
+from pytest_edgeq.numerics.calibration import Reason
+from pytest_edgeq.numerics.findings import (
+    ACCUMULATED_LOSS,
+    FILE,
+    LOSSY_EVERYWHERE,
+    LOSSY_OP,
+    NO_HARM,
+    OP_IN_FLOAT,
+    USELESS,
+    WRONG_OP,
+    WRONG_QPARAMS,
+    WRONG_RESULT,
+    Finding,
+    Harm,
+)
 
-__all__ = ["WAYS_OUT", "blame", "says_way_out"]
+__all__ = ["WAYS_OUT", "accumulated", "blame"]
 
 _LEAST_LAYERS = 5
 """
@@ -64,16 +77,20 @@ _LAYERS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
 """Ops with weights that every flow quantizes where it quantizes one of them."""
 
 
-def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErrors:
+def blame(
+    rows: Sequence[LayerError], evidence: Sequence[Evidence], inputs: Sequence[Finding] = ()
+) -> LayerErrors:
     """
     Give every row its verdict, choose the one to blame and say why.
 
     A finding about constants stands before an excess over rounding, which stands before a loss by
-    quantization. Of several rows the first in execution order has made what the others show.
+    quantization. Of rows with findings of one kind the most harmful is chosen, and of those within
+    a bit of it the first. The range of an input explains losses by quantization in all ops.
 
     Args:
         rows: In execution order; their verdicts are not looked at.
         evidence: One a row.
+        inputs: Findings on the ranges of inputs.
 
     Raises:
         ValueError: Not one piece of evidence a row.
@@ -86,37 +103,72 @@ def blame(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> LayerErro
         replace(row, verdict=_verdict(row, given, i in losses or i in mistaken))
         for i, (row, given) in enumerate(zip(rows, evidence, strict=True))
     )
+    wrong = _wrong(judged, evidence)
+    if wrong is not None:
+        first, *others = _defects(judged, evidence, wrong)
+        return LayerErrors(rows=judged, culprit=judged[wrong], finding=first, others=tuple(others))
+    if inputs:
+        return LayerErrors(rows=judged, culprit=None, finding=inputs[0])
     everywhere = _everywhere(judged, evidence)
     alone = None if everywhere else _alone(judged, evidence)
-    culprit = _culprit(judged, evidence, losses or mistaken)
+    lossy_rows = losses or mistaken
+    culprit = min(lossy_rows, key=lambda i: (_sqnr(rows[i]), i)) if lossy_rows else None
     apart = other_samples(judged, evidence)
-    is_loss = culprit is not None and judged[culprit].verdict == QUANTIZATION
-    if apart.half_empty and culprit is not None and is_loss:
+    if apart.half_empty and culprit is not None:
         # Where most ranges are half empty, one that is still emptier is none to blame.
         culprit = None if too_wide(judged[culprit], evidence[culprit]) else culprit
-    if alone is not None and (culprit is None or is_loss):
+    if alone is not None:
         place, cause = alone
         if culprit is None or _sqnr(judged[place]) < _sqnr(judged[culprit]):
             row = replace(judged[place], verdict=QUANTIZATION)
-            return _blamed((*judged[:place], row, *judged[place + 1 :]), place, cause)
+            return _lossy((*judged[:place], row, *judged[place + 1 :]), place, cause)
     if culprit is not None:
-        cause = _cause(judged[culprit], evidence[culprit], losses.get(culprit))
-        return _blamed(judged, culprit, cause)
+        return _lossy(
+            judged, culprit, _loss(judged[culprit], evidence[culprit], losses.get(culprit))
+        )
     floats = _left_in_float(judged, evidence)
     if floats is not None and not everywhere:
-        return _blamed(judged, *floats)
-    known = everywhere or apart.text
-    cause = f"no single layer: {known}" if known else SPREAD
-    return LayerErrors(rows=judged, culprit=None, cause=cause)
+        return _lossy(judged, *floats, kind=OP_IN_FLOAT)
+    known = everywhere or apart.mistake
+    return LayerErrors(
+        rows=judged, culprit=None, finding=accumulated(judged) if known is None else _of_all(known)
+    )
 
 
-def _blamed(rows: tuple[LayerError, ...], culprit: int, cause: str) -> LayerErrors:
+def _of_all(known: Mistake) -> Finding:
+    return Finding(
+        kind=LOSSY_EVERYWHERE,
+        place=FILE,
+        symptom=f"no single layer: {known.symptom}",
+        causes=known.reason.causes,
+        fix=known.reason.fix,
+    )
+
+
+def accumulated(rows: Sequence[LayerError]) -> Finding:
+    """Return the finding that no layer stands out."""
+    count = sum(row.local_sqnr_db is not None and row.local_sqnr_db < math.inf for row in rows)
+    over = f": the error accumulates over {count} layers" if count > 1 else ""
+    return Finding(kind=ACCUMULATED_LOSS, place=FILE, symptom=f"no single layer stands out{over}")
+
+
+def _lossy(
+    rows: tuple[LayerError, ...], culprit: int, known: Mistake, kind: str = LOSSY_OP
+) -> LayerErrors:
     row = rows[culprit]
-    return LayerErrors(rows=rows, culprit=row, cause=f"{row.name}: {cause}")
+    found = Finding(
+        kind=kind,
+        place=row.place,
+        symptom=known.symptom,
+        causes=known.reason.causes,
+        fix=known.reason.fix,
+        harm=NO_HARM if kind == OP_IN_FLOAT else Harm.of_rms(row.local_rmse_lsb or 0.0),
+    )
+    return LayerErrors(rows=rows, culprit=row, finding=found)
 
 
 def _verdict(row: LayerError, evidence: Evidence, loses: bool) -> str:
-    if row.findings or evidence.nonfinite or _beyond_rounding(row):
+    if row.records or evidence.nonfinite or _beyond_rounding(row):
         return LOWERING
     if not row.matched:
         return UNMATCHED
@@ -128,20 +180,42 @@ def _beyond_rounding(row: LayerError) -> bool:
     return row.excess_lsb is not None and not row.excess_lsb <= 0
 
 
-def _culprit(
-    rows: Sequence[LayerError],
-    evidence: Sequence[Evidence],
-    losses: Mapping[int, str],
-) -> int | None:
+def _wrong(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> int | None:
+    """Choose the row that computes something else than torch; None where all compute the same."""
     for chosen in (
-        [i for i, row in enumerate(rows) if not all(map(is_of_parameters, row.findings))],
-        [i for i, row in enumerate(rows) if row.findings],
+        [i for i, row in enumerate(rows) if any(each.kind == WRONG_OP for each in row.records)],
+        [i for i, row in enumerate(rows) if row.records],
         [i for i, given in enumerate(evidence) if given.nonfinite],
         _far_beyond(rows),
     ):
         if chosen:
-            return chosen[0]
-    return min(losses, key=lambda i: (_sqnr(rows[i]), i)) if losses else None
+            most = max(evidence[i].harm for i in chosen)
+            near = Harm(most.level, most.amount - BIT_DB)
+            return next(i for i in chosen if evidence[i].harm >= near)
+    return None
+
+
+def _defects(rows: Sequence[LayerError], evidence: Sequence[Evidence], wrong: int) -> list[Finding]:
+    """
+    Return a finding for each kind of op with defects of one kind, that of a row first.
+
+    Other parameters of outputs follow from other constants, and NaN behind NaN.
+    """
+    beyond = set(_far_beyond(rows))
+    found = {i: _defect(rows[i], evidence[i]) for i, row in enumerate(rows) if row.records}
+    found |= {
+        i: _defect(rows[i], evidence[i]) for i in beyond - found.keys() if not evidence[i].nonfinite
+    }
+    found[wrong] = _defect(rows[wrong], evidence[wrong])
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for i in sorted(found, key=lambda i: (i != wrong, i)):
+        groups.setdefault((found[i].kind, rows[i].op), []).append(found[i])
+    first, *others = (
+        replace(one, evidence=tuple(f"  {each.sentence}" for each in alike))
+        for one, *alike in groups.values()
+    )
+    others = [each for each in others if each.kind != WRONG_QPARAMS]
+    return [first, *sorted(others, key=lambda each: each.harm, reverse=True)]
 
 
 def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
@@ -158,7 +232,7 @@ def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
     return [i for i in size if size[i] >= most[coded[i]] / 100]
 
 
-def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
+def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, Mistake]:
     """
     Which rows have parameters that can come from a mistake only, if they are the fewer.
 
@@ -170,9 +244,11 @@ def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[
         if given.scale and rows[i].matched and not (given.untaken or _is_endless(given))
     ]
     found = {
-        i: text
+        i: found
         for i in scaled
-        if rows[i].local_sqnr_db is not None and (text := mistake(rows[i], evidence[i]))
+        # Behind an op that gives zeros there is nothing to lose.
+        if rows[i].local_sqnr_db not in (None, math.inf)
+        if (found := mistake(rows[i], evidence[i])) is not None
     }
     return found if 2 * len(found) < len(scaled) else {}
 
@@ -204,7 +280,7 @@ def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[in
     return found
 
 
-def _alone(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> tuple[int, str] | None:
+def _alone(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> tuple[int, Mistake] | None:
     """
     The one row that loses a bit more than any other, as its range cuts off what it gives.
 
@@ -218,10 +294,16 @@ def _alone(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> tuple[in
     far = _sqnr(rows[worst]) < _sqnr(rows[next_worst]) - BIT_DB
     if not far or not sum(given.beyond) or not (rows[worst].local_rmse_lsb or 0) > _ROUNDED:
         return None
-    return worst, (
-        f"{too_narrow(rows[worst], given)}; {_sqnr(rows[worst]):.1f} dB locally, where no other op "
-        f"has less than {_sqnr(rows[next_worst]):.1f} dB"
+    return worst, _lost(
+        too_narrow(rows[worst], given),
+        f"{_sqnr(rows[worst]):.1f} dB locally, where no other op has less than "
+        f"{_sqnr(rows[next_worst]):.1f} dB",
     )
+
+
+def _lost(known: Mistake, loss: str) -> Mistake:
+    """Add to a mistake how much the op loses."""
+    return known._replace(symptom=f"{known.symptom}; {loss}")
 
 
 def _cut_off(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
@@ -270,36 +352,57 @@ def _outlier(value: float, kind: Sequence[float], name: str) -> str | None:
     return f"{value:.1f} dB locally, where the median of {len(kind)} {name} is {median:.1f} dB"
 
 
-def _cause(row: LayerError, evidence: Evidence, loss: str | None) -> str:
+def _defect(row: LayerError, evidence: Evidence) -> Finding:
+    """Say what an op computes otherwise than torch, by what is most certain."""
+    count = evidence.nonfinite
+    nonfinite = f"{count} output values are NaN or infinite; " if count else ""
+    if row.records:
+        first, *others = sorted(row.records, key=lambda each: each.kind == WRONG_QPARAMS)
+        also = f" (and {len(others)} more finding{'s' * (len(others) > 1)})" if others else ""
+        return replace(
+            first,
+            place=row.place,
+            symptom=f"{nonfinite}{first.summary}{also}",
+            harm=max(evidence.harm, USELESS if count else NO_HARM),
+        )
+    reason = Reason()
+    if count:
+        symptom = f"{nonfinite}the first op that gives any"
+        reason = _SPOILT if evidence.spoilt else reason
+    else:
+        symptom = f"{_far(row)} on its own inputs"
+        if (limited := at_bias_limit(evidence)) is not None:
+            symptom, reason = f"{limited.symptom}; {symptom}", limited.reason
+        else:
+            channel = one_channel(evidence)
+            where = f", and {channel}" if channel else ""
+            symptom = f"does not compute {row.op}: {symptom}{where}"
+    return Finding(
+        kind=WRONG_RESULT,
+        place=row.place,
+        symptom=symptom,
+        causes=reason.causes,
+        fix=reason.fix,
+        harm=USELESS if count else evidence.harm,
+    )
+
+
+def _loss(row: LayerError, evidence: Evidence, loss: str | None) -> Mistake:
     """
-    Say why an op is to blame, by what is most certain.
+    Say why an op loses.
 
     Args:
         row: The op.
         evidence: What is known of it.
         loss: How far it stands out from others of its kind, if it does.
     """
-    if row.findings:
-        more = len(row.findings) - 1
-        also = f" (and {more} more finding{'s' if more > 1 else ''})" if more else ""
-        return f"{_nonfinite(evidence)}{row.findings[0]}{also}"
-    if evidence.nonfinite:
-        return f"{_nonfinite(evidence)}the first op that gives any{_SPOILT * evidence.spoilt}"
-    if _beyond_rounding(row):
-        far = f"{_far(row)} on its own inputs"
-        limited = at_bias_limit(evidence)
-        if limited:
-            return f"{limited}; {far}"
-        channel = one_channel(evidence)
-        where = f", and {channel}" if channel else ""
-        return f"does not compute {row.op}: {far}{where}; {WAYS_OUT.get(row.op, _WAY_OUT)}"
     known = lossy(row, evidence)
     if known is None:
         assert loss is not None, "a row that nothing is known of is blamed for its loss alone"
         if overshoot(evidence) < FAR:
-            return f"it loses more than others of its kind: {loss}"
+            return Mistake(f"it loses more than others of its kind: {loss}")
         known = too_narrow(row, evidence)
-    return f"{known}; {loss}" if loss else known
+    return _lost(known, loss) if loss else known
 
 
 def _far(row: LayerError) -> str:
@@ -310,38 +413,28 @@ def _far(row: LayerError) -> str:
 
 
 WAYS_OUT = {
-    "RESIZE_NEAREST_NEIGHBOR": (
-        'litert-torch takes the pixel at the centre, and torch\'s mode="nearest" the one at '
-        "floor(i / factor), which is another unless the factor is a whole number: take "
-        'mode="nearest-exact" in the model, which is converted as it is'
+    "RESIZE_NEAREST_NEIGHBOR": Reason(
+        (
+            'litert-torch takes the pixel at the centre, and torch\'s mode="nearest" the one at '
+            "floor(i / factor), which is another unless the factor is a whole number",
+        ),
+        'take mode="nearest-exact" in the model, which is converted as it is',
     )
 }
 """Of ops that a converter is known to write otherwise (litert-torch 0.10.0)."""
 
-_WAY_OUT = "run the file on another runtime to tell whether the kernel or the file is wrong"
-
-
-_SPOILT = (
-    ": torch gives none there, and the op computes its inputs correctly, but quantization has "
-    "rounded one of them to 0 (of a logarithm or a divisor) or the like; leave the op that makes "
-    "it in float, or clamp it in the model at a step of its range or more"
+_SPOILT = Reason(
+    (
+        "torch gives none there, and the op computes its inputs correctly, but quantization has "
+        "rounded one of them to 0 (of a logarithm or a divisor) or the like",
+    ),
+    "leave the op that makes it in float, or clamp it in the model at a step of its range or more",
 )
-
-
-def says_way_out(layers: LayerErrors) -> bool:
-    """Whether the cause says what to change in the model, as nothing else is to blame."""
-    known = layers.culprit is not None and layers.culprit.op in WAYS_OUT
-    return known or any(text in layers.cause for text in (_SPOILT, *MASK_WAYS_OUT))
-
-
-def _nonfinite(evidence: Evidence) -> str:
-    count = evidence.nonfinite
-    return f"{count} output values are NaN or infinite; " if count else ""
 
 
 def _left_in_float(
     rows: Sequence[LayerError], evidence: Sequence[Evidence]
-) -> tuple[int, str] | None:
+) -> tuple[int, Mistake] | None:
     """
     The first op with weights that computes in float where most of its like do not.
 
@@ -358,7 +451,7 @@ def _left_in_float(
         return None
     scheme, count = Counter(evidence[i].scheme for i in others).most_common(1)[0]
     more = f", as do {len(floats) - 1} more" if len(floats) > 1 else ""
-    return floats[0], (
+    return floats[0], Mistake(
         f"it computes in float32{more}, where {count} other{'s' if count > 1 else ''} with weights "
         f"{'are' if count > 1 else 'is'} {scheme}; unless that is meant, the quantizer has no "
         "pattern for what torch calls here (a GRUCell, say), its annotation was dropped, or its "
@@ -366,17 +459,17 @@ def _left_in_float(
     )
 
 
-def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> str | None:
+def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> Mistake | None:
     """What ails half of the outputs or more."""
     scaled = [
         (row, given)
         for row, given in zip(rows, evidence, strict=True)
         if given.scale and not given.untaken
     ]
-    for test, text in _EVERYWHERE:
+    for test, text, why in _EVERYWHERE:
         found = [given for row, given in scaled if test(row, given) is not None]
         if found and 2 * len(found) >= len(scaled):
-            return f"{len(found)} of {len(scaled)} outputs {text(_typical(found))}"
+            return Mistake(f"{len(found)} of {len(scaled)} outputs {text}", why(_typical(found)))
     return None
 
 
@@ -386,22 +479,27 @@ def _typical(found: Sequence[Evidence]) -> Evidence:
 
 
 _EVERYWHERE: tuple[
-    tuple[Callable[[LayerError, Evidence], str | None], Callable[[Evidence], str]], ...
+    tuple[
+        Callable[[LayerError, Evidence], Mistake | None],
+        str,
+        Callable[[Evidence], Reason],
+    ],
+    ...,
 ] = (
     (
         lambda _, given: never_calibrated(given),
-        lambda _: "were never calibrated (scale 1.0, zero point 0)",
+        "were never calibrated (scale 1.0, zero point 0)",
+        lambda _: Reason(),
     ),
     (
         lambda _, given: calibrated_on_nothing(given),
-        lambda _: "have a range of next to nothing: calibrated on zeros",
+        "have a range of next to nothing",
+        lambda _: Reason(("calibrated on zeros",)),
     ),
     (
         clipped,
-        lambda given: (
-            "have too narrow a range: "
-            f"{given.calibration.too_narrow(averaged=bool(given.averaged))}"
-        ),
+        "have too narrow a range",
+        lambda given: given.calibration.too_narrow(averaged=bool(given.averaged)),
     ),
-    (too_wide, lambda given: f"have too wide a range: {given.calibration.too_wide(given.scale)}"),
+    (too_wide, "have too wide a range", lambda given: given.calibration.too_wide(given.scale)),
 )

@@ -42,8 +42,9 @@ from pytest_edgeq.localize.readers import (
 )
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.structure import Structure
-from pytest_edgeq.measurement import Arrays
-from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration
+from pytest_edgeq.measurement import AVERAGING, Arrays, InputWatches
+from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration, Reason
+from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
 from pytest_edgeq.parallel import MOST_WORKERS, begin, in_order, on_one_thread
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.tflite.boundary import code_range
@@ -53,7 +54,6 @@ from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.op_facts import COMPARISONS, HOLDING
 from pytest_edgeq.tflite.origin import left_in_float, origin_findings
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.tflite.same import is_of_parameters
 from pytest_edgeq.tflite.subgraph import Op
 
 if TYPE_CHECKING:
@@ -71,9 +71,6 @@ _HUGE = 2.0**126
 
 _TOGETHER = 1 << 20
 """Elements of the tensors that are summed together."""
-
-_AVERAGING = ("recipe", "prebuilt")
-"""Flows whose ranges are averages over the samples, or may be: those of a file that was given."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,15 +104,17 @@ class SampleErrors:
 
     Attributes:
         measured: By number of the op and place of the output, its errors.
-        masks: By number of an op, the finding on a mask that it puts to scores.
+        masks: By number of an op, the finding on a mask that it adds to scores.
         form: Outputs of the float form, in the order of the file.
         refused: As `Execution.refused`.
+        inputs: Health of the inputs.
     """
 
     measured: Mapping[tuple[int, int], Measured]
-    masks: Mapping[int, str]
+    masks: Mapping[int, Finding]
     form: Arrays
     refused: Mapping[int, str]
+    inputs: InputWatches
 
 
 _Measurement = tuple[_Output, Measured]
@@ -150,10 +149,12 @@ class Localizer:
         self._runner = quantized.edge.runner(runtime, keep=True)
         self._subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
         self._masking = list(masking_ops(self._subgraph))
-        self._masks: dict[int, str] = {}
+        self._masks: dict[int, Finding] = {}
         self._outputs: dict[tuple[int, int], _Output] = {}
         self._measured: dict[tuple[int, int], Measured] = {}
         self._refused: dict[int, str] = {}
+        self._is_averaged = quantized.flow in AVERAGING
+        self._inputs = InputWatches(quantized.edge, averaged=self._is_averaged)
         self._count = 0
         self._calibration = UNKNOWN
         self._open = contextlib.ExitStack()
@@ -304,7 +305,7 @@ class Localizer:
 
     def _measure(self, execution: Execution, sample: Sample) -> SampleErrors:
         """Measure every op on one sample, by interpreters of which each thread has its own."""
-        found, masks = dict[tuple[int, int], Measured](), dict[int, str]()
+        found, masks = dict[tuple[int, int], Measured](), dict[int, Finding]()
         waiting: list[tuple[_Output, Made, Beside]] = []
         elements = 0
 
@@ -324,7 +325,10 @@ class Localizer:
                     judge()
                     waiting, elements = [], 0
             judge()
-        return SampleErrors(found, masks, execution.form_outputs(), dict(execution.refused))
+        edge = self._quantized.edge
+        inputs = InputWatches(edge, averaged=self._is_averaged)
+        inputs.update(edge, self._quantized.input_names, sample.arrays())
+        return SampleErrors(found, masks, execution.form_outputs(), dict(execution.refused), inputs)
 
     def _note(self, sample: Sample) -> None:
         """Count the sample, and whether the file was calibrated on it."""
@@ -340,6 +344,7 @@ class Localizer:
                 self._measured[key] = measured
         self._masks = {**errors.masks, **self._masks}
         self._refused = {**errors.refused, **self._refused}
+        self._inputs.merge(errors.inputs)
         self._count += 1
 
     def hold(self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})) -> None:
@@ -357,7 +362,7 @@ class Localizer:
         self._note(sample)
         self._torch.update(sample, known)
 
-    def _look_at_mask(self, made: Made, masks: dict[int, str]) -> None:
+    def _look_at_mask(self, made: Made, masks: dict[int, Finding]) -> None:
         """Note a mask that an op puts to scores, and that its range cuts, or that takes it all."""
         lowest = self._lows.get(made.op.index, math.inf)
         if lowest > MASKING or not made.value.size or made.op.index in masks:
@@ -366,9 +371,9 @@ class Localizer:
             torch.from_numpy(each.astype(np.float64)) for each in (made.exact, made.value)
         )
         tensor = self._subgraph.tensors[made.op.outputs[made.place]]
-        text = what_is_lost(wanted, file, tensor, lowest)
-        if text is not None:
-            masks[made.op.index] = text
+        found = what_is_lost(made.op, wanted, file, tensor, lowest)
+        if found is not None:
+            masks[made.op.index] = found
 
     def _lowest(self) -> dict[int, float]:
         """Return by op the least constant that is put to scores up to it, where any is."""
@@ -405,6 +410,9 @@ class Localizer:
         for (number, place), errors in self._measured.items():
             tensor = subgraph.ops[number].outputs[place]
             measured.setdefault(number, []).append((tensor, errors))
+        losses = {
+            tensor: errors.cumulative_loss for own in measured.values() for tensor, errors in own
+        }
         untaken = readers.untaken(measured)
         # A recipe gives each tensor a range of its own, and what moves values that of its input.
         may_share = quantized.flow != "recipe"
@@ -415,7 +423,7 @@ class Localizer:
                 for place in range(len(op.outputs))
                 if (op.index, place) in self._measured
             ]
-            told = tuple(sorted(found.get(op.index, ()), key=is_of_parameters))
+            told = found.get(op.index, ())
             entry, matched = self._named(entries[op.index]), bool(own) or op.name in HOLDING
             rows.append(_row(op, entry, own, told, matched=matched))
             given = self._evidence(op, entries[op.index], own, is_taken=op.index not in untaken)
@@ -426,6 +434,7 @@ class Localizer:
                     narrowed=readers.narrows(op, measured)
                     if may_share and any(given.beyond)
                     else None,
+                    harm=self._harm(op, own, losses),
                     untaken=op.index in untaken or self._is_mask_cut(op),
                     calibration=self._calibration,
                 )
@@ -433,7 +442,28 @@ class Localizer:
         measured_ops = {row.index for row in rows if row.matched}
         refused = {index: self._refused[index] for index in self._refused.keys() - measured_ops}
         reference = quantized.reference_name
-        return replace(blame(rows, evidence), refused=refused, reference=reference)
+        judged = blame(rows, evidence, self._inputs.findings(self._calibration))
+        return replace(judged, refused=refused, reference=reference)
+
+    def _harm(self, op: Op, own: Sequence[_Measurement], losses: Mapping[int, float]) -> Harm:
+        """
+        Return how much an op loses beyond what its inputs and quantization explain.
+
+        Args:
+            op: The op.
+            own: Its outputs.
+            losses: Cumulative losses in dB by tensor.
+        """
+        if not own:
+            return NO_HARM
+        worst, measured = max(own, key=lambda each: each[1].cumulative_loss)
+        scale = None if worst.limits is None else worst.limits.scale
+        if measured.excess_lsb > 0 and scale is not None:
+            return Harm.of_rms(measured.rmse(scale) or 0.0)
+        sources = (self._pairs.source(index) for index in op.inputs if index >= 0)
+        known = [losses[index] for index in sources if index in losses]
+        lost = measured.cumulative_loss
+        return NO_HARM if lost == -math.inf else Harm.decibels(lost - max([measured.loss, *known]))
 
     def _named(self, entry: OpDtypes) -> OpDtypes:
         """Name an op's module by its partner's where the file has lost its names."""
@@ -447,7 +477,7 @@ class Localizer:
         low, _, scale, zero_point = limits
         return self._lows.get(op.index, math.inf) < min((low - zero_point) * scale, MASKING)
 
-    def _findings(self, entries: Mapping[int, OpDtypes]) -> dict[int, tuple[str, ...]]:
+    def _findings(self, entries: Mapping[int, OpDtypes]) -> dict[int, tuple[Finding, ...]]:
         quantized = self._quantized
         edge, form = quantized.edge, self._form
         partners = by_name(edge.signature, form.signature, "outputs")
@@ -468,18 +498,16 @@ class Localizer:
         parts.append(self._parting())
         first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
         parts.append({op.index: (self._masks[op.index],) for op in first if op is not None})
-        found: dict[int, tuple[str, ...]] = {}
+        found: dict[int, tuple[Finding, ...]] = {}
         for part in parts:
-            for index, texts in part.items():
-                found[index] = (*found.get(index, ()), *texts)
+            for index, wrong in part.items():
+                found[index] = (*found.get(index, ()), *wrong)
         if quantized.origin is not None:
-            for index, texts in origin_findings(edge, quantized.origin).items():
-                if index not in found:
-                    found[index] = texts
+            found = origin_findings(edge, quantized.origin) | found
             found |= left_in_float(edge, quantized.origin)
         return found
 
-    def _parting(self) -> dict[int, tuple[str, ...]]:
+    def _parting(self) -> dict[int, tuple[Finding, ...]]:
         """Return a finding for the first op of the float form that differs from torch."""
         parting = self._torch.parting
         if parting is None:
@@ -494,6 +522,7 @@ class Localizer:
             f"output {parting.output!r} has {parting.sqnr_db:.3g} dB SQNR to "
             f"{self._quantized.reference_name}'s, which float32 does not explain"
         )
+        reason = Reason()
         if parting.op is not None:
             text += (
                 "; it does with this op as the reference converts to it"
@@ -504,15 +533,18 @@ class Localizer:
             )
             if parting.is_reordered:
                 text += "; the output has torch's values in another order"
-            way = WAYS_OUT.get(parting.op.name)
-            text += f"; {way}" if way else ""
+            reason = WAYS_OUT.get(parting.op.name, reason)
         if parting.is_negated:
-            text = (
-                "it gives −1 × what torch gives: its operands are exchanged, as litert-torch does "
-                "with those of c − x where something moves x in front (a transpose, a view): let "
-                "torch subtract first, and move then"
+            text = "it gives −1 × what torch gives"
+            reason = Reason(
+                (
+                    "its operands are exchanged, as litert-torch does with those of c − x where "
+                    "something moves x in front (a transpose, a view)",
+                ),
+                "let torch subtract first, and move then",
             )
-        return {self._subgraph.ops[-1].index if number is None else number: (text,)}
+        op = self._subgraph.ops[-1 if number is None else number]
+        return {op.index: (op.wrong(text, causes=reason.causes, fix=reason.fix),)}
 
     def _output(self, made: Made) -> _Output:
         key = (made.op.index, made.place)
@@ -618,7 +650,7 @@ class Localizer:
         limits = worst.limits
         count = max(measured.elements, 1)
         has_codes = limits is not None and measured.least <= measured.greatest
-        averaged = self._count if self._quantized.flow in _AVERAGING else 0
+        averaged = self._count if self._is_averaged else 0
         noise = measured.channel_noise
         return Evidence(
             scale=None if limits is None else limits.scale,
@@ -681,7 +713,7 @@ def _row(
     op: Op,
     entry: OpDtypes,
     own: Sequence[_Measurement],
-    findings: tuple[str, ...],
+    records: tuple[Finding, ...],
     *,
     matched: bool,
 ) -> LayerError:
@@ -717,5 +749,5 @@ def _row(
             if measured is not None and worst is not None and worst.bound is not None
             else None
         ),
-        findings=findings,
+        records=records,
     )

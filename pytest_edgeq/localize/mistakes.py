@@ -1,4 +1,4 @@
-"""Sentences on why an op is off, or loses, for each mistake that the evidence shows."""
+"""Why an op is off, or loses, for each mistake that the evidence shows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_edgeq.localize.rows import Evidence, LayerError
-from pytest_edgeq.numerics.calibration import LEAST_SCALE
+from pytest_edgeq.numerics.calibration import LEAST_SCALE, Reason
 from pytest_edgeq.numerics.health import more_than_chance
 
 __all__ = [
     "BIT_DB",
     "FAR",
+    "Mistake",
     "OtherSamples",
     "at_bias_limit",
     "calibrated_on_nothing",
@@ -45,16 +46,29 @@ _FIXED = {"SOFTMAX", "LOGISTIC", "TANH"}
 """Ops whose range TFLite fixes, whatever the values are."""
 
 
+class Mistake(NamedTuple):
+    """
+    Why an op loses.
+
+    Attributes:
+        symptom: What is wrong with it.
+        reason: What made it so, and what to change.
+    """
+
+    symptom: str
+    reason: Reason = Reason()
+
+
 class OtherSamples(NamedTuple):
     """
     How samples differ from those of the calibration.
 
     Attributes:
-        text: In words; empty where they do not.
+        mistake: What most ranges show; None where they do not differ.
         half_empty: Whether it is that they leave half of most ranges empty.
     """
 
-    text: str = ""
+    mistake: Mistake | None = None
     half_empty: bool = False
 
 
@@ -80,20 +94,19 @@ def other_samples(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> O
         return OtherSamples()
     filled = median(fill for fill, _ in spans)
     if filled < _HALF:
-        text = (
-            f"values fill {100 * filled:.2g} % of their ranges, in the median of {len(spans)}: "
-            f"{spans[0][1].calibration.too_wide()}"
-        )
-        return OtherSamples(text, half_empty=True)
+        symptom = f"values fill {100 * filled:.2g} % of their ranges, in the median of {len(spans)}"
+        why = spans[0][1].calibration.too_wide()
+        return OtherSamples(Mistake(symptom, why), half_empty=True)
     narrow = [(fill, given) for fill, given in spans if overshoot(given) >= FAR]
     if len(narrow) < max(2, len(spans) / 8):
         return OtherSamples()
     averaged = any(given.averaged for _, given in narrow)
     why = narrow[0][1].calibration.too_narrow(averaged=averaged, on_more=True)
-    return OtherSamples(
+    symptom = (
         f"{len(narrow)} of {len(spans)} ranges are too narrow (values span "
-        f"{median(fill for fill, _ in narrow):.2g} × as much, in the median of these): {why}"
+        f"{median(fill for fill, _ in narrow):.2g} × as much, in the median of these)"
     )
+    return OtherSamples(Mistake(symptom, why))
 
 
 def overshoot(evidence: Evidence) -> float:
@@ -134,9 +147,9 @@ _MOST = 0.5
 _FEW_VALUES = 2
 """Values a sample whose least and greatest are all that they are: averaged, they are their mean."""
 
-_AVERAGED_VALUE = (
-    "a recipe averages the ranges of the samples, and that of so few values is about their mean; "
-    "leave it in float, or calibrate by pt2e_static_int8, which keeps the ends of all"
+_AVERAGED_VALUE = Reason(
+    ("a recipe averages the ranges of the samples, and that of so few values is about their mean",),
+    "leave it in float, or calibrate by pt2e_static_int8, which keeps the ends of all",
 )
 
 _OWN_RANGE = {"ADD", "SUB", "MUL", "DIV", "BATCH_MATMUL", "QUANTIZE"}
@@ -152,7 +165,7 @@ _ONE_CHANNEL = 0.5
 """Share of the error from which one channel among four or more has it."""
 
 
-def lossy(row: LayerError, evidence: Evidence) -> str | None:
+def lossy(row: LayerError, evidence: Evidence) -> Mistake | None:
     """What makes an op lose by its parameters."""
     known = mistake(row, evidence)
     channel = one_channel(evidence)
@@ -161,14 +174,14 @@ def lossy(row: LayerError, evidence: Evidence) -> str | None:
     beyond = sum(evidence.beyond)
     # Half of one channel's values: fewer may be of any.
     if evidence.reach is None or beyond * len(evidence.channel_noise) < 0.5:
-        return channel
-    return (
+        return Mistake(channel)
+    return Mistake(
         f"{channel}: it overflows, {_percent(beyond)} of torch's values lie beyond the range "
         f"{_range(evidence)}"
     )
 
 
-def mistake(row: LayerError, evidence: Evidence) -> str | None:
+def mistake(row: LayerError, evidence: Evidence) -> Mistake | None:
     """Parameters that no sound calibration gives."""
     return (
         never_calibrated(evidence)
@@ -180,14 +193,17 @@ def mistake(row: LayerError, evidence: Evidence) -> str | None:
     )
 
 
-def at_bias_limit(evidence: Evidence) -> str | None:
-    """Return the sentence on a bias that its scale cuts; None where it cuts none."""
+def at_bias_limit(evidence: Evidence) -> Mistake | None:
+    """Return a bias that its scale cuts; None where it cuts none."""
     channels = evidence.bias_limited
     if not channels:
         return None
-    return (
-        f"its bias is at the INT32 limit in {_channels(channels)}: weights near zero give a scale "
-        "that the bias does not fit; give the layer's weights one scale, or leave it in float"
+    return Mistake(
+        f"its bias is at the INT32 limit in {_channels(channels)}",
+        Reason(
+            ("weights near zero give a scale that the bias does not fit",),
+            "give the layer's weights one scale, or leave it in float",
+        ),
     )
 
 
@@ -205,13 +221,13 @@ def is_cut_off(row: LayerError, evidence: Evidence) -> bool:
     return not sqnr >= BIT_DB
 
 
-def never_calibrated(evidence: Evidence) -> str | None:
+def never_calibrated(evidence: Evidence) -> Mistake | None:
     """Of an observer that saw no sample."""
     if evidence.scale != 1.0 or evidence.zero_point != 0:
         return None
-    return (
-        "its output was never calibrated (scale 1.0, zero point 0): the observer saw no sample; "
-        "calibrate before converting"
+    return Mistake(
+        "its output was never calibrated (scale 1.0, zero point 0)",
+        Reason(("the observer saw no sample",), "calibrate before converting"),
     )
 
 
@@ -224,21 +240,21 @@ def _span(evidence: Evidence) -> tuple[float, float] | None:
     return (reach, needed) if reach > 0 and 0 < needed < math.inf else None
 
 
-def calibrated_on_nothing(evidence: Evidence) -> str | None:
+def calibrated_on_nothing(evidence: Evidence) -> Mistake | None:
     """Of a range that keeps next to nothing."""
     spans = _span(evidence)
     # A range that keeps one value in a hundred can only come from samples that were none.
     if spans is None or spans[0] > spans[1] / 100:
         return None
     few = evidence.averaged and evidence.elements <= _FEW_VALUES * evidence.averaged
-    why = _AVERAGED_VALUE if few else "calibrated on zeros"
-    return (
+    return Mistake(
         f"its range is {_range(evidence)}, next to nothing, where torch gives "
-        f"{_between(evidence.reference)}: {why}"
+        f"{_between(evidence.reference)}",
+        _AVERAGED_VALUE if few else Reason(("calibrated on zeros",)),
     )
 
 
-def clipped(row: LayerError, evidence: Evidence) -> str | None:
+def clipped(row: LayerError, evidence: Evidence) -> Mistake | None:
     """Of a range that is too narrow for torch's values."""
     beyond, elements = sum(evidence.beyond), evidence.elements
     if evidence.reach is None or (elements < _ENOUGH and not beyond >= _MOST):
@@ -249,21 +265,24 @@ def clipped(row: LayerError, evidence: Evidence) -> str | None:
     return too_narrow(row, evidence)
 
 
-def too_narrow(row: LayerError, evidence: Evidence) -> str:
+def too_narrow(row: LayerError, evidence: Evidence) -> Mistake:
     """Say how much lies beyond a range."""
     beyond = _percent(sum(evidence.beyond))
     at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
-    why = str(evidence.calibration.too_narrow(averaged=bool(evidence.averaged)))
-    if evidence.narrowed:
+    why = evidence.calibration.too_narrow(averaged=bool(evidence.averaged))
+    if (narrowed := evidence.narrowed) is not None:
         # Averages may cut as much.
-        why = f"{why}; or {evidence.narrowed}" if evidence.averaged else evidence.narrowed
-    return (
+        fixes = [why.fix, narrowed.fix] if evidence.averaged else [narrowed.fix]
+        causes = (*(why.causes if evidence.averaged else ()), *narrowed.causes)
+        why = Reason(causes, "; or ".join(each for each in fixes if each))
+    return Mistake(
         f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie "
-        f"beyond{at_ends}; {why}"
+        f"beyond{at_ends}",
+        why,
     )
 
 
-def too_wide(row: LayerError, evidence: Evidence) -> str | None:
+def too_wide(row: LayerError, evidence: Evidence) -> Mistake | None:
     """Of a range of which few codes are in use."""
     if evidence.codes is None or evidence.code_range is None or evidence.elements < _ENOUGH:
         return None
@@ -280,25 +299,26 @@ def too_wide(row: LayerError, evidence: Evidence) -> str | None:
     if not spanned < all_levels * _FEW_LEVELS:
         return None
     met = f", and the values reach {_between(evidence.met)}" if evidence.met else ""
-    why = str(evidence.calibration.too_wide(evidence.scale))
-    if evidence.widened and evidence.scale != LEAST_SCALE:
+    why = evidence.calibration.too_wide(evidence.scale)
+    if evidence.widened is not None and evidence.scale != LEAST_SCALE:
         why = evidence.widened
-    return (
-        f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are used{met}; "
-        f"{why}"
+    return Mistake(
+        f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are used{met}",
+        why,
     )
 
 
-def _uneven_weights(evidence: Evidence) -> str | None:
+def _uneven_weights(evidence: Evidence) -> Mistake | None:
     largest = [each for each in evidence.weight_maxima if each > 0]
     if evidence.weight_granularity != "per_tensor" or len(largest) < 2:
         return None
     ratio = max(largest) / min(largest)
     if not ratio >= _UNEVEN:
         return None
-    return (
+    return Mistake(
         f"one scale for all of its weights, whose channels differ by {ratio:.3g} ×: the least "
-        f"uses {127 / ratio:.2g} of 127 codes; quantize them per channel"
+        f"uses {127 / ratio:.2g} of 127 codes",
+        Reason(fix="quantize them per channel"),
     )
 
 

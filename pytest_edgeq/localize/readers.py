@@ -10,9 +10,11 @@ import torch
 
 from pytest_edgeq.localize.constant_checks import INPUT_AT
 from pytest_edgeq.localize.measured import Codes, Measured, code_limits
+from pytest_edgeq.numerics.calibration import Reason
+from pytest_edgeq.numerics.findings import WRONG_OP, WRONG_QPARAMS, Finding
 from pytest_edgeq.numerics.health import CLIPPED_LSB
 from pytest_edgeq.tflite.boundary import code_range, qparams
-from pytest_edgeq.tflite.conformance import BIAS_SCALE, violations_of
+from pytest_edgeq.tflite.conformance import BIAS_SCALE, OUTPUT_SCALE, SAME_SCALE, violations_of
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_facts import (
@@ -26,7 +28,6 @@ from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 __all__ = [
     "MASKING",
-    "MASK_WAYS_OUT",
     "NARROWING",
     "Readers",
     "changed_input",
@@ -52,11 +53,7 @@ _BIT = 4.0
 # Ops that put a mask to scores, or make it.
 _PUTS = ("SELECT", "SELECT_V2", "ADD", "SUB", "MUL")
 
-MASK_WAYS_OUT = (
-    "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float",
-    "of a mask, −30 does as much; else leave that op in float",
-)
-"""What to change in the model where a mask is lost, and where a mask takes the whole range."""
+_SMALLER_MASK = "of a mask, −30 does as much; else leave that op in float"
 
 
 def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
@@ -85,24 +82,31 @@ def _masking(whole: Subgraph, index: int) -> Iterator[Op]:
 
 
 def what_is_lost(
-    wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float
-) -> str | None:
+    op: Op, wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float
+) -> Finding | None:
     """
-    Say what becomes of a mask and of the scores.
+    Return a finding on a mask that is lost, or that takes the range of the scores; else None.
 
     Args:
+        op: Puts the mask to the scores.
         wanted: What the op gives in float of what it took in the file, float64.
         file: What it gives in the file, dequantized, float64.
         tensor: Of the file.
         lowest: The least constant that is put to the scores.
     """
     # Where all of a row is masked no share is less than another: −inf gives NaN there.
-    text = _is_flat(wanted, file, tensor, lowest) or _leaks(wanted, file)
-    return None if text is None else text.replace("-", "−")
+    if (text := _is_flat(wanted, file, tensor, lowest)) is not None:
+        return op.wrong(text.replace("-", "−"), fix=_SMALLER_MASK)
+    if (text := _leaks(wanted, file)) is not None:
+        fix = (
+            "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float"
+        )
+        return op.wrong(text.replace("-", "−"), fix=fix)
+    return None
 
 
 def _leaks(wanted: torch.Tensor, file: torch.Tensor) -> str | None:
-    """Return a finding on a mask that lets masked values through; None where it does not."""
+    """Say that a mask lets masked values through; None where it does not."""
     left_out = wanted.softmax(-1) < _NOTHING
     shares = file.softmax(-1).where(left_out, 0.0)
     most = int(shares.argmax())
@@ -111,12 +115,12 @@ def _leaks(wanted: torch.Tensor, file: torch.Tensor) -> str | None:
     return (
         f"the mask is lost: {float(wanted.flatten()[most]):.3g} in torch is "
         f"{float(file.flatten()[most]):.3g} in the file, and what is masked keeps up to "
-        f"{100 * float(shares.max()):.2g} % of what the softmax gives; {MASK_WAYS_OUT[0]}"
+        f"{100 * float(shares.max()):.2g} % of the softmax"
     )
 
 
 def _is_flat(wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float) -> str | None:
-    """Return a finding on scores that a mask's range rounds to one value; else None."""
+    """Say that a mask's range rounds the scores to one value; else None."""
     limits = code_limits(tensor)
     if limits is None:
         return None
@@ -132,7 +136,7 @@ def _is_flat(wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: f
     return (
         f"the mask's {min(lowest, float(wanted.min())):.3g} takes the range: a step is {step:.3g}, "
         f"and of the scores the softmax gives {10 * math.log10(signal / noise):.1f} dB SQNR, not "
-        f"one bit; {MASK_WAYS_OUT[1]}"
+        "one bit"
     )
 
 
@@ -180,12 +184,11 @@ def _hands_on(graph: OpGraph, op: Op) -> bool:
     return same and np.array_equal(taken.zero_points, made.zero_points)
 
 
-def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> tuple[int, str]:
+def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Finding:
     """
-    Tell of an op's input whose scale is not the one that its bias was written with.
+    Return the finding on an op's input whose scale is not the one that its bias was written with.
 
-    Returns:
-        The index of the op that makes the input, or of this one where none does, and a sentence.
+    Its place is the op that makes the input, or this one where none does.
     """
     producer = graph.subgraphs[op.subgraph].producer
     maker = producer.get(op.inputs[INPUT_AT[op.name]])
@@ -193,18 +196,23 @@ def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> tuple
         maker = producer[maker.inputs[0]]
     whose = "its input" if maker is None else "its output"
     text = (
-        f"{whose} has scale {scale:.6g}, which is {scale / written:.4g} × the one that the bias "
-        f"of {op.name} #{op.index} was written with ({written:.6g})"
+        f"{whose} has scale {scale:.6g}, which is {scale / written:.4g} × the one that the bias of "
+        f"{op.name} #{op.index} was written with ({written:.6g})"
     )
-    return (op.index if maker is None else maker.index), text
+    return (op if maker is None else maker).wrong(text, kind=WRONG_QPARAMS)
 
 
-def rule_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[str, ...]]:
-    """Return the sentences on ops whose quantization the kernels do not compute, by index."""
-    found: dict[int, tuple[str, ...]] = {}
+def rule_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[Finding, ...]]:
+    """Return the findings on ops whose quantization the kernels do not compute, by index."""
+    found: dict[int, tuple[Finding, ...]] = {}
     for op in graph.subgraphs[subgraph].ops:
         told = tuple(
-            each.sentence
+            op.wrong(
+                each.symptom,
+                kind=WRONG_QPARAMS if each.rule in (SAME_SCALE, OUTPUT_SCALE) else WRONG_OP,
+                causes=(each.cause,),
+                fix=each.fix,
+            )
             for each in violations_of(graph, op)
             # Which of bias and input is wrong is known from the float file: see `Structure`.
             if not (each.is_warning or each.rule == BIAS_SCALE)
@@ -293,13 +301,8 @@ class Readers:
                 found.add(number)
         return found
 
-    def widens(self, op: Op) -> str | None:
-        """
-        Say whose range an op's output has, if not that of its values, and the way out.
-
-        Returns:
-            A sentence; None where it is nobody else's.
-        """
+    def widens(self, op: Op) -> Reason | None:
+        """Return whose range an op's output has, if not that of its values, and the way out."""
         tensor = self._graph.tensor(op, op.outputs[0])
         own = qparams(tensor)
         if own is None:
@@ -308,22 +311,23 @@ class Readers:
         for reader in (op, *self._of(op.outputs[0])):
             for value in self._constants(reader):
                 if any(abs(end) > 0 and abs(value - end) <= _ALIKE * abs(end) for end in ends):
-                    return (
-                        f"that is the constant {value:.3g} of {reader.name} #{reader.index}: "
-                        f"{MASK_WAYS_OUT[1]}"
-                    ).replace("-", "−")
+                    constant = f"{value:.3g}".replace("-", "−")
+                    cause = f"that is the constant {constant} of {reader.name} #{reader.index}"
+                    return Reason((cause,), _SMALLER_MASK)
             taken = [i for i in reader.inputs if stored_constant(self._subgraph, i) is None]
             scales = [qparams(self._graph.tensor(reader, i)) for i in taken if i >= 0]
             if reader is not op and reader.name in _JOINS and scales.count(own) > 1:
-                return (
-                    f"{reader.name} #{reader.index} has one scale for all that it takes: bring "
-                    "these to like ranges, or leave it in float"
+                return Reason(
+                    (f"{reader.name} #{reader.index} has one scale for all of its operands",),
+                    "bring these to like ranges, or leave it in float",
                 )
         return None
 
-    def narrows(self, op: Op, measured: Mapping[int, Sequence[tuple[int, Measured]]]) -> str | None:
+    def narrows(
+        self, op: Op, measured: Mapping[int, Sequence[tuple[int, Measured]]]
+    ) -> Reason | None:
         """
-        Say whose range an op's output has, if its values go beyond it, and the way out.
+        Return whose range an op's output has, if its values go beyond it, and the way out.
 
         The converter (litert-torch 0.10.0) gives the scale of what is chosen, pooled or averaged
         to all in front that the quantizer gave none. Of what is chosen or joined it gives the scale
@@ -332,9 +336,6 @@ class Readers:
         Args:
             op: The op.
             measured: As `untaken` takes it.
-
-        Returns:
-            A sentence; None where it is nobody else's.
         """
         limits = code_limits(self._graph.tensor(op, op.outputs[0]))
         if limits is None:
@@ -351,19 +352,26 @@ class Readers:
                 values = [each for tensor, each in measured.get(reader.index, ()) if tensor in made]
                 for each in values if reader.name in NARROWING else ():
                     if _beyond(own, each.whole_least, each.whole_greatest) <= most:
-                        return (
+                        reach = f"[{each.whole_least:.3g}, {each.whole_greatest:.3g}]"
+                        cause = (
                             f"its scale is that of {reader.name} #{reader.index} behind, whose "
-                            f"values reach [{each.whole_least:.3g}, {each.whole_greatest:.3g}], "
-                            "and no calibration widens it: annotate this op's output in the "
-                            f"quantizer, or leave {reader.name} #{reader.index} in float"
-                        ).replace("-", "−")
+                            f"values reach {reach.replace('-', '−')}, and no calibration widens it"
+                        )
+                        return Reason(
+                            (cause,),
+                            "annotate this op's output in the quantizer, or leave "
+                            f"{reader.name} #{reader.index} in float",
+                        )
                 beside = self._operand_within(reader, own, most, measured, seen)
                 if beside is not None:
-                    return (
+                    cause = (
                         f"its scale is that of {beside.name} #{beside.index}, which "
-                        f"{reader.name} #{reader.index} takes as well, and no calibration widens "
-                        f"it: leave {beside.name} #{beside.index} in float, or quantize by a "
-                        "recipe (recipe_static_wi8_ai8)"
+                        f"{reader.name} #{reader.index} takes as well, and no calibration widens it"
+                    )
+                    return Reason(
+                        (cause,),
+                        f"leave {beside.name} #{beside.index} in float, or quantize by a recipe "
+                        "(recipe_static_wi8_ai8)",
                     )
         return None
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration
+from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration, Reason
+from pytest_edgeq.numerics.findings import NO_HARM, WRONG_KINDS, Finding, Harm, Place
 from pytest_edgeq.numerics.metrics import json_number
 
 __all__ = [
     "LOWERING",
     "QUANTIZATION",
     "SOUND",
-    "SPREAD",
     "UNMATCHED",
     "Evidence",
     "LayerError",
@@ -31,9 +31,6 @@ QUANTIZATION = "quantization"
 
 UNMATCHED = "unmatched"
 """The float form has no op for it: nothing was measured."""
-
-SPREAD = "no single layer: the loss is spread"
-"""Of errors that nothing is known of."""
 
 _SEVERITY = (LOWERING, QUANTIZATION, UNMATCHED, SOUND)
 
@@ -63,7 +60,7 @@ class LayerError:
             the kernel's own arithmetic explains, in LSB; above 0 it is not rounding. Of a float
             output: the difference over what float32's rounding explains, less 1. None where it was
             not measured, or where no bound is known.
-        findings: What is wrong with the op's constants and parameters.
+        records: What is wrong with the op's constants and parameters.
         verdict: `sound`, `lowering`, `quantization` or `unmatched`.
     """
 
@@ -80,18 +77,28 @@ class LayerError:
     clipped: float | None
     matched: bool
     excess_lsb: float | None = None
-    findings: tuple[str, ...] = ()
+    records: tuple[Finding, ...] = ()
     verdict: str = SOUND
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What is wrong with the op's constants and parameters, a sentence each."""
+        return tuple(each.message for each in self.records)
+
+    @property
+    def place(self) -> Place:
+        """The op as a place."""
+        return Place("op", self.op, self.index, self.module)
 
     @property
     def name(self) -> str:
         """What to call it in a sentence: `CONV_2D #3 (layer1.0.conv)`."""
-        where = f" ({self.module})" if self.module else ""
-        return f"{self.op} #{self.index}{where}"
+        return str(self.place)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys."""
         data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data["findings"] = data.pop("records") and self.findings
         return {key: _plain(data[key]) for key in sorted(data)}
 
 
@@ -125,8 +132,9 @@ class Evidence:
         bias_limited: Channels whose bias is at the INT32 limit.
         nonfinite: How many output values are NaN or infinite, and not so in torch.
         spoilt: Whether the float op gives these as well for what this one takes.
-        widened: Whose range its output has, if not that of its values, and the way out.
-        narrowed: Likewise where its values go beyond a range that is another op's.
+        widened: Why its output has a range that is not that of its values.
+        narrowed: Why its values go beyond a range that is another op's.
+        harm: How much the op loses beyond what its inputs and one rounding explain.
         untaken: What it loses is lost where a SELECT behind takes the other branch.
         scheme: As `OpDtypes.scheme`: ops are compared with those of the same op and scheme.
         calibration: How the samples looked at relate to those of the calibration.
@@ -146,8 +154,9 @@ class Evidence:
     bias_limited: tuple[int, ...] = ()
     nonfinite: int = 0
     spoilt: bool = False
-    widened: str | None = None
-    narrowed: str | None = None
+    widened: Reason | None = None
+    narrowed: Reason | None = None
+    harm: Harm = NO_HARM
     untaken: bool = False
     scheme: str | None = None
     calibration: Calibration = UNKNOWN
@@ -177,17 +186,29 @@ class LayerErrors:
     Attributes:
         rows: One an op, in execution order.
         culprit: The row that is to blame; None where none stands out.
-        cause: A sentence that says why.
         refused: By index, why an op was not measured that kernels run in the file, and refuse in
             the copy that is written to compare it.
         reference: What texts call the reference.
+        finding: Why: of the culprit, of an input, or of all layers.
+        others: Defects of other kinds or in other kinds of ops, the most harmful first.
     """
 
     rows: tuple[LayerError, ...]
     culprit: LayerError | None
-    cause: str
+    finding: Finding
+    others: tuple[Finding, ...] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
     reference: str = "torch"
+
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        """The findings on ops that compute something else than torch."""
+        return (self.finding, *self.others) if self.finding.kind in WRONG_KINDS else ()
+
+    @property
+    def cause(self) -> str:
+        """A sentence that says why."""
+        return self.finding.sentence
 
     @property
     def coverage(self) -> float:
@@ -201,13 +222,13 @@ class LayerErrors:
 
     @property
     def of_another_model(self) -> str:
-        """Whose the weights are, if no layer has the reference's; else nothing."""
+        """The clause on a reference of which no layer has the weights; else nothing."""
         weighted = [row for row in self.rows if "weight" in row.dtypes]
-        if len(weighted) < _OTHER_MODEL or not all(row.findings for row in weighted):
+        if len(weighted) < _OTHER_MODEL or not all(row.records for row in weighted):
             return ""
         return (
-            f"all {len(weighted)} layers with weights are others than the reference's: it is "
-            "another model, or another checkpoint,"
+            f"all {len(weighted)} layers with weights differ from the reference's: it is another "
+            "model or checkpoint than the file was made from"
         )
 
     def worst(self, n: int = 5) -> tuple[LayerError, ...]:
@@ -225,7 +246,7 @@ class LayerErrors:
         return (
             self.culprit is None or row.index != self.culprit.index,
             _SEVERITY.index(row.verdict),
-            not row.findings,
+            not row.records,
             # NaN is beyond every bound.
             -max(excess, 0.0) if excess == excess else float("-inf"),
             float("inf") if sqnr is None else sqnr if sqnr == sqnr else float("-inf"),
@@ -238,6 +259,7 @@ class LayerErrors:
             "cause": self.cause,
             "coverage": self.coverage,
             "culprit": None if self.culprit is None else self.culprit.index,
+            "finding": self.finding.to_dict(),
             "rows": [row.to_dict() for row in self.rows],
         }
 

@@ -21,6 +21,7 @@ from pytest_edgeq.localize.constant_checks import (
     written_scale,
 )
 from pytest_edgeq.localize.readers import changed_input, is_shared
+from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.sequences import common
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
@@ -311,7 +312,7 @@ class Structure:
         """Operands that are constants of as many elements in both files."""
         return tuple(self._constants())
 
-    def findings(self, outputs: Iterable[tuple[str, int, int]]) -> dict[int, tuple[str, ...]]:
+    def findings(self, outputs: Iterable[tuple[str, int, int]]) -> dict[int, tuple[Finding, ...]]:
         """
         Hold options, operands, wiring and outputs against each other.
 
@@ -343,7 +344,7 @@ class Structure:
                 )
                 place = maker.index if maker is not None else self._ours.ops[-1].index
                 found.setdefault(place, []).append(text)
-        return {number: tuple(told) for number, told in found.items()}
+        return {n: tuple(map(self._ours.ops[n].wrong, told)) for n, told in found.items()}
 
     def constant_findings(
         self,
@@ -351,7 +352,7 @@ class Structure:
         given: Collection[tuple[float, int]] = (),
         *,
         holds_all: bool = False,
-    ) -> dict[int, tuple[str, ...]]:
+    ) -> dict[int, tuple[Finding, ...]]:
         """
         Hold the constants of the quantized file against those of the float file.
 
@@ -361,7 +362,7 @@ class Structure:
             holds_all: Whether scales of weights are known to hold all of their values; else the
                 weights themselves tell.
         """
-        found: dict[int, list[str]] = {}
+        found: dict[int, list[Finding]] = {}
         weights = [pair for pair in self.constants if self._role(pair) == "weight"]
         kept = functools.cache(
             lambda: holds_all or hold_all((each.stored, each.floats) for each in weights)
@@ -379,15 +380,15 @@ class Structure:
                 if self._has_other_axes(pair) and not self._permutes_otherwise(pair):
                     continue  # whether it gives the same is told by its values
                 if not np.array_equal(pair.stored.values, pair.floats):
-                    text = f"constant operand {pair.place}: expected {_listed(pair.floats)}, "
-                    found.setdefault(pair.op.index, []).append(
-                        f"{text}got {_listed(pair.stored.values)}"
+                    text = (
+                        f"constant operand {pair.place}: expected {_listed(pair.floats)}, got "
+                        f"{_listed(pair.stored.values)}"
                     )
+                    found.setdefault(pair.op.index, []).append(pair.op.wrong(text))
                 continue
             role = self._role(pair)
-            place = pair.op.index
             if role == "bias":
-                place, told = self._bias(pair, given)
+                wrong = self._bias(pair, given)
             else:
                 if role != "weight" and not _has_scales(pair.stored):
                     continue  # codes that are compared with codes, whatever they stand for
@@ -400,9 +401,10 @@ class Structure:
                 )
                 if role != "weight":
                     told = tuple(_as_operand(each, pair.place) for each in told)
-            if told:
-                found.setdefault(place, []).extend(told)
-        return {number: tuple(told) for number, told in found.items()}
+                wrong = tuple(map(pair.op.wrong, told))
+            for each in wrong:
+                found.setdefault(each.place.op or 0, []).append(each)
+        return {number: tuple(wrong) for number, wrong in found.items()}
 
     def _options(self, op: Op, partner: Op) -> Iterator[str]:
         yield from option_differences(self._form, self._file, partner, op, ignored=OF_QUANTIZATION)
@@ -534,17 +536,16 @@ class Structure:
 
     def _bias(
         self, pair: ConstantPair, given: Collection[tuple[float, int]]
-    ) -> tuple[int, tuple[str, ...]]:
-        """Return the op that a finding on a bias is about, and the finding."""
+    ) -> tuple[Finding, ...]:
+        """Return the findings on a bias, or on the op in front that its scale does not fit."""
         scales = written_scale(self._file, pair.op)
         if scales is not None and abs(scales[0] / scales[1] - 1) > SAME_SCALE:
             if is_shared(self._file, pair.op, given):
-                return pair.op.index, self._bias_values(pair, scales[1])
-            maker, text = changed_input(self._file, pair.op, *scales)
-            return maker, (text,)
-        return pair.op.index, self._bias_values(pair, None if scales is None else scales[1])
+                return self._bias_values(pair, scales[1])
+            return (changed_input(self._file, pair.op, *scales),)
+        return self._bias_values(pair, None if scales is None else scales[1])
 
-    def _bias_values(self, pair: ConstantPair, written: float | None) -> tuple[str, ...]:
+    def _bias_values(self, pair: ConstantPair, written: float | None) -> tuple[Finding, ...]:
         taken = self._file.tensor(pair.op, pair.op.inputs[INPUT_AT.get(pair.op.name, 0)])
         roles = roles_of(self._file, pair.op)
         parameters = qparams(taken)
@@ -553,9 +554,10 @@ class Structure:
         scales = weight.scales if weight is not None and scale is not None else None
         if pair.stored.scales is not None and (scale is None or scales is None):
             return ()
-        return check_bias(
+        told = check_bias(
             pair.op.name, pair.stored, pair.floats, input_scale=scale, weight_scales=scales
         )
+        return tuple(map(pair.op.wrong, told))
 
 
 def _has_scales(stored: Constant) -> bool:

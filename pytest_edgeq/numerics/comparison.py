@@ -112,8 +112,7 @@ class Comparison:
         build: gives what of the file the errors may not show, which is remembered beside them.
         points: elements of each output by its name and side, chosen evenly, where they were asked
             for; for charts.
-        explain: says which layer is to blame, for the text of a check that fails; None where
-            nothing can.
+        explain: finds the layer to blame for a check that fails; None where nothing can.
         quantized: the `QuantizedModel` that was compared; None where that is not known.
     """
 
@@ -134,7 +133,7 @@ class Comparison:
     points: Mapping[str, Mapping[str, npt.NDArray[np.float64]]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    explain: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+    explain: Callable[[], Finding] | None = field(default=None, repr=False, compare=False)
     quantized: Any = field(default=None, repr=False, compare=False)
 
     @property

@@ -76,8 +76,14 @@ RUNTIMES_DIFFER: Final = "runtimes_differ"
 LOST_OUTPUT: Final = "lost_output"
 """Less than one bit of an output is left."""
 
+WRONG_OUTPUT: Final = "wrong_output"
+"""An output of a file that quantizes nothing differs from the reference by more than rounding."""
+
 WRONG_OP: Final = "wrong_op"
-"""An op, or one of its constants, computes something else than the reference."""
+"""An op, or one of its constants, is not the reference's."""
+
+WRONG_RESULT: Final = "wrong_result"
+"""An op's result differs from the reference's on the same inputs by more than kernels round."""
 
 WRONG_QPARAMS: Final = "wrong_qparams"
 """The scale or zero point of an op's output is not the reference's."""
@@ -92,7 +98,10 @@ ACCUMULATED_LOSS: Final = "accumulated_loss"
 """No op stands out, and no cause is known."""
 
 OP_IN_FLOAT: Final = "op_in_float"
-"""An op computes in float where others of its kind are quantized."""
+"""An op computes in float where others of its kind are quantized: nothing is lost in it."""
+
+NOT_LOCALIZED: Final = "not_localized"
+"""Which op is to blame is not known, as the ops could not be measured."""
 
 OP_DTYPES_CHANGED: Final = "op_dtypes_changed"
 """The op-dtype map differs from the baseline."""
@@ -108,6 +117,9 @@ NOT_COMPARED: Final = "not_compared"
 
 NOT_STORED: Final = "not_stored"
 """The limits of a baseline could not fail, so it is not stored."""
+
+OVER_BUDGET: Final = "over_budget"
+"""An error is greater than its budget."""
 
 NO_BASELINE: Final = "no_baseline"
 """No baseline is stored yet."""
@@ -195,7 +207,7 @@ class Place(NamedTuple):
         return f"{self.name} #{self.op} ({at})" if at else f"{self.name} #{self.op}"
 
 
-FILE: Final = Place("file", "the file")
+FILE: Final = Place("file", "")
 SAMPLES: Final = Place("samples", "inputs")
 
 
@@ -250,12 +262,14 @@ class Finding:
     @property
     def sentence(self) -> str:
         """The place and the message."""
-        return f"{self.place}: {self.message}"
+        return f"{self.place}: {self.message}" if self.where else self.message
 
     @property
     def title(self) -> str:
         """The first line: what, where, expected and got."""
-        return self.headline or f"{self.place}: {self.summary}"
+        if self.headline or not self.where:
+            return self.headline or self.summary
+        return f"{self.place}: {self.summary}"
 
     @property
     def is_explained(self) -> bool:
@@ -263,25 +277,27 @@ class Finding:
         return bool(self.causes or self.explained_by)
 
     @property
-    def why(self) -> list[str]:
-        """The lines on its causes, each with its label."""
-        found = [
+    def reasons(self) -> list[str]:
+        """The lines on its causes and on what to change, each with its label."""
+        found = [f"cause: {each}" for each in self.causes]
+        found += [
             f"{'layer to blame' if each.kind in LAYER_KINDS else 'cause'}: {each.sentence}"
             for each in self.explained_by
         ]
-        return [*found, *(f"cause: {each}" for each in self.causes)]
+        return [*found, f"fix: {self.fix}"] if self.fix else found
 
     @property
-    def advice(self) -> list[str]:
-        """The lines on what to do, each with its label."""
-        told = [("fix", self.fix), ("update", self.command)]
+    def acceptance(self) -> list[str]:
+        """The lines on the baseline, and on what accepts the finding."""
+        file = self.place.name if self.place.kind == "baseline" else ""
+        told = [("file", file), ("update", self.command)]
         return [f"{label}: {text}" for label, text in told if text]
 
     @property
     def lines(self) -> list[str]:
-        """The lines of a text: the title, why, the evidence, what to do."""
+        """The lines of a text: title, causes and fix, evidence, what accepts it."""
         behind = [line for each in self.explained_by for line in each.evidence]
-        return [self.title, *self.why, *self.evidence, *self.advice, *behind]
+        return [self.title, *self.reasons, *self.evidence, *behind, *self.acceptance]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys; `from_dict` reads it."""
@@ -320,12 +336,23 @@ def text_of(findings: Iterable[Finding]) -> str:
     return "\n".join(line for each in findings for line in each.lines)
 
 
-LAYER_KINDS: Final = frozenset(
-    {WRONG_OP, WRONG_QPARAMS, LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS, OP_IN_FLOAT}
-)
-"""Of ops: `LayerErrors.finding` is one."""
+WRONG_KINDS: Final = (WRONG_OP, WRONG_RESULT, WRONG_QPARAMS)
+"""An op computes something else than the reference."""
 
-_LOSSES = frozenset(
+UNEXPLAINED: Final = (ACCUMULATED_LOSS, OP_IN_FLOAT, NOT_LOCALIZED)
+"""Of layers: none of these says why an error is as large as it is."""
+
+LAYER_KINDS: Final = frozenset(
+    {
+        *WRONG_KINDS,
+        LOSSY_OP,
+        LOSSY_EVERYWHERE,
+        *UNEXPLAINED,
+    }
+)
+"""Of layers: `LayerErrors.finding` is one of these, or of an input."""
+
+LOSSES: Final = frozenset(
     {
         NONFINITE,
         CONSTANT_OUTPUT,
@@ -333,15 +360,18 @@ _LOSSES = frozenset(
         CLIPPED_OUTPUT,
         SATURATED_OUTPUT,
         LOST_OUTPUT,
+        WRONG_OUTPUT,
         ERRORS_REGRESSED,
     }
 )
 """What is lost at outputs."""
 
 _EXPLAINED: Final[Mapping[str, frozenset[str]]] = {
-    OTHER_FILE: _LOSSES | LAYER_KINDS | {OP_DTYPES_CHANGED, BUILD_CHANGED},
-    **dict.fromkeys(INPUT_KINDS, _LOSSES | {LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS}),
-    **dict.fromkeys((WRONG_OP, WRONG_QPARAMS), _LOSSES),
+    OTHER_FILE: LOSSES
+    | LAYER_KINDS
+    | {MISFIT, CANNOT_RUN, OP_DTYPES_CHANGED, BUILD_CHANGED, NOT_STORED},
+    **dict.fromkeys(INPUT_KINDS, LOSSES | {LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS}),
+    **dict.fromkeys(WRONG_KINDS, LOSSES),
     OP_DTYPES_CHANGED: frozenset({ERRORS_REGRESSED, BUILD_CHANGED}),
 }
 """By kind, the kinds that it explains: what comes behind it in the model, or follows from it."""
@@ -356,8 +386,9 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """
     Order findings by harm, the greatest first, each once; of equal harm in the order given.
 
-    A finding that explains others does their harm as well and stands before them. A sample that
-    does not fit and a runtime that refuses the file are first: they leave nothing to measure.
+    A finding that explains others does their harm as well and stands before them: another file than
+    the flow's, then samples that do not fit and runtimes that refuse the file, as these leave
+    nothing to measure.
     """
     once = list(dict.fromkeys(findings))
 

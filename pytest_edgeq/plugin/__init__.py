@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_edgeq import options
+from pytest_edgeq.errors import findings_of
 from pytest_edgeq.isolate.bounds import default_memory
 from pytest_edgeq.isolate.sessions import IsolationSettings
 from pytest_edgeq.isolate.sessions import begin as begin_isolation
@@ -410,10 +411,17 @@ def pytest_runtest_makereport(
     """Put what the test did and claimed on its reports; shorten the traceback of our errors."""
     config = item.config
     hidden = False
+    message = None
     if call.excinfo is not None and is_own_error(call.excinfo):
+        message = call.excinfo.exconly()
         fold(call.excinfo.value)
         hidden = not shows_all(config) and hide_library_frames(call.excinfo)
     report = yield
+    if call.excinfo is not None and message is not None:
+        report.__dict__["edgeq_message"] = message
+        report.__dict__["edgeq_findings"] = [
+            each.to_dict() for each in findings_of(call.excinfo.value)
+        ]
     if hidden:
         report.sections.append(("edgeq", "the library's own error is shown by --tb=long"))
     messages = config.stash[cache_messages_key]

@@ -190,11 +190,14 @@ def failure_of(report: pytest.TestReport, rootdir: Path) -> Failure | None:
         "message": str(report.longrepr),
         "path": None,
         "line": None,
+        "records": getattr(report, "edgeq_findings", []),
         "bundle": getattr(report, "edgeq_bundle", None),
     }
     if crash is not None:
         path = shown_path(Path(crash.path), rootdir)
-        failure |= {"message": crash.message, "path": path, "line": crash.lineno}
+        # The text of the report is folded to the width of a terminal.
+        message = getattr(report, "edgeq_message", crash.message)
+        failure |= {"message": message, "path": path, "line": crash.lineno}
     return failure
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from pytest_edgeq.report.run import Run
+from pytest_edgeq.report.run import Run, findings_in
 
 __all__ = ["annotation_lines"]
 
@@ -37,8 +39,19 @@ def annotation_lines(run: Run, rootdir: Path, workspace: Path | None) -> list[st
                 **options,
             }
         told = ",".join(f"{name}={_option(value)}" for name, value in options.items())
-        lines.append(f"::error {told}::{_message(failure['message'])}")
+        lines.append(f"::error {told}::{_message(_text(failure))}")
     return lines
+
+
+def _text(failure: Mapping[str, Any]) -> str:
+    """Return titles, causes and advice of the findings; their tables are in the log."""
+    if not failure.get("records"):
+        return str(failure["message"])
+    return "\n".join(
+        line
+        for each in findings_in(failure)
+        for line in (each.title, *each.reasons, *each.acceptance)
+    )
 
 
 def _in_workspace(path: Path, workspace: Path | None) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.cache.entries import Step
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.comparison import Comparison
+    from pytest_edgeq.numerics.findings import Finding
     from pytest_edgeq.quantized import QuantizedModel
 
 __all__ = ["Booking", "Journal", "PhaseJournal", "booking"]
@@ -42,7 +43,7 @@ class Booking:
         model: The model, once it is known.
         comparison: What a comparison or a check measured.
         layers: What localizing measured.
-        findings: What a check found, a text each.
+        findings: What a check found.
         steps: Of a conversion, and which of them came from the cache.
         error: Class and first line of what was raised.
         seconds: How long it took.
@@ -52,7 +53,7 @@ class Booking:
     model: QuantizedModel | None = None
     comparison: Comparison | None = None
     layers: LayerErrors | None = None
-    findings: list[str] = dataclasses.field(default_factory=list)
+    findings: list[Finding] = dataclasses.field(default_factory=list)
     steps: list[Step] = dataclasses.field(default_factory=list)
     error: str | None = None
     seconds: float = 0
@@ -109,6 +110,7 @@ class Journal:
 
     def add(self, booked: Booking) -> None:
         """Add a call that has ended."""
+        from pytest_edgeq.numerics.findings import text_of
         from pytest_edgeq.report.facts import comparison_facts
 
         event: dict[str, Any] = {
@@ -124,7 +126,8 @@ class Journal:
         if booked.layers is not None:
             event["layers"] = booked.layers.to_dict()
         if booked.kind == "check":
-            event["findings"] = booked.findings
+            event["findings"] = [text_of([each]) for each in booked.findings]
+            event["records"] = [each.to_dict() for each in booked.findings]
         self._events.append(event)
         if self._keeps_calls:
             self.calls.append(booked)

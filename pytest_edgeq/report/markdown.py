@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_edgeq.report.model_rows import HEADINGS, LEFT_ALIGNED, ModelRow, cells, model_rows
-from pytest_edgeq.report.run import Run
+from pytest_edgeq.report.run import Run, findings_in
 
 __all__ = ["LIMIT", "markdown_page"]
 
@@ -16,9 +16,8 @@ LIMIT = 65_000
 
 _VERDICT = HEADINGS.index("verdict")
 
-_LABELS = ("layer to blame", "cause:", "fix:", "update:")
-_LABELLED = 4
-"""Lines of a failure that are shown without unfolding it: these labels, so many lines."""
+_OTHERS = 4
+"""Findings behind the first of a failure whose titles are shown without unfolding it."""
 
 _SPARE = 500
 """Characters kept for the lines that say what was left out."""
@@ -103,9 +102,15 @@ def _cell(text: str) -> str:
 
 def _failure(test: Mapping[str, Any]) -> str:
     message = test["failure"]["message"]
-    first, *lines = message.splitlines() or [""]
-    labelled = [line for line in lines if line.startswith(_LABELS)]
-    shown = "\n".join([_cell(first), "", *(f"- {_cell(line)}" for line in labelled[:_LABELLED])])
+    title, *lines = message.splitlines() or [""]
+    # Of an error of another kind its first lines are shown, but for tables.
+    lines = [line for line in lines if line.strip() and line == line.lstrip()][:_OTHERS]
+    if found := findings_in(test["failure"]):
+        first, *others = found
+        title = f"{first.title} [1 of {len(found)} findings]" if others else first.title
+        lines = [*first.reasons, *first.acceptance, *(each.title for each in others[:_OTHERS])]
+        lines += [f"… and {len(others) - _OTHERS} more"] if len(others) > _OTHERS else []
+    shown = "\n".join([_cell(title), "", *(f"- {_cell(line)}" for line in lines)])
     return (
         f"\n### ❌ {_cell(test['test'])}\n\n{shown}\n\n<details><summary>the whole text"
         f"</summary>\n\n{_fenced(message)}\n</details>\n"

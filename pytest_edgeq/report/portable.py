@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["portable"]
 
-_FREE = frozenset({"cause", "change", "error", "findings", "message", "note"})
+_FREE = frozenset({"cause", "change", "error", "findings", "message", "note", "records"})
 """Fields of texts that hold whatever an error says."""
 
 _SHORTEST = 12
@@ -46,7 +46,7 @@ def _portable(data: Any, folders: Mapping[str, str], *, is_free: bool) -> Any:
         return _without_environment(text) if is_free else text
     if isinstance(data, Mapping):
         return {
-            _without_paths(key, folders): _portable(value, folders, is_free=key in _FREE)
+            _without_paths(key, folders): _portable(value, folders, is_free=is_free or key in _FREE)
             for key, value in data.items()
         }
     if isinstance(data, (list, tuple)):

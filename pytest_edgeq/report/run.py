@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pytest_edgeq.numerics.findings import FILE, Finding
 from pytest_edgeq.report.schema import schema_problem
 from pytest_edgeq.report.whole_files import write_whole
 from pytest_edgeq.versions import producer
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
     from pytest_edgeq.snapshots.record import ClaimRecord, TestRecord
     from pytest_edgeq.tflite.edge import EdgeFile
 
-__all__ = ["FORMAT", "VERSION", "Failure", "PhaseReport", "Run", "RunRecorder", "read_run"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "Failure",
+    "PhaseReport",
+    "Run",
+    "RunRecorder",
+    "findings_in",
+    "read_run",
+]
 
 FORMAT = "pytest-edgeq run"
 VERSION = 1
@@ -40,6 +50,7 @@ class Failure(TypedDict):
         message: The text of the error.
         path: The file in which it was raised, relative to rootdir where it can be; None if unknown.
         line: Line in that file, from 1.
+        records: Of the findings that the error carries.
         bundle: Folder of what was kept to show it, relative to rootdir where it can be; None where
             nothing was.
     """
@@ -48,6 +59,7 @@ class Failure(TypedDict):
     message: str
     path: str | None
     line: int | None
+    records: list[dict[str, Any]]
     bundle: str | None
 
 
@@ -274,6 +286,16 @@ class RunRecorder:
                 "baselines": {"obsolete": list(obsolete), "pruned": list(pruned)},
             }
         )
+
+
+def findings_in(part: Mapping[str, Any]) -> list[Finding]:
+    """Return the findings of a failure or a check; a record of an earlier release has texts."""
+    if "records" in part:
+        return [Finding.from_dict(each) for each in part["records"]]
+    return [
+        Finding(kind="", place=FILE, headline=first, evidence=tuple(lines))
+        for first, *lines in ((each.splitlines() or [""]) for each in part.get("findings", ()))
+    ]
 
 
 def read_run(path: Path) -> Run:

@@ -11,6 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from pytest_edgeq.numerics.findings import (
+    BUILD_CHANGED,
+    ERRORS_REGRESSED,
+    FILE,
+    NO_HARM,
+    NOT_COMPARED,
+    Finding,
+    Harm,
+)
 from pytest_edgeq.numerics.fingerprints import BY_SAMPLE
 from pytest_edgeq.snapshots.build import build_problem, describe_build, describe_origin
 from pytest_edgeq.snapshots.paired_limits import (
@@ -21,22 +30,13 @@ from pytest_edgeq.snapshots.paired_limits import (
 )
 
 __all__ = [
-    "NOT_COMPARED",
-    "NOT_STORED",
-    "REGRESSED",
     "describe_change",
     "describe_new",
-    "is_explained",
     "loose",
     "problem",
     "tightened",
 ]
 
-REGRESSED: Final = "errors regressed"
-NOT_COMPARED: Final = "errors not compared"
-NOT_STORED: Final = "errors not stored"
-
-_CAUSE: Final = "cause: "
 _SHOWN_ROWS: Final = 4
 """The first ones tell it; the others are metrics of the same loss."""
 
@@ -113,33 +113,30 @@ def describe_new(data: Mapping[str, Any]) -> str:
     return "\n".join([head, *_table(rows)])
 
 
-def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding | None:
     """
-    Tell what got worse than its margin, or why nothing can be compared.
+    Return what got worse than its margin, or why nothing can be compared.
 
-    Returns:
-        A text whose first line tells most; empty if all is within its margin or better.
+    None if all is within its margin or better.
     """
     if old["fingerprint"] != new["fingerprint"]:
         if _is_by_sample(old) != _is_by_sample(new):
-            return (
-                f"{NOT_COMPARED}: data hashed in another way: expected {_data(old)}, got "
-                f"{_data(new)}\n"
-                "cause: samples of edgeq.samples(factory, n), which workers read, are hashed one "
-                "by one, those of any other iterable in one go\n"
-                "fix: give them as they were given when the errors were stored"
+            return _not_compared(
+                f"data hashed in another way: expected {_data(old)}, got {_data(new)}",
+                "samples of edgeq.samples(factory, n), which workers read, are hashed one by one, "
+                "those of any other iterable in one go",
+                "give them as they were given when the errors were stored",
             )
-        return (
-            f"{NOT_COMPARED}: the evaluation data are not those that were remembered: expected "
-            f"{_data(old)}, got {_data(new)}\n"
-            "cause: errors on other samples say nothing about the model\n"
-            "fix: give the same samples in the same order, unshuffled and unaugmented"
+        return _not_compared(
+            "the evaluation data are not those that were remembered: expected "
+            f"{_data(old)}, got {_data(new)}",
+            "errors on other samples say nothing about the model",
+            "give the same samples in the same order, unshuffled and unaugmented",
         )
     if old["flow"] != new["flow"]:
-        return (
-            f"{NOT_COMPARED}: measured in another flow: expected {old['flow']}, "
-            f"got {new['flow']}\n"
-            "cause: another flow has other stages, and rounds in another way"
+        return _not_compared(
+            f"measured in another flow: expected {old['flow']}, got {new['flow']}",
+            "another flow has other stages, and rounds in another way",
         )
     after = {_key(row): row for row in new["errors"]}
     before = _limits(old, new)
@@ -151,20 +148,48 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     came = sorted((key for key in after if key not in before), key=rank)
     built = describe_build(old, new)
     if not (worse or gone or came or built):
-        return ""
+        return None
     lines = _told(before, after, worse, gone, came)
-    # What is another in the build is why the errors are worse; where they are not, it is the news.
-    lines[1:1] = [f"{_CAUSE}{each}" for each in built] if worse else built
+    # What differs in the build is why the errors are worse; where they are not, it is the finding.
+    lines[1:1] = [] if worse else built
     if origin := describe_origin(old, new):
         lines[0] += f"; {origin}"
     if _kernels(old) != _kernels(new):
         lines.append(f"  runtime: remembered on {_runtime(old)}, now on {_runtime(new)}")
-    return "\n".join(lines)
+    return Finding(
+        kind=ERRORS_REGRESSED if worse else BUILD_CHANGED,
+        place=FILE,
+        headline=lines[0],
+        harm=_harm(before, after, worse),
+        causes=tuple(built) if worse else (),
+        evidence=tuple(lines[1:]),
+    )
 
 
-def is_explained(change: str) -> bool:
-    """Whether a text of `describe_change` says why the errors are worse."""
-    return any(line.startswith(_CAUSE) for line in change.splitlines())
+def _not_compared(symptom: str, cause: str, fix: str = "") -> Finding:
+    return Finding(
+        kind=NOT_COMPARED,
+        place=FILE,
+        headline=f"errors not compared: {symptom}",
+        causes=(cause,),
+        fix=fix,
+    )
+
+
+_EXACT_DB: Final = 150.0
+"""SQNR of what differs by float32's rounding alone."""
+
+
+def _harm(
+    before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row], worse: Sequence[_RowKey]
+) -> Harm:
+    """Return the most dB that an output lost."""
+    lost = [
+        Harm.decibels(min(_value(before[key]["value"]), _EXACT_DB) - _value(after[key]["value"]))
+        for key in worse
+        if key[2] == "sqnr_db"
+    ]
+    return max(lost, default=NO_HARM)
 
 
 def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -236,7 +261,7 @@ def _told(
         sense = "at least" if key[2] in HIGHER_IS_BETTER else "at most"
         more = f" (and {len(worse) - 1} more)" if len(worse) > 1 else ""
         lines.append(
-            f"{REGRESSED}: {_place(key)}: expected {sense} {_figure(before[key], 'worst')} "
+            f"errors regressed: {_place(key)}: expected {sense} {_figure(before[key], 'worst')} "
             f"(remembered {_figure(before[key], 'value')}), "
             f"got {_figure(after[key], 'value')}{more}"
         )

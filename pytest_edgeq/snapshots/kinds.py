@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.snapshots import errors
 from pytest_edgeq.snapshots.op_changes import describe_change, io_text
 
@@ -28,7 +29,7 @@ class Kind:
         problem: Says what is wrong with data of this kind as it was read; empty if nothing is.
         summarize: What is stored, in one line.
         describe_new: What would be stored, in a few lines.
-        describe_change: What differs between stored and measured; empty if nothing does.
+        describe_change: What differs between stored and measured; None if nothing does.
         loose: What is better than was stored, of data that did not change; None for a kind that
             has no better.
         tightened: Stored data with what is better in it.
@@ -39,7 +40,7 @@ class Kind:
     problem: Callable[[Mapping[str, Any]], str]
     summarize: Callable[[Mapping[str, Any]], str]
     describe_new: Callable[[Mapping[str, Any]], str]
-    describe_change: Callable[[dict[str, Any], dict[str, Any]], str]
+    describe_change: Callable[[dict[str, Any], dict[str, Any]], Finding | None]
     loose: Callable[[dict[str, Any], dict[str, Any]], list[str]] | None = None
     tightened: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
 

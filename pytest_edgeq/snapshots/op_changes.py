@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from pytest_edgeq.numerics.findings import FILE, OP_DTYPES_CHANGED, Finding
 from pytest_edgeq.snapshots.align import Alignment, Pair, Row, align, fields
 
 _SHOWN_ROWS: Final = 10
@@ -46,9 +47,9 @@ def describe_change(
     new: Mapping[str, Any],
     *,
     sides: tuple[str, str] = ("stored", "now"),
-) -> str:
+) -> Finding | None:
     """
-    Tell what differs between two op-dtype maps.
+    Return how two op-dtype maps differ; None where nothing does.
 
     The torch module of an op counts for nothing: renaming an attribute changes no file. dtype,
     granularity, scheme, op, order, inputs and outputs all count.
@@ -57,9 +58,6 @@ def describe_change(
         old: The map that was stored.
         new: The map that was measured.
         sides: Names of both maps for the text.
-
-    Returns:
-        A text whose first line is the most telling change; empty if nothing differs.
     """
     borders = [
         change
@@ -73,10 +71,9 @@ def describe_change(
     ]
     alignment = align(old["ops"], new["ops"])
     if not (alignment.size or borders or others):
-        return ""
+        return None
     groups = _groups(alignment, old["ops"], new["ops"])
     lines = [
-        _first_line(alignment, groups, [*borders, *others], old["ops"], new["ops"]),
         *_table(alignment, groups, old["ops"], new["ops"], sides),
         *_came_and_went(alignment, old["ops"], new["ops"], sides[0]),
     ]
@@ -87,7 +84,13 @@ def describe_change(
         old["ops"][before]["scheme"] != "float" and new["ops"][after]["scheme"] == "float"
         for before, after in alignment.changed
     )
-    return "\n".join([*lines, _EFFECT_FLOAT if to_float else _EFFECT_IO if borders else _EFFECT])
+    lines.append(_EFFECT_FLOAT if to_float else _EFFECT_IO if borders else _EFFECT)
+    return Finding(
+        kind=OP_DTYPES_CHANGED,
+        place=FILE,
+        headline=_first_line(alignment, groups, [*borders, *others], old["ops"], new["ops"]),
+        evidence=tuple(lines),
+    )
 
 
 def io_text(row: Row) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict
 
+from pytest_edgeq.numerics.findings import Finding
+
 Phase = Literal["setup", "call", "teardown"]
 Category = Literal["unchanged", "new", "changed", "tighten", "unreadable", "refused", "unwritable"]
 """
@@ -73,8 +75,8 @@ class Judge(Protocol):
     def notes(self) -> Sequence[str]:
         """What is told of the measurement at the end of every run."""
 
-    def refusal(self, data: Mapping[str, Any]) -> str:
-        """Tell why data must not be stored; empty where they may."""
+    def refusal(self, data: Mapping[str, Any]) -> Finding | None:
+        """Return why data must not be stored; None where they may."""
 
     def remark(self, data: Mapping[str, Any]) -> str:
         """Tell what of the data that are stored cannot fail; empty where all can."""

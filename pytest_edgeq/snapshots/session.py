@@ -11,13 +11,15 @@ import errno
 import functools
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pytest_edgeq.errors import failure
+from pytest_edgeq.numerics.findings import NO_BASELINE, NOT_COMPARED, Finding, Place, text_of
 from pytest_edgeq.snapshots import store
 from pytest_edgeq.snapshots.build import option_changes
-from pytest_edgeq.snapshots.errors import NOT_COMPARED, NOT_STORED
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import (
@@ -31,47 +33,17 @@ from pytest_edgeq.snapshots.record import (
 )
 from pytest_edgeq.versions import producer, version_changes
 
-Describe = Callable[[dict[str, Any], dict[str, Any]], str]
+Describe = Callable[[dict[str, Any], dict[str, Any]], Finding | None]
 
 _PHASES: dict[Phase, str] = {
     "setup": "while a fixture was set up for",
     "teardown": "while a fixture was torn down after",
 }
-_NOT_YET = "no baseline is stored yet"
-_NEW_TEXT = f"""\
-{{title}} "{{name}}": {_NOT_YET}
-{{summary}}
-file: {{path}}
-update: to store it and commit the file (on CI nothing is written): {{command}}"""
-_CHANGED_TEXT = """\
-{change}
-{since}file: {path}
-{fix}{accept}{command}"""
-_ACCEPT = "update: if the change is meant: "
-_REFUSED = "update: would be refused: "
 _TWICE = (
     'this test claims two different values as {title} "{name}", so neither was stored; '
     "give each claim a name of its own (name=…)\n"
     "the second differs from the first by: {change}"
 )
-
-
-def is_change(text: str) -> bool:
-    """Whether a failed check has told of a change, not that there was nothing to compare with."""
-    return not (is_missing(text) or text.startswith((NOT_COMPARED, NOT_STORED)))
-
-
-def is_missing(text: str) -> bool:
-    """Whether a failed check has told that nothing is remembered."""
-    return text.partition("\n")[0].endswith(_NOT_YET)
-
-
-def _with_explanation(change: str, explained: str) -> str:
-    """Put the sentence that explains under the one that it explains, before any table."""
-    if not explained:
-        return change
-    (first, *rest), (sentence, *details) = change.splitlines(), explained.splitlines()
-    return "\n".join([first, sentence, *rest, *details])
 
 
 def _unwritable(shown: str, error: OSError) -> str:
@@ -85,12 +57,6 @@ def _unwritable(shown: str, error: OSError) -> str:
         "cause: the file system refused the write; what was stored before is as it was\n"
         f"fix: {way_out}, then run the same command again"
     )
-
-
-def without_command(text: str) -> str:
-    """Give the text of a change without the line on the command that accepts it."""
-    commands = (_ACCEPT, _REFUSED)
-    return "\n".join(line for line in text.splitlines() if not line.startswith(commands))
 
 
 class SnapshotSession:
@@ -155,7 +121,7 @@ class SnapshotSession:
         name: str,
         data: dict[str, Any],
         describe_change: Describe | None = None,
-        explain: Callable[[str], str] | None = None,
+        explain: Callable[[Finding], Iterable[Finding]] | None = None,
         judge: Judge | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
@@ -166,17 +132,16 @@ class SnapshotSession:
             kind: What sort of data it is, of `snapshots.kinds.KINDS`.
             name: The claim's name, its own within the test for each thing that is remembered.
             data: The measurement, JSON-able.
-            describe_change: What differs between stored and measured, empty if nothing does;
+            describe_change: What differs between stored and measured, None if nothing does;
                 None for the kind's own.
-            explain: Adds to the text of a change, which it is given; asked only where that fails.
-                Its first line stands under that of the change, the others at the end.
+            explain: Returns the findings that explain a change; asked only where that fails.
             judge: Refuses data that must not be stored. A file that holds such data since before
                 does not fail a run: that is told at its end.
             options: What `quantize` was given, as text.
 
         Raises:
             AssertionError: Nothing is remembered yet, or something else, or the data must not be
-                stored.
+                stored; it carries the finding (`errors.findings_of`).
             ValueError: The file cannot be read, or this test claims two values under one name.
             RuntimeError: No test body is running, so that the file would have no owner.
             OSError: The file cannot be written; what was stored before is as it was.
@@ -200,9 +165,9 @@ class SnapshotSession:
             stored = self._read(path, kind, known, name, test.owner, claim)
         except FileNotFoundError:
             stored = None
-        change = "" if stored is None else describe(stored.data, data)
+        change = None if stored is None else describe(stored.data, data)
         claim.category = "new" if stored is None else "changed" if change else "unchanged"
-        claim.change = change
+        claim.change = "" if change is None else text_of([change])
         if claim.note and "changed" in self.update:
             claim.category = "changed"
         if stored is not None:
@@ -224,41 +189,43 @@ class SnapshotSession:
             self._write(path, claim, test.owner, name)
             return
         shown, command = self.layout.shown(path), self._command(test.owner, claim.category)
-        refusal = "" if judge is None else judge.refusal(data)
-        if stored is None:
+        refusal = None if judge is None else judge.refusal(data)
+        if change is None:
             self._refuse(path, claim, refusal)
-            summary = known.describe_new(data)
-            text = _NEW_TEXT.format(
-                title=known.title, name=name, summary=summary, path=shown, command=command
+            found = Finding(
+                kind=NO_BASELINE,
+                place=Place("baseline", shown),
+                headline=f'{known.title} "{name}": no baseline is stored yet',
+                evidence=tuple(known.describe_new(data).splitlines()),
+                command=f"to store it and commit the file (on CI nothing is written): {command}",
             )
         else:
-            explained = "" if explain is None else explain(change)
-            text = _CHANGED_TEXT.format(
-                change=_with_explanation(change, explained),
-                since=f"since it was stored: {', '.join(claim.since)}\n" if claim.since else "",
-                path=shown,
-                fix="" if change.startswith(NOT_COMPARED) else f"fix: {known.fix}\n",
-                accept=_ACCEPT if not refusal else _REFUSED,
-                command=refusal.partition("\n")[0] or command,
+            since = f"since it was stored: {', '.join(claim.since)}"
+            accept = f"if the change is meant: {command}"
+            found = replace(
+                change,
+                place=Place("baseline", shown),
+                explained_by=() if explain is None else tuple(explain(change)),
+                evidence=(*change.evidence, *([since] if claim.since else [])),
+                fix=change.fix or ("" if change.kind == NOT_COMPARED else known.fix),
+                command=f"would be refused: {refusal.title}" if refusal is not None else accept,
             )
-        raise AssertionError(text)
+        raise failure([found])
 
-    def _refuse(self, path: Path, claim: Claim, refusal: str) -> None:
+    def _refuse(self, path: Path, claim: Claim, refusal: Finding | None) -> None:
         """Raise if there is a reason not to store what is claimed."""
         __tracebackhide__ = True
-        if refusal:
+        if refusal is not None:
             claim.category = "refused"
-            raise AssertionError(f"{refusal}\nfile: {self.layout.shown(path)}")
+            raise failure([replace(refusal, place=Place("baseline", self.layout.shown(path)))])
 
     def _note_refusal(self, path: Path, claim: Claim, data: Mapping[str, Any]) -> None:
         """Tell of a file that was stored before, and that would be refused today."""
-        if claim.judge is None or not (refusal := claim.judge.refusal(data)):
+        if claim.judge is None or (refusal := claim.judge.refusal(data)) is None:
             return
-        first, *lines = refusal.splitlines()
-        fix = next(line for line in lines if line.startswith("fix: "))
         claim.remarks.append(
-            f"{self.layout.shown(path)} would be refused today: {first}; {fix}, and update it with "
-            "--edgeq-update=changed"
+            f"{self.layout.shown(path)} would be refused today: {refusal.title}; fix: "
+            f"{refusal.fix}, and update it with --edgeq-update=changed"
         )
 
     def _tighten(
@@ -308,8 +275,8 @@ class SnapshotSession:
         """Raise if the test has claimed another value by this name, and take that one back."""
         __tracebackhide__ = True
         same_kind = earlier.kind == kind
-        change = describe(earlier.data, data) if same_kind else f"its kind, {kind}"
-        if not change:
+        change = describe(earlier.data, data) if same_kind else None
+        if same_kind and change is None:
             return
         if earlier.written:
             try:
@@ -317,7 +284,7 @@ class SnapshotSession:
             except OSError as error:
                 raise OSError(_unwritable(self.layout.shown(path), error)) from error
             earlier.written = False
-        first = change.splitlines()[0]
+        first = f"its kind, {kind}" if change is None else change.title
         raise ValueError(_TWICE.format(title=KINDS[earlier.kind].title, name=name, change=first))
 
     def _read(

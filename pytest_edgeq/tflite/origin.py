@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.numerics.findings import WRONG_QPARAMS, Finding
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.differences import claim_of, explain
@@ -33,22 +34,21 @@ def _same_ops(edge: EdgeFile, origin: EdgeFile) -> Iterator[tuple[Op, Op]]:
         yield from zip(ops, others, strict=True)
 
 
-def left_in_float(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ...]]:
+def left_in_float(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding, ...]]:
     """Return a finding for each op that gives float32, and codes in the file the flow made."""
-    found: dict[int, tuple[str, ...]] = {}
+    found: dict[int, tuple[Finding, ...]] = {}
     for op, other in _same_ops(edge, origin):
         dtypes, wanted = (
             [each.graph.tensor(one, index).dtype for index in one.outputs]
             for each, one in ((edge, op), (origin, other))
         )
         if dtypes != wanted and set(dtypes) == {"float32"}:
-            found[op.index] = (
-                f"it gives float32, where the flow's own file gives {wanted[0]}: left in float",
-            )
+            text = f"it gives float32, where the flow's own file gives {wanted[0]}: left in float"
+            found[op.index] = (op.wrong(text),)
     return found
 
 
-def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ...]]:
+def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding, ...]]:
     """
     Hold activations' parameters and constants against those of the file that the flow made.
 
@@ -59,7 +59,7 @@ def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ..
     """
     ours, theirs = (each.graph.subgraphs[each.signature.subgraph] for each in (edge, origin))
     floats = left_in_float(edge, origin)
-    found: dict[int, tuple[str, ...]] = {}
+    found: dict[int, tuple[Finding, ...]] = {}
     for op, other in _same_ops(edge, origin):
         if op.index in floats:
             continue
@@ -70,8 +70,8 @@ def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[str, ..
             if actual is None or wanted is None:
                 continue
             text = unexpected_qparams("its output", actual, wanted)
-            told += [text] if text else []
-        told += _changed_constants(edge.graph, op, origin.graph, other)
+            told += [op.wrong(text, kind=WRONG_QPARAMS)] if text else []
+        told += map(op.wrong, _changed_constants(edge.graph, op, origin.graph, other))
         if told:
             found[op.index] = tuple(told)
     return found

@@ -15,7 +15,6 @@ from pytest_edgeq.tflite.subgraph import Op, Signature, Tensor
 __all__ = [
     "border_differences",
     "changed_options",
-    "is_of_parameters",
     "op_differences",
     "option_differences",
     "parameter_difference",
@@ -209,15 +208,6 @@ def parameter_difference(ours: Tensor, theirs: Tensor) -> str:
         at = int((ours.zero_points != theirs.zero_points).argmax())
         return f"expected the zero point {ours.zero_points[at]}, got {theirs.zero_points[at]}"
     return ""
-
-
-def is_of_parameters(finding: str) -> bool:
-    """
-    Whether a finding is about scale or zero point of an output.
-
-    Of a file that was built again these follow from a weight that is another.
-    """
-    return finding.startswith("its output has ")
 
 
 def unexpected_qparams(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from pytest_edgeq.numerics.findings import WRONG_OP, Finding, Place
 
 __all__ = ["Op", "Signature", "SignatureTensor", "Subgraph", "Tensor"]
 
@@ -93,6 +96,11 @@ class Op:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     fused_activation: str | None
+
+    def wrong(self, symptom: str, **known: Any) -> Finding:
+        """Return a finding on this op: that it is wrong, unless `known` has another kind."""
+        place = Place("op", self.name, self.index)
+        return Finding(**{"kind": WRONG_OP, "place": place, "symptom": symptom, **known})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ import pytest
 from fixtures.models import ResidualNet, samples
 from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
-from pytest_edgeq.numerics.findings import CLIPPED_INPUT, Finding, Place
+from pytest_edgeq.numerics.findings import CLIPPED_INPUT, WRONG_OP, Finding, Place
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.unmatched import UnmatchedError
 
@@ -98,7 +98,12 @@ def test_the_layer_to_blame_stands_before_the_tables(comparison: Any, golden: An
     measured = comparison(
         quantization=stage(0.5),
         lowering=stage(0.0),
-        explain=lambda: "layer to blame: CONV_2D #1 (stem): permuted\n1 of 1 ops matched:\nop  LSB",
+        explain=lambda: Finding(
+            kind=WRONG_OP,
+            place=Place("op", "CONV_2D", 1, "stem"),
+            symptom="permuted",
+            evidence=("1 of 1 ops matched:", "op  LSB"),
+        ),
     )
     golden("budget_layer", lambda: assert_within_budget(measured, Budget(max_abs_error=0.25)))
 

@@ -13,6 +13,7 @@ from pytest_edgeq.numerics import findings
 from pytest_edgeq.options import CI_VARIABLES, OPTIONS
 from pytest_edgeq.pages import FOLDER
 from pytest_edgeq.presets import PRESETS
+from pytest_edgeq.tflite.conformance import RULE_NAMES
 from tests.docs import options_table
 from tests.docs.blocks import ROOT
 
@@ -20,11 +21,12 @@ REFERENCE = FOLDER / "reference"
 
 
 def _column(page: str, heading: str) -> list[str]:
-    """Return the code in the first column of a page's table with this head."""
+    """Return the code in the first column of a page's tables with this head."""
     text = REFERENCE.joinpath(page).read_text("utf-8")
-    _, _, table = text.partition(f"| {heading} |")
-    assert table, f"{page} has no table of {heading}"
-    return re.findall(r"^\| `([^`]+)` \|", table.partition("\n\n")[0], re.M)
+    _, *tables = text.split(f"| {heading} |")
+    assert tables, f"{page} has no table of {heading}"
+    rows = "\n".join(table.partition("\n\n")[0] for table in tables)
+    return re.findall(r"^\| `([^`]+)` \|", rows, re.M)
 
 
 def test_every_public_name_is_rendered_from_its_docstring() -> None:
@@ -46,6 +48,7 @@ def test_presets_kinds_of_health_and_verdicts_are_listed() -> None:
     kinds = [
         value for name, value in vars(findings).items() if name.isupper() and isinstance(value, str)
     ]
+    kinds += RULE_NAMES
     verdicts = (rows.SOUND, rows.LOWERING, rows.QUANTIZATION, rows.UNMATCHED)
 
     assert _column("quantizers.md", "preset") == list(PRESETS)

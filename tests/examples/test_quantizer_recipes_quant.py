@@ -31,6 +31,7 @@ from torchao.quantization.pt2e.quantizer import (
 
 from pytest_edgeq import (
     Budget,
+    assert_healthy,
     assert_no_float_ops,
     assert_op_dtypes,
     assert_output_dtypes,
@@ -432,7 +433,7 @@ def test_the_recipe_keeps_its_promise(edgeq: Edgeq, name: str) -> None:
     recipe.promise(quantized)
     comparison = edgeq.compare(quantized, recipe.samples(64, seed=2))
     assert_within_budget(comparison, Budget(sqnr_db=recipe.sqnr_db))
-    assert not comparison.health
+    assert_healthy(comparison)
 
 
 @pytest.mark.sweep(1)

@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_edgeq.localize.rows import LayerError
+from pytest_edgeq.numerics.findings import WRONG_OP, Finding, Place
+
+
+def wrong(symptom: str, kind: str = WRONG_OP, **known: Any) -> Finding:
+    """Return a finding on an op."""
+    return Finding(
+        **{"kind": kind, "place": Place("op", "CONV_2D", 0), "symptom": symptom, **known}
+    )
 
 
 def row(index: int, **changes: Any) -> LayerError:
@@ -24,4 +32,7 @@ def row(index: int, **changes: Any) -> LayerError:
         "matched": True,
         "excess_lsb": -0.1,
     }
-    return LayerError(**(values | changes))
+    records = [
+        each if isinstance(each, Finding) else wrong(each) for each in changes.pop("findings", ())
+    ]
+    return LayerError(**(values | changes | {"records": tuple(records)}))

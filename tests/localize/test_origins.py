@@ -66,9 +66,9 @@ def test_a_constant_is_told_by_its_role_and_by_what_became_of_it(
     # One constant may stand in several ops.
     assert op in found
     (told,) = found[op]
-    assert told.startswith(text), told
-    assert "bytes" not in told
-    assert "reference" not in told
+    assert told.message.startswith(text), told
+    assert "bytes" not in told.message
+    assert "reference" not in told.message
     assert origin_findings(EdgeFile(built.tflite), built.edge) == {}
 
 
@@ -85,8 +85,8 @@ def test_a_constants_scale_is_held_against_the_flows(
 
     found = origin_findings(EdgeFile(file.content()), built.edge)
 
-    assert found == {
-        op: (f"its {role}: expected the scale {scales[0]:.6g}, got {scales[0] * 1.1:.6g}",)
+    assert {index: [each.message for each in wrong] for index, wrong in found.items()} == {
+        op: [f"its {role}: expected the scale {scales[0]:.6g}, got {scales[0] * 1.1:.6g}"]
     }
 
 

@@ -158,7 +158,7 @@ def test_a_scale_that_the_converter_took_from_another_operand_is_told() -> None:
     assert errors.culprit.op == "SUB", errors
     assert "is too narrow: " in errors.cause
     told = r"its scale is that of FULLY_CONNECTED #0.*, which SELECT\w* #\d takes as well, and no "
-    assert re.search(f"{told}calibration widens it: leave FULLY_CONNECTED #0 in", errors.cause)
+    assert re.search(f"{told}calibration widens it; leave FULLY_CONNECTED #0 in", errors.cause)
     by_recipe = _quantized(Bent, "recipe_static_wi8_ai8")
     helped, hurt = (
         Edgeq().compare(each, samples(Bent, 8, seed=2)).total.sqnr_db

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from pytest_edgeq.localize.rows import Evidence, LayerErrors
-from tests.localize.rows import row
+from tests.localize.rows import row, wrong
 
 UNMATCHED = row(
     3,
@@ -39,7 +39,8 @@ def errors() -> LayerErrors:
         row(4, verdict="lowering", findings=("the weight's codes: negated",), excess_lsb=90.0),
         row(5, local_sqnr_db=30.0),
     )
-    return LayerErrors(rows=rows, culprit=rows[4], cause="CONV_2D #4 (layer4): negated")
+    finding = wrong("negated", place=rows[4].place)
+    return LayerErrors(rows=rows, culprit=rows[4], finding=finding)
 
 
 def test_the_worst_come_first(errors: LayerErrors) -> None:
@@ -54,7 +55,7 @@ def test_what_is_not_a_number_is_worst() -> None:
         row(0, verdict="lowering", excess_lsb=1e9),
         row(1, verdict="lowering", excess_lsb=math.nan),
     )
-    errors = LayerErrors(rows=rows, culprit=None, cause="")
+    errors = LayerErrors(rows=rows, culprit=None, finding=wrong(""))
     assert [each.index for each in errors.worst()] == [1, 0]
 
 

@@ -97,9 +97,9 @@ def test_what_explains_others_stands_before_them() -> None:
 
 
 def test_what_leaves_nothing_to_measure_is_first() -> None:
-    """A file of another origin does not stand before samples that do not fit it."""
-    kinds = [each.kind for each in ordered([finding(OTHER_FILE), finding(MISFIT, BLOCKING)])]
-    assert kinds == [MISFIT, OTHER_FILE]
+    """Behind the one that explains it: a file of another model takes other samples."""
+    given = [finding(ZERO_OUTPUT, USELESS), finding(MISFIT, BLOCKING), finding(OTHER_FILE)]
+    assert [each.kind for each in ordered(given)] == [OTHER_FILE, MISFIT, ZERO_OUTPUT]
 
 
 @pytest.mark.parametrize("kind", [MISFIT, CANNOT_RUN, NO_BASELINE, RUNTIMES_DIFFER])
@@ -133,13 +133,13 @@ def test_a_text_is_rendered_from_the_fields() -> None:
     )
     assert found.lines == [
         "output 'scores': expected 30 dB, got 3 dB",
+        "cause: calibrated on fewer samples",
         "layer to blame: CONV_2D #3 (stem.0, my_model.py:31): its weight is another; convert it "
         "anew",
-        "cause: calibrated on fewer samples",
-        "  a row",
         "fix: undo it",
-        "update: pytest --edgeq-update=changed",
+        "  a row",
         "op  LSB",
+        "update: pytest --edgeq-update=changed",
     ]
     assert Finding.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 

@@ -126,7 +126,8 @@ def test_errors_are_remembered_held_and_accepted(
     regressed.stdout.fnmatch_lines(
         [
             "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
-            "E *layer to blame (localized on the worst 3 samples): *",
+            "E *layer to blame: *",
+            "E *localized on the worst 3 samples:",
             "E *update: if the change is meant: pytest *--edgeq-update=changed",
         ]
     )

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pytest_edgeq.numerics.findings import (
+    CLIPPED_OUTPUT,
+    NO_BASELINE,
+    Finding,
+    Place,
+    text_of,
+)
 from pytest_edgeq.report.github_annotations import annotation_lines
 from pytest_edgeq.report.markdown import LIMIT, markdown_page
 from pytest_edgeq.report.terminal import table_lines
@@ -78,3 +86,50 @@ def test_a_long_failure_is_cut_at_a_line() -> None:
     (line,) = annotation_lines(run, Path("/checkout"), None)
     assert len(line) < 6000
     assert line.endswith("%0A…")
+
+
+def failed_test() -> dict[str, Any]:
+    """Return a test that failed by two findings, of which the first has a long line."""
+    first = Finding(
+        kind=CLIPPED_OUTPUT,
+        place=Place("output", "y"),
+        expected="the reference within [-1, 1]",
+        got="9 of 10 outside, as far as [-30, 30]",
+        fix="calibrate with samples like those evaluated",
+        evidence=("  a  table  of  rows",),
+    )
+    second = Finding(
+        kind=NO_BASELINE,
+        place=Place("baseline", "x.json"),
+        headline="no baseline is stored yet",
+        command="pytest --edgeq-update=new",
+    )
+    test = run_test("test_x.py::t", "a", failure=text_of([first, second]))
+    test["failure"]["records"] = [first.to_dict(), second.to_dict()]
+    return test
+
+
+def test_findings_are_whole_sentences_with_their_advice() -> None:
+    """A headline is not cut where a terminal folds it, and tables are left to the whole text."""
+    page = markdown_page(record({"a": model("Net")}, [failed_test()]))
+    shown, _, whole = page.partition("<details>")
+    assert shown.endswith(
+        "output 'y': expected the reference within \\[-1, 1\\], got 9 of 10 outside, as far as "
+        "\\[-30, 30\\] \\[1 of 2 findings\\]\n\n"
+        "- fix: calibrate with samples like those evaluated\n- no baseline is stored yet\n\n"
+    )
+    assert "  a  table  of  rows" in whole
+
+
+def test_an_annotation_has_findings_without_their_tables() -> None:
+    """Title, causes, fix and command of each."""
+    run = record({"a": model("Net")}, [failed_test()])
+    (line,) = annotation_lines(run, Path("/checkout"), None)
+    assert line.partition("t::")[2].split("%0A") == [
+        "output 'y': expected the reference within [-1, 1], got 9 of 10 outside, as far as "
+        "[-30, 30]",
+        "fix: calibrate with samples like those evaluated",
+        "no baseline is stored yet",
+        "file: x.json",
+        "update: pytest --edgeq-update=new",
+    ]

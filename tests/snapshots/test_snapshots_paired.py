@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytest_edgeq.numerics.findings import ERRORS_REGRESSED
 from pytest_edgeq.numerics.results import OutputErrors, SampleErrors
-from pytest_edgeq.snapshots.errors import REGRESSED, describe_change, loose, problem, tightened
+from pytest_edgeq.snapshots.errors import describe_change, loose, problem, tightened
 from pytest_edgeq.snapshots.paired_limits import (
     FEWEST_SAMPLES,
     FLOOR_DB,
@@ -57,14 +58,20 @@ def test_two_decibels_are_told_by_the_samples_and_not_without() -> None:
     """A loss that all of 32 samples share regresses; the limits of one measurement pass it."""
     for seed in range(1, 21):
         worse = sums(seed, loss_db=2.0)
-        text = describe_change(remembered(sums(0)), remembered(worse))
-        assert text.startswith("errors regressed: total, output 'y': sqnr_db: expected at least ")
+        found = describe_change(remembered(sums(0)), remembered(worse))
+        assert found is not None
+        assert found.title.startswith(
+            "errors regressed: total, output 'y': sqnr_db: expected at least "
+        )
+        assert found.harm.amount == pytest.approx(2.0, abs=1.0)
         alone = [remembered(each, samples=False) for each in (sums(0), worse)]
-        assert describe_change(alone[0], alone[1]) == ""
+        assert describe_change(alone[0], alone[1]) is None
 
 
-@pytest.mark.parametrize(("moved_db", "told"), [(9.0, ""), (-9.0, ""), (25.0, REGRESSED)])
-def test_noise_of_float32_is_neither_worse_nor_better(moved_db: float, told: str) -> None:
+@pytest.mark.parametrize(
+    ("moved_db", "told"), [(9.0, None), (-9.0, None), (25.0, ERRORS_REGRESSED)]
+)
+def test_noise_of_float32_is_neither_worse_nor_better(moved_db: float, told: str | None) -> None:
     """At 113 dB a little more or less is another order of sums; at 88 dB it is not."""
     quiet = [1e-9 * each for each in sums(0)]
     before = remembered(quiet)
@@ -72,7 +79,8 @@ def test_noise_of_float32_is_neither_worse_nor_better(moved_db: float, told: str
     assert row["value"] == pytest.approx(113.1, abs=0.1)
     before["errors"] = [at_least(row, floor_db("pt2e", "total", row["value"]))]
     after = remembered([each * 10 ** (moved_db / 10) for each in quiet])
-    assert describe_change(before, after)[: len(REGRESSED)] == told
+    found = describe_change(before, after)
+    assert (None if found is None else found.kind) == told
     assert loose(before, after) == []
 
 
@@ -82,7 +90,7 @@ def test_another_draw_is_no_loss_and_no_gain(n: int) -> None:
     before = remembered(sums(0, n))
     for seed in range(1, 201):
         after = remembered(sums(seed, n))
-        assert describe_change(before, after) == ""
+        assert describe_change(before, after) is None
         assert loose(before, after) == []
 
 
@@ -92,7 +100,9 @@ def test_a_gain_is_loose_and_tightened_with_its_samples() -> None:
     assert len(loose(before, better)) == 1
     after = tightened(before, better)
     assert after["errors"] == better["errors"]
-    assert describe_change(after, before).startswith("errors regressed")
+    found = describe_change(after, before)
+    assert found is not None
+    assert found.kind == ERRORS_REGRESSED
 
 
 def test_what_is_not_better_keeps_its_limits() -> None:

@@ -25,6 +25,7 @@ from pytest_edgeq import (
     QuantizedModel,
     assert_accuracy_drop,
     assert_conforms,
+    assert_healthy,
     assert_input_dtypes,
     assert_no_float_ops,
     assert_op_counts,
@@ -106,6 +107,8 @@ def test_errors(edgeq: Edgeq, quantized: QuantizedModel, inputs: Iterator[torch.
     bounds: dict[str, float] = Budget(sqnr_db=30, max_lsb_error=2).bounds()
     supported: Budget = edgeq.suggest_budget(comparison)
     assert_within_budget(comparison, supported)
+    assert_healthy(comparison)
+    assert_healthy(comparison, allow=("clipped_output",))
     assert_within_budget(
         comparison, total={"a": Budget(rmse=0.1), "b": None}, lowering=Budget(sqnr_db=40)
     )
@@ -123,6 +126,7 @@ def test_errors(edgeq: Edgeq, quantized: QuantizedModel, inputs: Iterator[torch.
     edgeq.suggest_budget(quantized)  # type: ignore[arg-type]
     assert_within_budget(comparison, 0.1)  # type: ignore[arg-type]
     assert_within_budget(quantized, supported)  # type: ignore[arg-type]
+    assert_healthy(quantized)  # type: ignore[arg-type]
     Budget(0.1)  # type: ignore[call-arg]
     Budget(sqnr_db="30")  # type: ignore[arg-type]
     del culprit, verdicts, sqnr_db, lsb, bounds

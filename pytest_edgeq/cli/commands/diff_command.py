@@ -60,16 +60,18 @@ def _compared(
     from pytest_edgeq.snapshots.op_changes import describe_change
 
     diff = FileDiff(before, after)
-    told = describe_change(*diff.rows, sides=("old", "new"))
+    found = describe_change(*diff.rows, sides=("old", "new"))
     sizes = len(before.graph.buffer), len(after.graph.buffer)
     lines = [f"{old} → {new}"]
-    lines += [part for line in told.splitlines() for part in wrapped(line)]
+    lines += [part for line in ([] if found is None else found.lines) for part in wrapped(line)]
     lines += _change_lines(diff)
-    if not (told or diff.changes):
+    differs = found is not None or bool(diff.changes)
+    if not differs:
         lines.append("no difference but in names, metadata or the order of bytes")
     if sizes[0] != sizes[1]:
         lines.append(f"size: {sizes[0]:,} → {sizes[1]:,} bytes ({sizes[1] - sizes[0]:+,})")
-    return bool(told or diff.changes), _document(old, new, diff, sizes, told), "\n".join(lines)
+    summary = "" if found is None else found.title
+    return differs, _document(old, new, diff, sizes, summary), "\n".join(lines)
 
 
 def _change_lines(diff: FileDiff) -> list[str]:
@@ -90,7 +92,7 @@ def _told(change: Change) -> str:
 
 
 def _document(
-    old: Path, new: Path, diff: FileDiff, sizes: tuple[int, int], told: str
+    old: Path, new: Path, diff: FileDiff, sizes: tuple[int, int], summary: str
 ) -> dict[str, Any]:
     before, after = diff.rows
     alignment = diff.alignment
@@ -116,5 +118,5 @@ def _document(
         },
         "outputs": {"new": after["outputs"], "old": before["outputs"]},
         "size_bytes": {"new": sizes[1], "old": sizes[0]},
-        "summary": told.partition("\n")[0],
+        "summary": summary,
     }

@@ -15,6 +15,7 @@ from pytest_edgeq.report.html.ops import OpRow, op_rows
 from pytest_edgeq.report.html.pictures import png_url
 from pytest_edgeq.report.html.stages import decibels, noise_by_output, stage_sentence
 from pytest_edgeq.report.model_rows import HEADINGS, ModelRow, cells, model_rows, number_of
+from pytest_edgeq.report.run import findings_in
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.run import Run
@@ -106,7 +107,7 @@ class Claim:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Found:
     """A finding on a model: the test, the first line of the text, the other lines."""
 
     test: str
@@ -156,7 +157,7 @@ class ModelView:
     row: ModelRow
     data: Record
     tests: Sequence[Record]
-    findings: Sequence[Finding]
+    findings: Sequence[Found]
     comparisons: Sequence[Measured]
     stage_chart: Chart | None
     stage_text: str
@@ -235,18 +236,16 @@ def _comparisons(run: Run, key: str) -> list[Measured]:
     return sorted(found, key=lambda measured: measured.total_db)
 
 
-def _findings(run: Run, key: str, comparisons: Sequence[Measured]) -> list[Finding]:
-    found: dict[str, str] = {}
+def _findings(run: Run, key: str, comparisons: Sequence[Measured]) -> list[Found]:
+    """Return the findings of health and of checks, each once."""
+    found: dict[tuple[str, ...], str] = {}
     for measured in comparisons:
         for finding in measured.data["health"]:
-            found.setdefault(f"{finding['where']}: {finding['message']}", measured.test)
+            found.setdefault((f"{finding['where']}: {finding['message']}",), measured.test)
     for test, event in run.calls_of(key):
-        for text in event.get("findings", ()):
-            found.setdefault(text, test)
-    return [
-        Finding(test, text.partition("\n")[0], text.partition("\n")[2])
-        for text, test in found.items()
-    ]
+        for each in findings_in(event):
+            found.setdefault(tuple(each.lines), test)
+    return [Found(test, first, "\n".join(rest)) for (first, *rest), test in found.items()]
 
 
 def _stages(comparison: Record | None) -> tuple[Chart | None, str]:

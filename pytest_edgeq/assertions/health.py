@@ -1,0 +1,57 @@
+"""The promise that a comparison shows no defect, whatever its budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pytest_edgeq.errors import failure
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.findings import ordered
+from pytest_edgeq.suggest import nearest
+from pytest_edgeq.unmatched import UnmatchedError
+
+__all__ = ["assert_healthy"]
+
+# pytest looks for it among a frame's globals, too: no frame of this module is shown.
+__tracebackhide__ = True
+
+
+def assert_healthy(comparison: Comparison, allow: Sequence[str] = ()) -> None:
+    """
+    Assert that a comparison shows no defect, whatever its errors are.
+
+    Among those are outputs that are constant or not finite, ranges that clip their values, scales
+    that were never calibrated, and evaluated samples that the calibration has seen.
+
+    Args:
+        comparison: From `edgeq.compare`.
+        allow: Kinds of findings that may be there, such as `"clipped_output"`.
+
+    Raises:
+        AssertionError: Lists the findings, the most harmful first; or an entry of `allow` matches
+            none.
+        TypeError: Not a comparison, or `allow` is no sequence.
+    """
+    if not isinstance(comparison, Comparison):
+        raise TypeError(
+            f"expected the result of edgeq.compare(model, inputs), got {type(comparison).__name__}"
+        )
+    if isinstance(allow, str):
+        raise TypeError(f"allow: expected a sequence, got {allow!r}; write ({allow!r},)")
+    kinds = sorted({each.kind for each in comparison.health})
+    for kind in allow:
+        if kind not in kinds:
+            raise UnmatchedError(
+                f"allow={kind!r} matches no finding{nearest(kind, kinds)}; take it out, or it will "
+                "hide the next one"
+            )
+    wrong = [each for each in ordered(comparison.health) if each.kind not in allow]
+    if not wrong:
+        return
+    first, *others = (replace(each, headline=f"{each.kind}: {each.title}") for each in wrong)
+    title, *lines = first.lines
+    if others:
+        title += f" [1 of {len(wrong)} findings on {comparison.name}]"
+    told = [title, *lines, *(line for each in others for line in ("", *each.lines))]
+    raise failure(wrong, "\n".join([*told, f"update: allow={tuple(kinds)!r}"]))

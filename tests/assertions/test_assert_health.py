@@ -1,0 +1,66 @@
+"""`assert_healthy`: findings as sentences, and kinds that may be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_edgeq import assert_healthy
+from pytest_edgeq.numerics.findings import (
+    CLIPPED_OUTPUT,
+    USELESS,
+    ZERO_OUTPUT,
+    Finding,
+    Harm,
+    Place,
+)
+from pytest_edgeq.unmatched import UnmatchedError
+
+CLIPPED = Finding(
+    kind=CLIPPED_OUTPUT,
+    place=Place("output", "boxes"),
+    expected="the reference within the range of the codes, [-1, 1]",
+    got="9 of 10 elements (90 %) outside, as far as [-30, 30]",
+    harm=Harm.share(9, 10),
+    fix="calibrate with samples like those evaluated, preprocessed alike",
+)
+ZERO = Finding(
+    kind=ZERO_OUTPUT,
+    place=Place("output", "scores"),
+    expected="values from 0.5 to 3",
+    got="zero in all 40 elements",
+    harm=USELESS,
+    causes=("a layer was wiped, or the samples do not differ",),
+)
+
+
+def test_a_sound_comparison_passes(comparison: Any) -> None:
+    """Nothing was found; what may be there need not be."""
+    assert_healthy(comparison(health=()))
+    assert_healthy(comparison(health=(CLIPPED,)), allow=[CLIPPED_OUTPUT])
+
+
+def test_findings_are_sentences_the_most_harmful_first(comparison: Any, golden: Any) -> None:
+    """The golden text, with the kinds to allow."""
+    golden("healthy", lambda: assert_healthy(comparison(health=(CLIPPED, ZERO))))
+
+
+def test_other_kinds_than_those_allowed_fail(comparison: Any) -> None:
+    """One kind is allowed, the other is not."""
+    with pytest.raises(AssertionError, match=r"^zero_output: output 'scores': expected values"):
+        assert_healthy(comparison(health=(CLIPPED, ZERO)), allow=[CLIPPED_OUTPUT])
+
+
+def test_an_entry_that_matches_nothing_is_an_error(comparison: Any) -> None:
+    """It would hide the next finding; the nearest kind is named."""
+    with pytest.raises(UnmatchedError, match=r"allow='clipped_input' matches no finding.*clipped"):
+        assert_healthy(comparison(health=(CLIPPED,)), allow=["clipped_input"])
+
+
+def test_what_is_no_comparison_is_refused(comparison: Any) -> None:
+    """Nor is a text a sequence of kinds."""
+    with pytest.raises(TypeError, match=r"expected the result of edgeq\.compare"):
+        assert_healthy("a.tflite")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="allow: expected a sequence"):
+        assert_healthy(comparison(health=()), allow="clipped_output")
