@@ -95,9 +95,7 @@ def test_a_budget(saved: Callable[..., Path], run: Run) -> None:
 
     assert (missed.exit_code, kept.exit_code) == (1, 0)
     assert "budget: 1 violation\n  total, output 'output_0': sqnr_db: expected" in missed.stdout
-    assert (
-        "\n  update: this measurement needs --budget sqnr_db=12.6 --budget c" in missed.stdout
-    )
+    assert "\n  update: this measurement needs --budget sqnr_db=12.6 --budget c" in missed.stdout
     assert kept.stdout.endswith("budget: kept (sqnr_db=12.6, cosine_similarity=0.9)\n")
     assert document["budget"] == {"sqnr_db": 60.0}
     assert len(document["violations"]) == 1
