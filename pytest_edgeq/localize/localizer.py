@@ -494,7 +494,7 @@ class Localizer:
             subgraphs = (edge.signature.subgraph, other.signature.subgraph)
             structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
         parts.append(structure.constant_findings(names, given, holds_all=quantized.flow == "pt2e"))
-        parts.append(rule_findings(edge.graph, self._subgraph.index))
+        parts.append(rule_findings(edge.graph, self._subgraph.index, structure.biased))
         parts.append(self._parting())
         first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
         parts.append({op.index: (self._masks[op.index],) for op in first if op is not None})
