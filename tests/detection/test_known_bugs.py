@@ -332,7 +332,7 @@ class _Resized(nn.Module):
         return nn.functional.interpolate(self.stem(image), scale_factor=1.5, mode=self.mode)
 
 
-@pytest.mark.known_bug("litert-torch 0.10.0", then="its entry in `localize.cause.WAYS_OUT` goes")
+@pytest.mark.known_bug("litert-torch 0.10.0", then="`localize.cause.NEAREST` goes")
 def test_the_nearest_pixel_is_another(maker: Edgeq, still: Still) -> None:
     """Torch takes floor(i / factor), the file the pixel at the centre; −0.1 dB without a word."""
     calibration, evaluation = normals(8, 1, 3, 8, 8, seed=1), normals(4, 1, 3, 8, 8, seed=2)
@@ -347,10 +347,10 @@ def test_the_nearest_pixel_is_another(maker: Edgeq, still: Still) -> None:
     )
     told = gate(maker, broken, evaluation)
     assert re.match(
-        r"RESIZE_NEAREST_NEIGHBOR #\d+: the file in float does not compute what torch does: .*; "
-        r"litert-torch takes the pixel at the centre, and torch's "
+        r"RESIZE_NEAREST_NEIGHBOR #\d+: the file in float does not compute what torch does: .*\n"
+        r"cause: the op takes the pixel at the centre \(half_pixel_centers\), and torch's "
         r'mode="nearest" the one at floor\(i / factor\), which is another unless the factor is a '
-        r'whole number: take mode="nearest-exact" in the model, which is converted as it is',
+        r'whole number\nfix: take mode="nearest-exact" in the model, which is converted as it is',
         told,
     ), told
     assert "report it" not in told.partition("[2]")[0]

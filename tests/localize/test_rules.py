@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Edgeq
 from tests.tflite.one_op_files import CHANNELS, data_of, layer, run, write
 
@@ -80,3 +81,39 @@ def test_a_layer_whose_weight_or_bias_the_kernels_read_otherwise(
         samples = [(draws.uniform(0, 1, shape).astype(np.float32),) for _ in range(3)]
         cause = _cause(content, reference, samples)
         assert cause.startswith(f"{op} #0: {text}") if text else op not in cause
+
+
+@pytest.mark.parametrize("flow", ["recipe", "pt2e"])
+@pytest.mark.parametrize("in_float", [False, True])
+def test_who_wrote_a_wrong_op_depends_on_the_flow(flow: str, in_float: bool) -> None:
+    """In a recipe's flow the quantizer did, unless the float file has it wrong as well."""
+    content, floats, inputs, _ = layer("FULLY_CONNECTED", scales=CHANNELS)
+    assert inputs is not None
+    raw = unpack(floats if in_float else content)
+    weight = raw.buffers[raw.subgraphs[0].tensors[1].buffer]
+    dtype = np.float32 if in_float else np.int8
+    codes = weight.data.view(dtype).copy()
+    codes[0] = -codes[0]
+    weight.data = codes.view(np.uint8)
+    broken = pack(raw)
+
+    def reference(x: Any) -> Any:
+        made = run(floats, "builtin", [np.asarray(x, np.float32)])
+        assert made is not None
+        return made[0]
+
+    edgeq = Edgeq(isolate="off")
+    model = (
+        edgeq.load(content, reference=reference, float_tflite=broken)
+        if in_float
+        else edgeq.load(broken, reference=reference, float_tflite=floats)
+    )
+    model.flow = flow
+    draws = np.random.default_rng(0)
+    samples = [(draws.uniform(0, 1, (1, 4)).astype(np.float32),) for _ in range(8)]
+
+    with pytest.raises(AssertionError) as caught:
+        edgeq.check(model, samples)
+
+    wrote = "ai-edge-quantizer" if flow == "recipe" and not in_float else "the converter"
+    assert f"fix: {wrote} wrote this: take another quantizer" in str(caught.value)
