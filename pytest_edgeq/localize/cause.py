@@ -57,7 +57,7 @@ from pytest_edgeq.numerics.findings import (
     Harm,
 )
 
-__all__ = ["NEAREST", "accumulated", "blame"]
+__all__ = ["WAYS_OUT", "accumulated", "blame"]
 
 _LEAST_LAYERS = 5
 """
@@ -295,7 +295,7 @@ def _alone(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> tuple[in
     if not far or not sum(given.beyond) or not (rows[worst].local_rmse_lsb or 0) > _ROUNDED:
         return None
     return worst, _lost(
-        too_narrow(rows[worst], given),
+        too_narrow(given),
         f"{_sqnr(rows[worst]):.1f} dB locally, where no other op has less than "
         f"{_sqnr(rows[next_worst]):.1f} dB",
     )
@@ -401,7 +401,7 @@ def _loss(row: LayerError, evidence: Evidence, loss: str | None) -> Mistake:
         assert loss is not None, "a row that nothing is known of is blamed for its loss alone"
         if overshoot(evidence) < FAR:
             return Mistake(f"it loses more than others of its kind: {loss}")
-        known = too_narrow(row, evidence)
+        known = too_narrow(evidence)
     return _lost(known, loss) if loss else known
 
 
@@ -412,15 +412,16 @@ def _far(row: LayerError) -> str:
     return f"{row.excess_lsb:.3g} LSB beyond rounding"
 
 
-NEAREST = Reason(
-    (
-        "the op takes the pixel at the centre (half_pixel_centers), and torch's "
-        'mode="nearest" the one at floor(i / factor), which is another unless the factor is a '
-        "whole number",
-    ),
-    'take mode="nearest-exact" in the model, which is converted as it is',
-)
-"""Of a RESIZE_NEAREST_NEIGHBOR with half_pixel_centers, as litert-torch 0.10.0 writes all."""
+WAYS_OUT = {
+    "RESIZE_NEAREST_NEIGHBOR": Reason(
+        (
+            'litert-torch takes the pixel at the centre, and torch\'s mode="nearest" the one at '
+            "floor(i / factor), which is another unless the factor is a whole number",
+        ),
+        'take mode="nearest-exact" in the model, which is converted as it is',
+    )
+}
+"""Of ops that a converter is known to write otherwise (litert-torch 0.10.0)."""
 
 _SPOILT = Reason(
     (

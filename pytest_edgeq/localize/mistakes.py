@@ -262,13 +262,12 @@ def clipped(row: LayerError, evidence: Evidence) -> Mistake | None:
     chance = not more_than_chance(round(beyond * elements), elements, averaged=evidence.averaged)
     if chance and not is_cut_off(row, evidence):
         return None
-    return too_narrow(row, evidence)
+    return too_narrow(evidence)
 
 
-def too_narrow(row: LayerError, evidence: Evidence) -> Mistake:
+def too_narrow(evidence: Evidence) -> Mistake:
     """Say how much lies beyond a range."""
     beyond = _percent(sum(evidence.beyond))
-    at_ends = f", {_percent(row.clipped)} of its codes are at an end" if row.clipped else ""
     why = evidence.calibration.too_narrow(averaged=bool(evidence.averaged))
     if (narrowed := evidence.narrowed) is not None:
         # Averages may cut as much.
@@ -276,8 +275,7 @@ def too_narrow(row: LayerError, evidence: Evidence) -> Mistake:
         causes = (*(why.causes if evidence.averaged else ()), *narrowed.causes)
         why = Reason(causes, "; or ".join(each for each in fixes if each))
     return Mistake(
-        f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie "
-        f"beyond{at_ends}",
+        f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond",
         why,
     )
 

@@ -176,8 +176,8 @@ LOSSY: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "clipped": (
         {"scale": 0.02, "beyond": (0.1, 0.13)},
-        "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond, 1 % of its "
-        "codes are at an end; calibrate with samples like those evaluated, preprocessed alike",
+        "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond; "
+        "calibrate with samples like those evaluated, preprocessed alike",
     ),
     "too wide": (
         {"scale": 10.0, "codes": (-1, 1)},
@@ -199,14 +199,14 @@ LOSSY: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "clipped on its own samples": (
         {"scale": 0.02, "beyond": (0.1, 0.13), "calibration": Calibration(1, 1)},
-        "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond, 1 % of its "
-        "codes are at an end; the file was calibrated on the one sample evaluated, so others will "
+        "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond; "
+        "the file was calibrated on the one sample evaluated, so others will "
         "not widen it: the model's weights or code changed after the calibration",
     ),
     "averaged over its own samples": (
         {"scale": 0.02, "beyond": (0.1, 0.13), "averaged": 2, "calibration": Calibration(2, 2)},
-        "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond, 1 % of its "
-        "codes are at an end; the file was calibrated on all 2 samples evaluated, so others will "
+        "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond; "
+        "the file was calibrated on all 2 samples evaluated, so others will "
         "not widen it: either a recipe averages the ranges of the samples, and cuts about half of "
         "them at the ends: if they are alike, pt2e_static_int8 keeps the least and the greatest "
         "value of all, or the model's weights or code changed after the calibration (then a file "
@@ -325,7 +325,7 @@ def test_a_loss_beyond_the_range_is_told_as_that() -> None:
     errors = judged({4: {"local_sqnr_db": 20.0}}, {4: BEYOND})
     assert errors.cause == (
         "CONV_2D #4 (layer4): its range [−12.8, 12.7] is too narrow: 2 % of torch's values lie "
-        "beyond, 1 % of its codes are at an end; 20.0 dB locally, where the median of 8 CONV_2D "
+        "beyond; 20.0 dB locally, where the median of 8 CONV_2D "
         "ops is 40.5 dB; calibrate with samples like those evaluated, preprocessed alike"
     )
 

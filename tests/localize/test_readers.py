@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import SmallModel, normal, samples, seeded
+from fixtures.models import SmallModel, SqueezeExcite, normal, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
 
@@ -130,6 +130,19 @@ def test_a_scale_that_the_converter_took_from_behind_is_told(seed: int) -> None:
     assert "is too narrow: " in errors.cause
     assert " is that of SELECT #" in errors.cause
     assert "no calibration widens it" in errors.cause
+
+
+def test_a_range_that_a_mean_shares_is_not_the_means() -> None:
+    """Near miss: the values of the layer fill it, and more samples widen it."""
+    model, image = seeded(SqueezeExcite), SqueezeExcite.sample_inputs()
+    quantized = Edgeq().quantize(model, image, calibration=samples(SqueezeExcite, 4, seed=1))
+    worst = Edgeq().compare(quantized, samples(SqueezeExcite, 48, seed=900)).worst_samples
+    errors = Edgeq().localize(quantized, [each.inputs.args for each in worst])
+
+    assert errors.culprit is not None, errors
+    assert errors.culprit.op == "CONV_2D", errors
+    assert "is too narrow: " in errors.cause
+    assert "no calibration widens it" not in errors.cause
 
 
 class Bent(SmallModel):
