@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pytest_edgeq.numerics.checks import SampleLedger
@@ -12,7 +13,12 @@ from pytest_edgeq.tflite.subgraph import Tensor
 __all__ = ["build_of"]
 
 
-def build_of(edge: EdgeFile, ledger: SampleLedger, reference: object) -> dict[str, Any]:
+def build_of(
+    edge: EdgeFile,
+    ledger: SampleLedger,
+    reference: object,
+    inputs: Mapping[str, tuple[float, float]],
+) -> dict[str, Any]:
     """
     Give what is remembered of a file beside the errors.
 
@@ -20,6 +26,7 @@ def build_of(edge: EdgeFile, ledger: SampleLedger, reference: object) -> dict[st
         edge: The file.
         ledger: Of the samples that it was calibrated on, as far as they are known.
         reference: The float model.
+        inputs: The least and the greatest evaluated value of each input.
 
     Returns:
         `scales`: of each op's first output, where that is a quantized activation.
@@ -29,6 +36,7 @@ def build_of(edge: EdgeFile, ledger: SampleLedger, reference: object) -> dict[st
         `calibration`: SHA-256 over these samples; empty where they are not known.
         `weights`: SHA-256 over the parameters and buffers of the reference; empty of what is no
             torch module, or has parameters that cannot be read.
+        `inputs`: as given, of inputs with finite values.
     """
     scales, asymmetric, shared = {}, [], []
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
@@ -48,6 +56,11 @@ def build_of(edge: EdgeFile, ledger: SampleLedger, reference: object) -> dict[st
         "weights": _weights_digest(reference),
         "asymmetric": asymmetric,
         "shared": shared,
+        "inputs": {
+            name: [float(f"{value:.4g}") for value in ends]
+            for name, ends in inputs.items()
+            if ends[0] <= ends[1]
+        },
     }
 
 

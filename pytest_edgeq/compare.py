@@ -310,7 +310,11 @@ class Comparer:
             machines=tuple(machines),
             target=quantized.edge.runtimes.machine_of(self._runtime),
             build=functools.partial(
-                build_of, quantized.edge, quantized.ledger, quantized.float_model
+                build_of,
+                quantized.edge,
+                quantized.ledger,
+                quantized.float_model,
+                dict(zip(quantized.input_names, self._tally.ranges, strict=True)),
             ),
             points=measurement.points(),
             explain=self._explanation(worst),

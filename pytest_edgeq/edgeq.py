@@ -175,7 +175,6 @@ class Edgeq:
         )
         runtimes = runtimes.isolated(isolation)
         conversions = ConversionCache(store, log.note, refresh=refresh, seed=seed)
-        self._note = log.note
         self._session = Session(
             tell,
             threads,
@@ -317,7 +316,6 @@ class Edgeq:
                 nothing in the file, or a float file with other signatures, inputs or outputs.
             TypeError: Neither a path nor bytes, or a reference that cannot be called.
         """
-        from pytest_edgeq.file_health import conformance_findings
         from pytest_edgeq.flows.prebuilt import load_prebuilt
 
         if name is None:
@@ -327,9 +325,6 @@ class Edgeq:
             booked.model = load_prebuilt(
                 tflite, reference, name, self._session, layout, float_tflite
             )
-        for warnings in (False, True):
-            for each in conformance_findings(booked.model.edge, warnings=warnings):
-                self._note(f"{name}: {each}")
         return booked.model
 
     @names_missing_libraries
@@ -590,6 +585,8 @@ class Edgeq:
             ValueError: The baseline cannot be read.
             RuntimeError: Not called from the body of a test.
         """
+        from dataclasses import replace
+
         from pytest_edgeq.evaluation import Evaluation
         from pytest_edgeq.numerics.findings import (
             ERRORS_REGRESSED,
@@ -598,6 +595,7 @@ class Edgeq:
             input_findings,
         )
         from pytest_edgeq.remember import errors_to_remember
+        from pytest_edgeq.snapshots.errors import is_explained_by
 
         _require_comparison("check_errors", comparison)
         if self._memory is None:
@@ -605,22 +603,30 @@ class Edgeq:
                 "check_errors remembers by test: call it on the fixture `edgeq` in a test"
             )
 
-        def explain(change: Finding) -> tuple[Finding, ...]:
+        measured = errors_to_remember(comparison)
+        options = {} if comparison.quantized is None else comparison.quantized.options
+
+        def explain(change: Finding, baseline: Mapping[str, Any]) -> tuple[Finding, ...]:
             if change.kind != ERRORS_REGRESSED:
                 return ()
             causes = input_findings(comparison.health)
             if causes or comparison.explain is None:
                 return causes
             blamed = comparison.explain()
-            return () if blamed.kind in UNEXPLAINED and change.causes else (blamed,)
+            if blamed.kind in UNEXPLAINED and change.is_explained:
+                return ()
+            if not is_explained_by(blamed, baseline, measured):
+                return ()
+            # Without its advice where what changed has to be undone.
+            return (replace(blamed, fix="") if change.since else blamed,)
 
         self._memory.check(
             "errors",
             name or "errors",
-            errors_to_remember(comparison),
+            measured,
             explain=explain,
             judge=Evaluation(comparison),
-            options={} if comparison.quantized is None else comparison.quantized.options,
+            options=options,
         )
 
     def suggest_budget(self, comparison: Comparison) -> Budget:

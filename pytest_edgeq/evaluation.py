@@ -34,6 +34,11 @@ _MOST_SAMPLES: Final = 1 << 13
 _TOLD: Final = ("sqnr_db", "cosine_similarity", "top1_agreement")
 """Metrics whose limit is told of: a maximum, or a single sample, may move by all that there is."""
 
+_UNEVEN: Final = (
+    "the error differs so much between these samples that a rebuild may move it by more than the "
+    "SQNR itself"
+)
+
 _SHOWN: Final = 2
 """How many limits of a baseline are told of."""
 
@@ -98,7 +103,7 @@ class Evaluation:
             found = broken(output, self._flow) or too_wide(output, self._flow, given)
             if found is not None:
                 headline = f"errors not stored: total, output {name!r}: {found.summary}"
-                return replace(found, headline=headline)
+                return replace(found, headline=found.headline or headline)
         return None
 
     def remark(self, data: Mapping[str, Any]) -> str:
@@ -161,22 +166,27 @@ def passes_zeros(output: OutputErrors, flow: str, limit_db: float) -> Finding:
     """Name the SQNR limit that an output of zeros would keep, and the samples that would do."""
     n = len(output.samples)
     needed = samples_needed(output, flow, "sqnr_db")
-    fix = (
-        f"no number up to {_MOST_SAMPLES} would do: find the layer to blame with "
-        "edgeq.localize(quantized, samples)"
-        if needed is None
-        else f"give at least {max(needed, FEWEST_SAMPLES)} evaluation samples"
+    zeros = (
+        f"an output of zeros would pass: the SQNR limit is {limit_db:.3g} dB (measured "
+        f"{output.sqnr_db:.3g} dB on {_samples(n)})"
     )
+    if needed is None:
+        return Finding(
+            kind=NOT_STORED,
+            place=Place("output", output.name),
+            symptom=zeros,
+            causes=(_UNEVEN,),
+            fix=f"no number up to {_MOST_SAMPLES} would do: find the layer to blame with "
+            "edgeq.localize(quantized, samples)",
+        )
+    few = f"{_samples(n)} {'is' if n == 1 else 'are'} too few"
+    give = f"give at least {max(needed, FEWEST_SAMPLES)}"
     return Finding(
         kind=NOT_STORED,
         place=Place("output", output.name),
-        symptom="an output of zeros would pass: expected an SQNR limit above 0 dB, got "
-        f"{limit_db:.3g} dB (measured {output.sqnr_db:.3g} dB on {_samples(n)})",
-        causes=(
-            f"the error differs so much between {n} samples that a rebuild may move it by more "
-            "than the SQNR itself",
-        ),
-        fix=fix,
+        symptom=f"{few}: {give}",
+        headline=f"{few} to remember the errors of {output.name!r}: {give}",
+        causes=(f"{zeros}; {_UNEVEN}",),
     )
 
 

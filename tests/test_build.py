@@ -21,7 +21,7 @@ def test_what_shares_its_inputs_parameters() -> None:
         ledger.add([np.array([number])])
     for change in ({}, {"scales": [1 / 32]}, {"zero_points": [4]}):
         content = one_op("LOGISTIC", [SIDE], [{**SIDE, **change}])
-        built = build_of(EdgeFile(content), ledger, None)
+        built = build_of(EdgeFile(content), ledger, None, {})
         assert built["n_calibrated"] == 2
         names.append((list(built["scales"].values()), built["shared"], built["asymmetric"]))
     where = "LOGISTIC (op 0)"
@@ -42,7 +42,7 @@ def test_which_weights_are_asymmetric() -> None:
         }
         made = {**SIDE, "shape": (1, 2)}
         content = one_op("FULLY_CONNECTED", [SIDE, weight, None], [made], "FullyConnectedOptions")
-        built = build_of(EdgeFile(content), SampleLedger(), None)
+        built = build_of(EdgeFile(content), SampleLedger(), None, {})
         found.append(built["asymmetric"])
     assert found == [[], ["FULLY_CONNECTED (op 0)"]]
 
@@ -55,11 +55,11 @@ def test_fingerprints_of_weights_and_calibration() -> None:
         ledger = SampleLedger()
         for each in samples:
             ledger.add([np.array([each], np.float32)])
-        found = build_of(edge, ledger, seeded(ResidualNet, seed))
+        found = build_of(edge, ledger, seeded(ResidualNet, seed), {})
         return found["weights"], found["calibration"]
 
     assert built(0, 1.0, 2.0) == built(0, 2.0, 1.0, 2.0)
     assert built(0, 1.0)[0] != built(1, 1.0)[0]
     assert built(0, 1.0)[1] != built(0, 1.5)[1]
     assert built(0)[1] == ""
-    assert build_of(edge, SampleLedger(), lambda x: x)["weights"] == ""
+    assert build_of(edge, SampleLedger(), lambda x: x, {})["weights"] == ""

@@ -27,9 +27,13 @@ from pytest_edgeq.numerics.findings import (
     ERRORS_REGRESSED,
     FILE,
     LOSSY_EVERYWHERE,
+    LOST_OUTPUT,
     NO_BASELINE,
+    NOT_STORED,
     OP_DTYPES_CHANGED,
     OP_IN_FLOAT,
+    OTHER_DATA,
+    USELESS,
     Finding,
     Harm,
     Place,
@@ -147,6 +151,68 @@ REGRESSED = Finding(
 )
 
 
+LOST = Finding(kind=LOST_OUTPUT, place=Place("output", "y"), symptom="lost", harm=USELESS)
+MISSING = Finding(
+    kind=NO_BASELINE,
+    place=Place("baseline", "y.json"),
+    symptom="errors",
+    got="30 dB",
+    headline="no baseline is stored yet: errors (30 dB)",
+    command="to store it: pytest",
+)
+TOO_FEW = Finding(
+    kind=NOT_STORED, place=BASELINE, headline="12 samples are too few: give at least 36"
+)
+
+
+def test_missing_baselines_are_one_line_and_one_command() -> None:
+    """Where errors of too few samples cannot be stored, the op-dtype map can."""
+    ops = replace(MISSING, place=BASELINE, symptom="op-dtype map", got="9 ops")
+    assert Verdict([ops, MISSING]).text("Net", unwritten=False).splitlines() == [
+        "no baseline is stored yet: op-dtype map (9 ops), errors (30 dB)",
+        "file: x.json, y.json",
+        "update: to store it: pytest",
+    ]
+    assert Verdict([ops, TOO_FEW]).text("Net", unwritten=False).splitlines() == [
+        "12 samples are too few: give at least 36 [1 of 2 findings on Net]",
+        "file: x.json",
+        "",
+        "[2] no baseline is stored yet: op-dtype map (9 ops)",
+        "    file: x.json",
+        "    update: to store it: pytest",
+    ]
+    broken = replace(TOO_FEW, headline="errors not stored", harm=USELESS)
+    assert "update: to store it" not in Verdict([ops, broken]).text("Net", unwritten=False)
+
+
+def test_what_changed_since_the_baselines_is_said_first_and_once() -> None:
+    """Before the first line, whichever finding that is, and no matter which baseline knows it."""
+    since = "strict_export: True → False"
+    gone = Finding(kind=OP_DTYPES_CHANGED, place=BASELINE, headline="ADD in float", since=(since,))
+    worse = replace(REGRESSED, since=(since, "weights: another checkpoint"))
+    text = Verdict([gone, worse]).text("Net", unwritten=False)
+    assert text.splitlines()[0] == (
+        f"{since}, weights: another checkpoint; ADD in float [1 of 2 findings on Net]"
+    )
+    assert text.count(since) == text.count("checkpoint") == 1
+
+
+def test_other_evaluation_samples_explain_inputs_that_are_clipped() -> None:
+    """Nothing is to be calibrated for samples that are not the baseline's."""
+    clipped = Finding(
+        kind=CLIPPED_INPUT,
+        place=Place("input", "x"),
+        symptom="clipped",
+        harm=Harm.share(9, 10),
+        fix="calibrate with samples like those evaluated",
+    )
+    other = Finding(kind=OTHER_DATA, place=BASELINE, headline="the evaluation samples are others")
+    text = Verdict([LOST, clipped, other]).text("Net", unwritten=False)
+    assert text.startswith(f"{other.headline} [1 of 3 findings on Net]\n")
+    assert "calibrate" not in text
+    assert "calibrate" in Verdict([LOST, clipped]).text("Net", unwritten=False)
+
+
 def _verdict(layer: Finding, *found: Finding) -> Verdict:
     """Return the verdict on findings, with what the layers gave."""
     return Verdict([*found], layers=LayerErrors(rows=(), culprit=None, finding=layer))
@@ -158,12 +224,16 @@ def test_the_layer_to_blame_explains_errors_and_no_op_dtypes() -> None:
     layer = Finding(
         kind=LOSSY_EVERYWHERE, place=FILE, symptom="no single layer: 9 of 28 ranges are too narrow"
     )
-    text = _verdict(layer, REGRESSED).text("Net", unwritten=False)
+    worse = replace(REGRESSED, explained_by=(layer,))
+    text = _verdict(layer, worse).text("Net", unwritten=False)
     assert text.splitlines()[:2] == [
         REGRESSED.headline,
         "layer to blame: no single layer: 9 of 28 ranges are too narrow",
     ]
-    text = _verdict(layer, gone, REGRESSED).text("Net", unwritten=False)
+    text = _verdict(layer, worse, LOST).text("Net", unwritten=False)
+    assert text.count("layer to blame") == 1
+    assert "layer to blame" not in _verdict(layer, REGRESSED).text("Net", unwritten=False)
+    text = _verdict(layer, gone, worse).text("Net", unwritten=False)
     assert text.splitlines()[:6] == [
         "QUANTIZE at pool disappeared [1 of 2 findings on Net]",
         "file: x.json",
@@ -179,11 +249,11 @@ def test_the_layer_to_blame_explains_errors_and_no_op_dtypes() -> None:
 def test_that_no_layer_stands_out_is_not_said_beside_a_cause(kind: str) -> None:
     """Nor is a layer blamed that is kept in float."""
     layer = Finding(kind=kind, place=FILE, symptom="no single layer stands out")
-    known = replace(REGRESSED, causes=("calibrated on fewer samples",))
+    known = replace(LOST, causes=("calibrated on fewer samples",))
     clipped = Finding(kind=CLIPPED_INPUT, place=Place("input", "x"), symptom="clipped")
-    for found in ([known], [clipped, REGRESSED]):
+    for found in ([known], [clipped, LOST]):
         assert "stands out" not in _verdict(layer, *found).text("Net", unwritten=False)
-    alone = _verdict(layer, REGRESSED).text("Net", unwritten=False)
+    alone = _verdict(layer, LOST).text("Net", unwritten=False)
     assert ("stands out" in alone) == (kind == ACCUMULATED_LOSS)
 
 
@@ -205,9 +275,7 @@ def test_a_cause_is_told_once() -> None:
         harm=Harm.share(1, 10),
         fix=clipped.fix,
     )
-    missing = Finding(
-        kind=NO_BASELINE, place=BASELINE, headline="no baseline", evidence=("  row",), command="p"
-    )
+    missing = replace(MISSING, place=BASELINE)
     text = Verdict([missing, worse, output, clipped]).text("Net", unwritten=True)
     assert text.splitlines() == [
         "input 'x': expected [0, 1], got 30 % outside [1 of 4 findings on Net]",
@@ -222,7 +290,7 @@ def test_a_cause_is_told_once() -> None:
         "[3] output 'y': clipped",
         "    cause: explained by [1]",
         "",
-        "[4] no baseline; update it once the other findings are fixed",
+        "[4] no baseline is stored yet: errors; update it once the other findings are fixed",
         "    file: x.json",
         "",
         "no baseline was stored: a model must be sound first",
@@ -623,7 +691,7 @@ def test_the_text_of_a_file_that_kernels_refuse(tmp_path: Path) -> None:
         r"REDUCE_MAX \(op 0\) \[1 of \d findings on _Greatest\]",
         first,
     )
-    assert lines[0].startswith("cause: its output has scale 0.2, which is 2 × input 0's 0.1: its ")
+    assert lines[0].startswith("cause: this kernel hands codes on as they are, so its output must")
     assert "SharedQuantizationSpec" in lines[0]
     assert lines[1].startswith("the kernels said: ")
     assert "(scale of the input 0.1, of the output 0.2)" in lines[1]

@@ -1,4 +1,4 @@
-"""Messages of the conversion cache, and of files that are loaded."""
+"""Messages of the conversion cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CacheLog:
 
     Args:
         warn: Takes problems of the directory.
-        note: Takes reasons why a result was not kept, and the rules of kernels that a file breaks.
+        note: Takes reasons why a result was not kept.
     """
 
     def __init__(

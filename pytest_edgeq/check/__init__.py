@@ -87,7 +87,7 @@ def check(
     verdict = gate.verdict
     unwritten = writes and bool(verdict.findings)
     if not unwritten:
-        gate.hold_against(claims(gate.comparison))
+        gate.hold_against(claims(gate.explained))
     on_result(CheckResult(gate.comparison, gate.layers, verdict.merged()))
     if verdict.findings:
         verdict.notes += gate.sample_notes

@@ -134,6 +134,15 @@ class Gate:
                 return
 
     @property
+    def explained(self) -> Comparison | None:
+        """The comparison, with the layer to blame for errors that regressed."""
+        layers = self.verdict.layers
+        if self.comparison is None or layers is None:
+            return self.comparison
+        blamed = replace(layers.finding, evidence=tuple(layers.overview.splitlines()))
+        return replace(self.comparison, explain=lambda: blamed)
+
+    @property
     def sample_notes(self) -> list[str]:
         """Notes on the evaluation samples."""
         return [] if self.comparison is None else notes_on(self.comparison.evaluated)
@@ -258,11 +267,9 @@ class Gate:
             return found
         causes = (*found.causes, *_by_runtimes(found, agreed))
         if self._quantized.flow != "prebuilt":
-            by_quantizer = self._quantized.flow == "recipe" and found.place.op != layers.differing
             fix = (
-                f"{'ai-edge-quantizer' if by_quantizer else 'the converter'} wrote this: take "
-                "another quantizer, or leave the op in float, and report it with a model of this "
-                "op alone"
+                "the converter wrote this: take another quantizer, or leave the op in float, and "
+                "report it with a model of this op alone"
             )
         elif other := layers.of_another_model:
             causes, fix = (*causes, other), "give the reference that it was made from"

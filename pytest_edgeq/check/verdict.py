@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
+    ERRORS_REGRESSED,
     LOSSES,
     NO_BASELINE,
+    NO_HARM,
+    NOT_STORED,
     OP_IN_FLOAT,
     Finding,
     explains,
@@ -48,10 +51,11 @@ class Verdict:
         """
         Return the findings as they are reported: the most harmful first, each cause once.
 
-        A finding that another one explains refers to it. A loss that none explains has the layer to
-        blame as its cause. What accepts a change is left out while anything else is wrong.
+        What changed since the baselines is the first thing that is said. A finding that another one
+        explains refers to it. A loss that none explains has the layer to blame as its cause. What
+        accepts a change is left out while anything else is wrong.
         """
-        found = ordered(self.findings)
+        found = _with_changes_first(_with_one_missing(ordered(self.findings)))
         only_baselines = all(each.place.kind == "baseline" for each in found)
         told: set[str] = set()
         merged = []
@@ -68,11 +72,10 @@ class Verdict:
                 )
             elif each.fix in told:
                 kept = replace(each, fix="")
-            told |= {*each.causes, each.fix}
-            if each.kind == NO_BASELINE and not _are_missing(found):
-                title = f"{each.title}; update it once the other findings are fixed"
-                kept = replace(kept, headline=title, evidence=(), command="")
-            elif each.command and not only_baselines:
+            blamed = tuple(one for one in kept.explained_by if one.sentence not in told)
+            kept = replace(kept, explained_by=blamed)
+            told |= {*each.causes, each.fix, *(one.sentence for one in each.explained_by)}
+            if each.command and each.kind != NO_BASELINE and not only_baselines:
                 kept = replace(kept, command="once the other findings are fixed")
             merged.append(kept)
         return merged
@@ -108,12 +111,36 @@ class Verdict:
             is_known = bool(each.explained_by) or any(explains(one, each) for one in found)
             if blamed.kind == ACCUMULATED_LOSS:
                 is_known = is_known or bool(each.causes)
-            if each.kind in LOSSES and not is_known and blamed not in found:
+            # Of errors that regressed, the baseline has told what differs.
+            is_loss = each.kind in LOSSES and each.kind != ERRORS_REGRESSED
+            if is_loss and not is_known and blamed not in found:
                 evidence = tuple(self.layers.overview.splitlines())
                 why = replace(each, explained_by=(replace(blamed, evidence=evidence),))
                 return [*found[:place], why, *found[place + 1 :]]
         return found
 
 
-def _are_missing(found: Iterable[Finding]) -> bool:
-    return all(each.kind == NO_BASELINE for each in found)
+def _with_changes_first(found: list[Finding]) -> list[Finding]:
+    """Say what changed since the baselines once, before the first finding."""
+    since = tuple(dict.fromkeys(change for each in found for change in each.since))
+    return [replace(each, since=() if place else since) for place, each in enumerate(found)]
+
+
+def _with_one_missing(found: list[Finding]) -> list[Finding]:
+    """
+    Make one finding of all baselines that are missing: one command stores them.
+
+    What is to be stored must be sound first, but for other baselines of too few samples.
+    """
+    missing = [each for each in found if each.kind == NO_BASELINE]
+    others = [each for each in found if each.kind != NO_BASELINE]
+    if not missing:
+        return found
+    is_next = all(each.kind == NOT_STORED and each.harm == NO_HARM for each in others)
+    names = [f"{each.symptom} ({each.got})" if is_next else each.symptom for each in missing]
+    title = f"no baseline is stored yet: {', '.join(names)}"
+    files = missing[0].place._replace(name=", ".join(each.place.name for each in missing))
+    if is_next:
+        return [*others, replace(missing[0], headline=title, place=files)]
+    title += "; update it once the other findings are fixed"
+    return [*others, replace(missing[0], headline=title, place=files, command="")]

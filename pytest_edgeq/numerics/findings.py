@@ -113,7 +113,10 @@ BUILD_CHANGED: Final = "build_changed"
 """Errors are within their limits, but the build differs from the baseline's, or a metric left."""
 
 NOT_COMPARED: Final = "not_compared"
-"""The baseline's errors were measured on other data or in another flow."""
+"""The baseline's errors were measured in another flow, or its data were hashed in another way."""
+
+OTHER_DATA: Final = "other_data"
+"""The evaluation samples are not those of the baseline."""
 
 NOT_STORED: Final = "not_stored"
 """The limits of a baseline could not fail, so it is not stored."""
@@ -223,6 +226,8 @@ class Finding:
         got: What is there.
         symptom: What is wrong in one clause, where "expected …, got …" does not say it.
         headline: The first line, where place and symptom do not make it.
+        since: What changed since the baseline, `strict_export: True → False`; stands before the
+            headline.
         harm: How much it matters.
         causes: What made it so, each looked up, a clause each.
         explained_by: Findings that made it so.
@@ -237,6 +242,7 @@ class Finding:
     got: str = ""
     symptom: str = ""
     headline: str = ""
+    since: tuple[str, ...] = ()
     harm: Harm = NO_HARM
     causes: tuple[str, ...] = ()
     explained_by: tuple[Finding, ...] = ()
@@ -266,15 +272,16 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The first line: what, where, expected and got."""
-        if self.headline or not self.where:
-            return self.headline or self.summary
-        return f"{self.place}: {self.summary}"
+        """The first line: what changed since the baseline; what, where, expected and got."""
+        headline = self.headline or ": ".join(filter(None, (self.where, self.summary)))
+        left = len(self.since) - _SHOWN
+        more = [f"{left} more changes"] if left > 1 else self.since[_SHOWN:]
+        return "; ".join(filter(None, (", ".join([*self.since[:_SHOWN], *more]), headline)))
 
     @property
     def is_explained(self) -> bool:
         """Whether it is known what made it so."""
-        return bool(self.causes or self.explained_by)
+        return bool(self.since or self.causes or self.explained_by)
 
     @property
     def reasons(self) -> list[str]:
@@ -284,6 +291,8 @@ class Finding:
             f"{'layer to blame' if each.kind in LAYER_KINDS else 'cause'}: {each.sentence}"
             for each in self.explained_by
         ]
+        if len(self.since) > _SHOWN + 1:
+            found.insert(0, f"changed since the baseline: {', '.join(self.since)}")
         return [*found, f"fix: {self.fix}"] if self.fix else found
 
     @property
@@ -306,7 +315,7 @@ class Finding:
         data["place"] = dict(sorted(self.place._asdict().items()))
         data["harm"] = {"amount": self.harm.amount, "level": self.harm.level.name.lower()}
         data["explained_by"] = [each.to_dict() for each in self.explained_by]
-        data["causes"], data["evidence"] = list(self.causes), list(self.evidence)
+        data |= {name: list(data[name]) for name in _LISTS}
         return dict(sorted(data.items()))
 
     @staticmethod
@@ -318,8 +327,7 @@ class Finding:
             "place": Place(**data["place"]),
             "harm": Harm(Level[harm["level"].upper()], harm["amount"]),
             "explained_by": tuple(map(Finding.from_dict, data["explained_by"])),
-            "causes": tuple(data["causes"]),
-            "evidence": tuple(data["evidence"]),
+            **{name: tuple(data[name]) for name in _LISTS},
         }
         return Finding(**known)
 
@@ -329,6 +337,10 @@ class Finding:
 
 
 _TEXTS = ("kind", "expected", "got", "symptom", "headline", "fix", "command")
+_LISTS = ("since", "causes", "evidence")
+
+_SHOWN = 2
+"""How many changes since the baseline the first line names, if there are more than one more."""
 
 
 def text_of(findings: Iterable[Finding]) -> str:
@@ -338,6 +350,9 @@ def text_of(findings: Iterable[Finding]) -> str:
 
 WRONG_KINDS: Final = (WRONG_OP, WRONG_RESULT, WRONG_QPARAMS)
 """An op computes something else than the reference."""
+
+LOSS_KINDS: Final = (LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS)
+"""Of layers that compute correctly, and lose by their quantization."""
 
 UNEXPLAINED: Final = (ACCUMULATED_LOSS, OP_IN_FLOAT, NOT_LOCALIZED)
 """Of layers: none of these says why an error is as large as it is."""
@@ -370,9 +385,10 @@ _EXPLAINED: Final[Mapping[str, frozenset[str]]] = {
     OTHER_FILE: LOSSES
     | LAYER_KINDS
     | {MISFIT, CANNOT_RUN, OP_DTYPES_CHANGED, BUILD_CHANGED, NOT_STORED},
-    **dict.fromkeys(INPUT_KINDS, LOSSES | {LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS}),
+    **dict.fromkeys(INPUT_KINDS, LOSSES | {*LOSS_KINDS}),
     **dict.fromkeys(WRONG_KINDS, LOSSES),
     OP_DTYPES_CHANGED: frozenset({ERRORS_REGRESSED, BUILD_CHANGED}),
+    OTHER_DATA: LOSSES | {*LOSS_KINDS, *INPUT_KINDS},
 }
 """By kind, the kinds that it explains: what comes behind it in the model, or follows from it."""
 
@@ -396,7 +412,8 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
         behind = [each.harm for each in once if explains(finding, each)]
         return max([finding.harm, *behind]), len(behind)
 
-    return sorted(once, key=weight, reverse=True)
+    # What is missing can be stored once all others are fixed.
+    return sorted(once, key=lambda each: (each.kind != NO_BASELINE, weight(each)), reverse=True)
 
 
 def input_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:

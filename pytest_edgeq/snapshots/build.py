@@ -14,16 +14,28 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from pytest_edgeq.sequences import common
 
-__all__ = ["build_problem", "describe_build", "describe_origin", "option_changes"]
+__all__ = [
+    "build_problem",
+    "data_changes",
+    "describe_build",
+    "fewer_samples",
+    "has_range_of",
+    "is_known",
+    "option_changes",
+    "other_input",
+]
 
 _NUMBERS = re.compile(r"\d+")
 
 _CHOSEN = tuple(f"quantizer.{of}_config." for of in ("module_name", "module_type", "operator_type"))
 """Settings that a quantizer does not have by itself."""
+
+_SAME = 0.02
+"""Relative difference of two scales of one range: as of another order of the same samples."""
 
 _HALF = 0.5
 """A bit: another order of the same data moves averaged ranges by some per cent, others not."""
@@ -37,6 +49,9 @@ def build_problem(data: Mapping[str, Any]) -> str:
     calibrated = data.get("n_calibrated", 0)
     if isinstance(calibrated, bool) or not isinstance(calibrated, int):
         return "data.n_calibrated is not a whole number"
+    inputs = data.get("inputs", {})
+    if not isinstance(inputs, dict) or not all(map(_is_range, inputs.values())):
+        return "data.inputs is not a least and a greatest value for each of some inputs"
     for key in ("calibration", "weights"):
         if not isinstance(data.get(key, ""), str):
             return f"data.{key} is not a text"
@@ -48,12 +63,36 @@ def build_problem(data: Mapping[str, Any]) -> str:
 
 
 def _is_scale(value: object) -> bool:
+    return _is_number(value) and float(value) >= 0
+
+
+def _is_range(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
-        return 0 <= float(value) < math.inf
+        return math.isfinite(value)
     except OverflowError:  # a whole number beyond float64
         return False
+
+
+def other_input(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the input whose evaluated values span another range; empty where none does."""
+    before, after = old.get("inputs", {}), new.get("inputs", {})
+    for name in sorted(before.keys() & after.keys()):
+        spans = [max(map(abs, side[name])) for side in (before, after)]
+        if min(spans) < _HALF * max(spans):
+            ends = ["[{:.3g}, {:.3g}]".format(*side[name]) for side in (before, after)]
+            return f"input {name!r}: expected values within {ends[0]}, got {ends[1]}"
+    return ""
+
+
+def is_known(options: Mapping[str, str]) -> bool:
+    """Whether they say all: the quantizer is none of the user's own classes."""
+    return bool(options) and "unknown" not in options.values()
 
 
 def option_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -73,38 +112,45 @@ def option_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 
 def describe_build(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Tell what of a build is another than remembered, a line each."""
-    return [*_ranges(old, new), *_samples(old, new), *_weights(old, new), *_sharing(old, new)]
+    return [*_ranges(old, new), *_weights(old, new), *_sharing(old, new)]
 
 
-def describe_origin(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def data_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str | None]:
     """
-    Tell which of the things that a file is made from differ from those remembered.
+    Return how weights and calibration samples differ from those of the baseline.
 
     Returns:
-        A clause on the weights and the calibration samples; empty where neither is known of both.
+        By name, such as `weights`: the change, empty where they are the same, None where one side
+        is not known. Without calibration samples where neither build had any.
     """
     weights, samples = (_is_other(old, new, key) for key in ("weights", "calibration"))
-    if weights:
-        also = " and other calibration samples" if samples else ""
-        return f"the weights differ from the baseline's: another checkpoint{also}"
-    if samples:
-        same = "of the same weights, " if weights is False else ""
-        return f"{same}calibrated on other samples than the baseline"
-    if weights is False:
-        told, left = "the weights are the baseline's", ""
-        if samples is False:
-            told = "the weights and calibration samples are the baseline's"
-        elif old.get("calibration") or new.get("calibration"):
-            # Of one of the two builds alone is it known what calibrated it.
-            left = "the calibration samples, "
-        return f"{told}: {left}the model's code, the quantizer's settings or a library changed"
-    return ""
+    found: dict[str, str | None] = {"weights": None, "calibration samples": None}
+    if weights is not None:
+        found["weights"] = "weights: another checkpoint" if weights else ""
+    before, after = (side.get("n_calibrated", 0) for side in (old, new))
+    if before and after and before != after:
+        found["calibration samples"] = f"calibration: {before} → {after} samples"
+    elif samples is not None:
+        found["calibration samples"] = "calibration: other samples" if samples else ""
+    elif not (old.get("calibration") or new.get("calibration")):
+        del found["calibration samples"]
+    return found
 
 
 def _is_other(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> bool | None:
     """Whether a fingerprint differs; None where one is missing."""
     before, after = old.get(key), new.get(key)
     return before != after if before and after else None
+
+
+def has_range_of(index: int, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the output of an op of the main subgraph has the scale that the baseline has."""
+    before, after = old.get("scales", {}), new.get("scales", {})
+    return any(
+        math.isclose(before[one], after[other], rel_tol=_SAME)
+        for one, other in _paired(before, after).items()
+        if _position(other) == (index,)
+    )
 
 
 def _ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -116,14 +162,9 @@ def _ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if not moved:
         return []
     where = max(moved, key=lambda each: abs(math.log(moved[each] or math.ulp(0.0))))
-    unknown = (
-        ": another checkpoint, or calibrated on other data, on an outlier or with other "
-        "preprocessing; a baseline that is accepted anew will tell which"
-    )
     return [
         f"activation ranges moved: {where}: expected a scale within 2 × of {before[where]:.4g}, "
         f"got {after[pairs[where]]:.4g} ({len(moved)} of {len(ratios)} activations)"
-        f"{'' if describe_origin(old, new) else unknown}"
     ]
 
 
@@ -149,14 +190,14 @@ def _paired(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _samples(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Calibration samples of which less than half are left; a loaded file tells of none."""
+def fewer_samples(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Calibration samples of which less than half are left; a loaded file has none."""
     before, after = old.get("n_calibrated", 0), new.get("n_calibrated", 0)
     if not after or 2 * after >= before:
         return []
     return [
-        f"calibrated on fewer samples: expected at least half of the {before} different ones that "
-        f"were remembered, got {after}: what they do not reach will be clipped"
+        f"expected at least half of the baseline's {before} different calibration samples, got "
+        f"{after}: what they do not reach will be clipped"
     ]
 
 

@@ -15,13 +15,22 @@ from pytest_edgeq.numerics.findings import (
     BUILD_CHANGED,
     ERRORS_REGRESSED,
     FILE,
+    LOSS_KINDS,
     NO_HARM,
     NOT_COMPARED,
+    OTHER_DATA,
     Finding,
     Harm,
 )
 from pytest_edgeq.numerics.fingerprints import BY_SAMPLE
-from pytest_edgeq.snapshots.build import build_problem, describe_build, describe_origin
+from pytest_edgeq.snapshots.build import (
+    build_problem,
+    data_changes,
+    describe_build,
+    fewer_samples,
+    has_range_of,
+    other_input,
+)
 from pytest_edgeq.snapshots.paired_limits import (
     HIGHER_IS_BETTER,
     floor_db,
@@ -30,8 +39,9 @@ from pytest_edgeq.snapshots.paired_limits import (
 )
 
 __all__ = [
+    "changes",
     "describe_change",
-    "describe_new",
+    "is_explained_by",
     "loose",
     "problem",
     "tightened",
@@ -105,14 +115,6 @@ def summarize(data: Mapping[str, Any]) -> str:
     )
 
 
-def describe_new(data: Mapping[str, Any]) -> str:
-    """Tell what would be remembered."""
-    head = f"  {data['n_samples']} sample(s), flow {data['flow']}, runtime {data['runtime']}"
-    rows = [("stage", "output", "metric", "measured", "limit")]
-    rows += [(*_key(row), _figure(row, "value"), _figure(row, "worst")) for row in data["errors"]]
-    return "\n".join([head, *_table(rows)])
-
-
 def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding | None:
     """
     Return what got worse than its margin, or why nothing can be compared.
@@ -127,11 +129,13 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
                 "those of any other iterable in one go",
                 "give them as they were given when the errors were stored",
             )
-        return _not_compared(
-            "the evaluation data are not those that were remembered: expected "
-            f"{_data(old)}, got {_data(new)}",
-            "errors on other samples say nothing about the model",
-            "give the same samples in the same order, unshuffled and unaugmented",
+        differ = other_input(old, new) or f"expected {_data(old)}, got {_data(new)}"
+        return Finding(
+            kind=OTHER_DATA,
+            place=FILE,
+            headline=f"the evaluation samples are not the baseline's: {differ}",
+            causes=("errors on other samples say nothing about the model",),
+            fix="give the same samples in the same order, unshuffled and unaugmented",
         )
     if old["flow"] != new["flow"]:
         return _not_compared(
@@ -141,26 +145,15 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
     after = {_key(row): row for row in new["errors"]}
     before = _limits(old, new)
     rank = _rank(before, after)
-    worse = sorted(
-        (key for key in before if key in after and _is_worse(before[key], after[key])), key=rank
-    )
-    known = {key[:2] for key in after}
-    gone = sorted(
-        # Baselines may hold the top-1 class of another rank than 2, which is measured no more.
-        (k for k in before if k not in after and (k[2] != "top1_agreement" or k[:2] not in known)),
-        key=rank,
-    )
+    worse = _worse(before, after)
+    gone = sorted((key for key in before if key not in after), key=rank)
     came = sorted((key for key in after if key not in before), key=rank)
-    built = describe_build(old, new)
-    if not (worse or gone or came or built):
+    built, fewer = describe_build(old, new), fewer_samples(old, new)
+    if not (worse or gone or came or built or fewer):
         return None
     lines = _told(before, after, worse, gone, came)
     # What differs in the build is why the errors are worse; where they are not, it is the finding.
-    lines[1:1] = [] if worse else built
-    if origin := describe_origin(old, new):
-        lines[0] += f"; {origin}"
-    if _kernels(old) != _kernels(new):
-        lines.append(f"  runtime: remembered on {_runtime(old)}, now on {_runtime(new)}")
+    lines[1:1] = [] if worse else [*built, *fewer]
     return Finding(
         kind=ERRORS_REGRESSED if worse else BUILD_CHANGED,
         place=FILE,
@@ -169,6 +162,36 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
         causes=tuple(built) if worse else (),
         evidence=tuple(lines[1:]),
     )
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return what errors depend on beside options and versions; as `build.data_changes`."""
+    is_same = _kernels(old) == _kernels(new)
+    runtime = "" if is_same else f"runtime: {_runtime(old)} → {_runtime(new)}"
+    return {"runtime": runtime, **data_changes(old, new)}
+
+
+def is_explained_by(layer: Finding, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """
+    Whether a finding on layers can be why errors are worse than in the baseline.
+
+    Not a loss by quantization where the stage that got worse has none, or in an op whose range is
+    the baseline's, of the same weights.
+    """
+    if layer.kind not in LOSS_KINDS:
+        return True
+    worse = _worse(_limits(old, new), {_key(row): row for row in new["errors"]})
+    if worse and worse[0][0] in ("lowering", "conversion"):
+        return False
+    has_weights = changes(old, new)["weights"] == ""
+    index = layer.place.op
+    return not (has_weights and index is not None and has_range_of(index, old, new))
+
+
+def _worse(before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row]) -> list[_RowKey]:
+    """Return what is worse than its limit, by the stage that gained most noise."""
+    keys = (key for key in before if key in after and _is_worse(before[key], after[key]))
+    return sorted(keys, key=_rank(before, after))
 
 
 def _not_compared(symptom: str, cause: str, fix: str = "") -> Finding:

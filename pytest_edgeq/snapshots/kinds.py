@@ -8,14 +8,13 @@ time that it is seen, and the text of a change.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.snapshots import errors
-from pytest_edgeq.snapshots.op_changes import describe_change, io_text
+from pytest_edgeq.snapshots.op_changes import describe_change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,24 +24,24 @@ class Kind:
 
     Attributes:
         title: What messages call it.
-        fix: What to look at where it changed.
+        depends_on: What may have changed it and is not recorded.
         problem: Says what is wrong with data of this kind as it was read; empty if nothing is.
         summarize: What is stored, in one line.
-        describe_new: What would be stored, in a few lines.
         describe_change: What differs between stored and measured; None if nothing does.
         loose: What is better than was stored, of data that did not change; None for a kind that
             has no better.
         tightened: Stored data with what is better in it.
+        changes: What it depends on beside options and versions; see `build.data_changes`.
     """
 
     title: str
-    fix: str
+    depends_on: tuple[str, ...]
     problem: Callable[[Mapping[str, Any]], str]
     summarize: Callable[[Mapping[str, Any]], str]
-    describe_new: Callable[[Mapping[str, Any]], str]
     describe_change: Callable[[dict[str, Any], dict[str, Any]], Finding | None]
     loose: Callable[[dict[str, Any], dict[str, Any]], list[str]] | None = None
     tightened: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
+    changes: Callable[[dict[str, Any], dict[str, Any]], dict[str, str | None]] = lambda old, new: {}
 
 
 _IO_KEYS = ("name", "dtype", "shape")
@@ -96,49 +95,30 @@ def _is_list_of(value: object, kind: type) -> bool:
     return isinstance(value, list) and all(type(each) is kind for each in value)
 
 
-def _counted(words: list[str]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
-
-
 def _summarize_map(data: Mapping[str, Any]) -> str:
     schemes = [row["scheme"] for row in data["ops"]]
     ops = "1 op" if len(schemes) == 1 else f"{len(schemes)} ops"
     return f"{ops}, {schemes.count('float')} of them in float"
 
 
-def _describe_new_map(data: Mapping[str, Any]) -> str:
-    ops = data["ops"]
-    lines = [
-        f"  ops ({len(ops)}): {_counted([row['op'] for row in ops]) or 'none'}",
-        f"  schemes: {_counted([row['scheme'] for row in ops]) or 'none'}",
-    ]
-    for part in ("inputs", "outputs"):
-        rows = [io_text(row) for row in data[part]]
-        lines.append(f"  {part}: {', '.join(rows) or 'none'}")
-    return "\n".join(lines)
-
-
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "op_dtype_map": Kind(
             title="op-dtype map",
-            fix="look for what changed in the model's code, the quantizer and the libraries, and "
-            "undo it",
+            depends_on=("the model's code or weights", "its sample inputs"),
             problem=_op_dtype_map_problem,
             summarize=_summarize_map,
-            describe_new=_describe_new_map,
             describe_change=describe_change,
         ),
         "errors": Kind(
             title="errors",
-            fix="look for what changed in the model, the calibration data and the libraries, and "
-            "undo it",
+            depends_on=("the model's code", "its sample inputs", "the machine"),
             problem=errors.problem,
             summarize=errors.summarize,
-            describe_new=errors.describe_new,
             describe_change=errors.describe_change,
             loose=errors.loose,
             tightened=errors.tightened,
+            changes=errors.changes,
         ),
     }
 )

@@ -93,11 +93,6 @@ def describe_change(
     )
 
 
-def io_text(row: Row) -> str:
-    """Tell one input or output: name, dtype, shape."""
-    return f"{row['name']} {row['dtype']} {row['shape']}"
-
-
 # --- line one -----------------------------------------------------------------------------------
 
 

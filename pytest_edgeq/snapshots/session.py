@@ -11,15 +11,15 @@ import errno
 import functools
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.errors import failure
-from pytest_edgeq.numerics.findings import NO_BASELINE, NOT_COMPARED, Finding, Place, text_of
+from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place, text_of
 from pytest_edgeq.snapshots import store
-from pytest_edgeq.snapshots.build import option_changes
+from pytest_edgeq.snapshots.build import is_known, option_changes
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import (
@@ -34,6 +34,7 @@ from pytest_edgeq.snapshots.record import (
 from pytest_edgeq.versions import producer, version_changes
 
 Describe = Callable[[dict[str, Any], dict[str, Any]], Finding | None]
+Explain = Callable[[Finding, dict[str, Any]], Iterable[Finding]]
 
 _PHASES: dict[Phase, str] = {
     "setup": "while a fixture was set up for",
@@ -56,6 +57,29 @@ def _unwritable(shown: str, error: OSError) -> str:
         f"baseline not stored: {shown}: {error.strerror}\n"
         "cause: the file system refused the write; what was stored before is as it was\n"
         f"fix: {way_out}, then run the same command again"
+    )
+
+
+def _with_origin(
+    change: Finding, known: Kind, stored: store.Document, claim: Claim, versions: Sequence[str]
+) -> Finding:
+    """Add what a measurement depends on that is not the baseline's; else what is left."""
+    others = known.changes(stored.data, claim.data)
+    options = option_changes(stored.options, claim.options)
+    since = (*options, *filter(None, others.values()), *versions)
+    if since or change.fix:
+        fix = change.fix or "undo what changed since the baseline"
+        return replace(change, since=since, fix=fix)
+    has_options = bool(stored.options) and is_known(claim.options)
+    same = ["options", *(name for name, other in others.items() if other == "")]
+    left = [] if has_options else ["the quantizer and its settings"]
+    left += [*(f"the {name}" for name, other in others.items() if other is None), *known.depends_on]
+    suspects = f"{', '.join(left[:-1])} or {left[-1]}"
+    cause = f"{', '.join(same)} and versions are the baseline's: {suspects} changed"
+    return replace(
+        change,
+        causes=(*change.causes, *([cause] if has_options else [])),
+        fix=f"look for what changed in {suspects}, and undo it",
     )
 
 
@@ -121,7 +145,7 @@ class SnapshotSession:
         name: str,
         data: dict[str, Any],
         describe_change: Describe | None = None,
-        explain: Callable[[Finding], Iterable[Finding]] | None = None,
+        explain: Explain | None = None,
         judge: Judge | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
@@ -134,7 +158,8 @@ class SnapshotSession:
             data: The measurement, JSON-able.
             describe_change: What differs between stored and measured, None if nothing does;
                 None for the kind's own.
-            explain: Returns the findings that explain a change; asked only where that fails.
+            explain: Returns the findings that explain a change of the stored data, which it is
+                given; asked only where that fails.
             judge: Refuses data that must not be stored. A file that holds such data since before
                 does not fail a run: that is told at its end.
             options: What `quantize` was given, as text.
@@ -171,10 +196,8 @@ class SnapshotSession:
         if claim.note and "changed" in self.update:
             claim.category = "changed"
         if stored is not None:
-            claim.since = [
-                *option_changes(stored.options, claim.options),
-                *version_changes(stored.producer, self._versions),
-            ]
+            versions = version_changes(stored.producer, self._versions)
+            claim.since = [*option_changes(stored.options, claim.options), *versions]
             if claim.category == "unchanged" and known.loose is not None:
                 self._tighten(path, claim, known, stored, name)
             is_older = claim.since or claim.options not in ({}, stored.options)
@@ -192,22 +215,23 @@ class SnapshotSession:
         refusal = None if judge is None else judge.refusal(data)
         if change is None:
             self._refuse(path, claim, refusal)
+            what, summary = f'{known.title} "{name}"', known.summarize(data)
             found = Finding(
                 kind=NO_BASELINE,
                 place=Place("baseline", shown),
-                headline=f'{known.title} "{name}": no baseline is stored yet',
-                evidence=tuple(known.describe_new(data).splitlines()),
+                symptom=what,
+                got=summary,
+                headline=f"no baseline is stored yet: {what} ({summary})",
                 command=f"to store it and commit the file (on CI nothing is written): {command}",
             )
         else:
-            since = f"since it was stored: {', '.join(claim.since)}"
+            assert stored is not None, "unreachable, because something changed"
             accept = f"if the change is meant: {command}"
+            change = _with_origin(change, known, stored, claim, versions)
             found = replace(
                 change,
                 place=Place("baseline", shown),
-                explained_by=() if explain is None else tuple(explain(change)),
-                evidence=(*change.evidence, *([since] if claim.since else [])),
-                fix=change.fix or ("" if change.kind == NOT_COMPARED else known.fix),
+                explained_by=() if explain is None else tuple(explain(change, stored.data)),
                 command=f"would be refused: {refusal.title}" if refusal is not None else accept,
             )
         raise failure([found])
@@ -217,15 +241,20 @@ class SnapshotSession:
         __tracebackhide__ = True
         if refusal is not None:
             claim.category = "refused"
-            raise failure([replace(refusal, place=Place("baseline", self.layout.shown(path)))])
+            assert self._test is not None, "unreachable, because a test's body is running"
+            others = self._test.claims.items()
+            stored = [f"stored: {self.layout.shown(at)}" for at, each in others if each.written]
+            place = Place("baseline", self.layout.shown(path))
+            raise failure([replace(refusal, place=place, evidence=(*refusal.evidence, *stored))])
 
     def _note_refusal(self, path: Path, claim: Claim, data: Mapping[str, Any]) -> None:
         """Tell of a file that was stored before, and that would be refused today."""
         if claim.judge is None or (refusal := claim.judge.refusal(data)) is None:
             return
         claim.remarks.append(
-            f"{self.layout.shown(path)} would be refused today: {refusal.title}; fix: "
-            f"{refusal.fix}, and update it with --edgeq-update=changed"
+            f"{self.layout.shown(path)} would be refused today: "
+            f"{'; '.join(filter(None, (refusal.title, refusal.fix)))}; then update it with "
+            "--edgeq-update=changed"
         )
 
     def _tighten(

@@ -237,7 +237,7 @@ def test_a_baseline_that_is_deleted_or_edited_meanwhile(tmp_path: Path) -> None:
         if name == "test_edited":
             sentence = f"ValueError: __edgeq__/test_it/{name}.op_dtypes.json is not valid JSON"
         else:
-            sentence = 'AssertionError: op-dtype map "op_dtypes": no baseline is stored yet'
+            sentence = 'AssertionError: no baseline is stored yet: op-dtype map "op_dtypes" ('
         assert f"\nE   {sentence}" in text
 
 

@@ -80,8 +80,8 @@ def test_findings_are_ordered_by_harm_and_not_by_kind() -> None:
         ZERO_OUTPUT,
         ERRORS_REGRESSED,
         CLIPPED_OUTPUT,
-        NO_BASELINE,
         RUNTIMES_DIFFER,
+        NO_BASELINE,
     ]
     assert ordered([*given, *given]) == ordered(given)
 

@@ -60,7 +60,7 @@ def test_a_tflite_file_is_remembered(pytester: pytest.Pytester, run_here: Run) -
     missing = run_here()
     missing.assert_outcomes(failed=1)
     missing.stdout.fnmatch_lines(
-        ["*no baseline is stored yet", "*ops (1): 1 ADD", "*schemes: 1 int8"]
+        ['*no baseline is stored yet: op-dtype map "op_dtypes" (1 op, 0 of them in float)']
     )
     # The user's line, and none of ours.
     missing.stdout.fnmatch_lines([">   *edgeq.check_op_dtypes(*", "test_x.py:2: AssertionError"])

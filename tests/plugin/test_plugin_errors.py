@@ -102,7 +102,7 @@ def test_errors_are_remembered_held_and_accepted(
     missing.stdout.fnmatch_lines(
         [
             ">   *edgeq.check_errors(comparison)",
-            'E *AssertionError: errors "errors": no baseline is stored yet',
+            'E *AssertionError: no baseline is stored yet: errors "errors" (output *',
             "Error: 1 check has no baseline yet: *--edgeq-update=new",
         ]
     )
@@ -135,13 +135,13 @@ def test_errors_are_remembered_held_and_accepted(
     other = run(1.0)
     other.assert_outcomes(failed=1, deselected=1)
     other.stdout.fnmatch_lines(
-        ["E *AssertionError: errors not compared: the evaluation data are not those*"]
+        ["E *AssertionError: the evaluation samples are not the baseline's: expected 32 *"]
     )
     monkeypatch.delenv("START")
     # Sound kernels differ by single codes; those of a worse model are told of.
     run(1.0, "--edgeq-runtime=reference").assert_outcomes(passed=1, deselected=1)
     regressed = run(1.01, "--edgeq-runtime=reference")
-    regressed.stdout.fnmatch_lines(["E *runtime: remembered on xnnpack, now on reference"])
+    regressed.stdout.fnmatch_lines(["E *runtime: xnnpack → reference; errors regressed: *"])
     assert file.read_bytes() == good
 
 

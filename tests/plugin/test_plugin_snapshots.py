@@ -34,7 +34,7 @@ def test_the_five_steps(
     missing.assert_outcomes(failed=1)
     missing.stdout.fnmatch_lines(
         [
-            '*AssertionError: op-dtype map "op_dtypes": no baseline is stored yet',
+            '*AssertionError: no baseline is stored yet: op-dtype map "op_dtypes" (*',
             "*store it*: pytest test_x.py::test_a --edgeq-update=new",
             "=* edgeq =*",
             "Error: 1 check has no baseline yet: see above what would be stored, and store it with "
