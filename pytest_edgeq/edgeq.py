@@ -175,6 +175,7 @@ class Edgeq:
         )
         runtimes = runtimes.isolated(isolation)
         conversions = ConversionCache(store, log.note, refresh=refresh, seed=seed)
+        self._note = log.note
         self._session = Session(
             tell,
             threads,
@@ -316,6 +317,7 @@ class Edgeq:
                 nothing in the file, or a float file with other signatures, inputs or outputs.
             TypeError: Neither a path nor bytes, or a reference that cannot be called.
         """
+        from pytest_edgeq.file_health import conformance_findings
         from pytest_edgeq.flows.prebuilt import load_prebuilt
 
         if name is None:
@@ -325,6 +327,9 @@ class Edgeq:
             booked.model = load_prebuilt(
                 tflite, reference, name, self._session, layout, float_tflite
             )
+        for warnings in (False, True):
+            for each in conformance_findings(booked.model.edge, warnings=warnings):
+                self._note(f"{name}: {each}")
         return booked.model
 
     @names_missing_libraries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.health import OutputHealth
 from pytest_edgeq.numerics.inputs import InputHealth
+from pytest_edgeq.numerics.metrics import ONE_BIT_DB, sqnr_db
 from pytest_edgeq.numerics.point_sample import PointSample
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.numerics.side import Side
@@ -104,6 +106,8 @@ class SampleRunner:
         values: dict[str, Arrays] = {"edge": self._edge.decode(codes)}
         with self._cores:
             values["float"] = self.reference(sample, index)
+            if not index:
+                check_order(quantized, values["float"], values["edge"])
             check_layout(quantized, values["float"], values["edge"])
             self.prepare()
             if self._simulated is not None:
@@ -320,6 +324,60 @@ def _sides(quantized: QuantizedModel) -> _Sides:
     if quantized.float_edge is not None:
         return _WITH_FLOAT_TFLITE
     return _WITHOUT_QUANTIZER if quantized.flow == "float" else _FILE_ALONE
+
+
+class ReorderedError(ValueError):
+    """The outputs of a file stand in another order than the reference's."""
+
+
+_MOST_ORDERED = 6
+"""Outputs whose orders are tried."""
+
+
+def check_order(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:
+    """
+    Check that the outputs of a loaded file do not stand in another order than the reference's.
+
+    Converters store outputs in an order of their own. One order alone has to fit: by shape, and by
+    value where shapes do not tell.
+
+    Raises:
+        ReorderedError: They do; says which is which.
+    """
+    n = len(edge)
+    if quantized.flow != "prebuilt" or not 1 < n <= _MOST_ORDERED:
+        return
+    alike = [[one.shape == two.shape for two in reference] for one in edge]
+    near = [
+        [same and _is_near(one, two) for same, two in zip(row, reference, strict=True)]
+        for row, one in zip(alike, edge, strict=True)
+    ]
+    found = next((orders for fits in (near, alike) if (orders := _orders(fits))), [])
+    if len(found) != 1 or found[0] == tuple(range(n)):
+        return
+    names = [border.name for border in quantized.edge.signature.outputs]
+    told = ", ".join(
+        f"the file's {names[here]!r} is the reference's {names[there]!r}"
+        for here, there in enumerate(found[0])
+        if here != there
+    )
+    raise ReorderedError(
+        f"{quantized.name}: outputs are in another order: {told}\n"
+        f"fix: let the reference return a dict by the file's names, {names}; if it does, the file "
+        "has them exchanged"
+    )
+
+
+def _orders(fits: Sequence[Sequence[bool]]) -> list[tuple[int, ...]]:
+    orders = itertools.permutations(range(len(fits)))
+    return [each for each in orders if all(fits[here][there] for here, there in enumerate(each))]
+
+
+def _is_near(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> bool:
+    """Whether a bit or more of an output is another one's."""
+    signal, other = (np.asarray(each, np.float64) for each in (two, one))
+    noise = float(np.square(signal - other).sum())
+    return sqnr_db(float(np.square(signal).sum()), noise) >= ONE_BIT_DB
 
 
 def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:

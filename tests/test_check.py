@@ -691,7 +691,7 @@ def test_the_text_of_a_file_that_kernels_refuse(tmp_path: Path) -> None:
         r"REDUCE_MAX \(op 0\) \[1 of \d findings on _Greatest\]",
         first,
     )
-    assert lines[0].startswith("cause: this kernel hands codes on as they are, so its output must")
+    assert lines[0].startswith("cause: its output has scale 0.2, which is 2 × input 0's 0.1: its ")
     assert "SharedQuantizationSpec" in lines[0]
     assert lines[1].startswith("the kernels said: ")
     assert "(scale of the input 0.1, of the output 0.2)" in lines[1]

@@ -1,4 +1,4 @@
-"""Messages of the conversion cache."""
+"""Messages of the conversion cache, and of files that are loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CacheLog:
 
     Args:
         warn: Takes problems of the directory.
-        note: Takes reasons why a result was not kept.
+        note: Takes reasons why a result was not kept, and the rules of kernels that a file breaks.
     """
 
     def __init__(

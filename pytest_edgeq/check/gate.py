@@ -267,9 +267,11 @@ class Gate:
             return found
         causes = (*found.causes, *_by_runtimes(found, agreed))
         if self._quantized.flow != "prebuilt":
+            by_quantizer = self._quantized.flow == "recipe" and found.place.op != layers.differing
             fix = (
-                "the converter wrote this: take another quantizer, or leave the op in float, and "
-                "report it with a model of this op alone"
+                f"{'ai-edge-quantizer' if by_quantizer else 'the converter'} wrote this: take "
+                "another quantizer, or leave the op in float, and report it with a model of this "
+                "op alone"
             )
         elif other := layers.of_another_model:
             causes, fix = (*causes, other), "give the reference that it was made from"

@@ -16,7 +16,7 @@ from pytest_edgeq.compare import Comparer
 from pytest_edgeq.executors.chunks import SampleError
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LayerErrors
-from pytest_edgeq.measurement import Outcome
+from pytest_edgeq.measurement import Outcome, ReorderedError
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.distances import Distances
@@ -267,6 +267,8 @@ class Measuring:
             return self._comparer.update(sample)
         except (ValueError, TypeError) as error:
             self._fits = False
+            if isinstance(error, ReorderedError):
+                self._localizer = None  # it would compare each output with another one's
             self._verdict.add(_stopped(MISFIT, error))
         except UnrunnableError as error:
             self._refusals.append(error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.annotations import is_constant
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import LEFT_IN_FLOAT, WEIGHT_ALONE, RefusedError, op_name
+from pytest_edgeq.litert.exported import drop_guards
 from pytest_edgeq.litert.libraries import converter_module
 
 if TYPE_CHECKING:
@@ -222,6 +223,7 @@ def in_float(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
     import torch
 
     plain = without_rounding(simulated)
+    drop_guards(plain)
     with torch.no_grad():
         computed = {
             node: _value(plain, node)

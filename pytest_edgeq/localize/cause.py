@@ -57,7 +57,7 @@ from pytest_edgeq.numerics.findings import (
     Harm,
 )
 
-__all__ = ["WAYS_OUT", "accumulated", "blame"]
+__all__ = ["NEAREST", "accumulated", "blame"]
 
 _LEAST_LAYERS = 5
 """
@@ -412,16 +412,15 @@ def _far(row: LayerError) -> str:
     return f"{row.excess_lsb:.3g} LSB beyond rounding"
 
 
-WAYS_OUT = {
-    "RESIZE_NEAREST_NEIGHBOR": Reason(
-        (
-            'litert-torch takes the pixel at the centre, and torch\'s mode="nearest" the one at '
-            "floor(i / factor), which is another unless the factor is a whole number",
-        ),
-        'take mode="nearest-exact" in the model, which is converted as it is',
-    )
-}
-"""Of ops that a converter is known to write otherwise (litert-torch 0.10.0)."""
+NEAREST = Reason(
+    (
+        "the op takes the pixel at the centre (half_pixel_centers), and torch's "
+        'mode="nearest" the one at floor(i / factor), which is another unless the factor is a '
+        "whole number",
+    ),
+    'take mode="nearest-exact" in the model, which is converted as it is',
+)
+"""Of a RESIZE_NEAREST_NEIGHBOR with half_pixel_centers, as litert-torch 0.10.0 writes all."""
 
 _SPOILT = Reason(
     (

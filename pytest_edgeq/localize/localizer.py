@@ -17,7 +17,7 @@ from pytest_edgeq import litert
 from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.kernels import float_bound, float_reach, rounding_bound
 from pytest_edgeq.localize.against_torch import AgainstTorch
-from pytest_edgeq.localize.cause import WAYS_OUT, blame
+from pytest_edgeq.localize.cause import NEAREST, blame
 from pytest_edgeq.localize.execution import Execution, Made
 from pytest_edgeq.localize.float_forms import by_name, forms_of, paired
 from pytest_edgeq.localize.measured import (
@@ -52,6 +52,7 @@ from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.op_facts import COMPARISONS, HOLDING
+from pytest_edgeq.tflite.options import op_options
 from pytest_edgeq.tflite.origin import left_in_float, origin_findings
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op
@@ -443,7 +444,8 @@ class Localizer:
         refused = {index: self._refused[index] for index in self._refused.keys() - measured_ops}
         reference = quantized.reference_name
         judged = blame(rows, evidence, self._inputs.findings(self._calibration))
-        return replace(judged, refused=refused, reference=reference)
+        differing = next(iter(self._parting()), None)
+        return replace(judged, refused=refused, reference=reference, differing=differing)
 
     def _harm(self, op: Op, own: Sequence[_Measurement], losses: Mapping[int, float]) -> Harm:
         """
@@ -494,7 +496,7 @@ class Localizer:
             subgraphs = (edge.signature.subgraph, other.signature.subgraph)
             structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
         parts.append(structure.constant_findings(names, given, holds_all=quantized.flow == "pt2e"))
-        parts.append(rule_findings(edge.graph, self._subgraph.index))
+        parts.append(rule_findings(edge.graph, self._subgraph.index, structure.biased))
         parts.append(self._parting())
         first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
         parts.append({op.index: (self._masks[op.index],) for op in first if op is not None})
@@ -533,7 +535,10 @@ class Localizer:
             )
             if parting.is_reordered:
                 text += "; the output has torch's values in another order"
-            reason = WAYS_OUT.get(parting.op.name, reason)
+            if parting.op.name == "RESIZE_NEAREST_NEIGHBOR":
+                options = op_options(self._form.graph, parting.op)
+                by_centres = options is not None and options.HalfPixelCenters()
+                reason = NEAREST if by_centres else reason
         if parting.is_negated:
             text = "it gives −1 × what torch gives"
             reason = Reason(

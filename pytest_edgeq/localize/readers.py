@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,13 @@ from pytest_edgeq.numerics.calibration import Reason
 from pytest_edgeq.numerics.findings import WRONG_OP, WRONG_QPARAMS, Finding
 from pytest_edgeq.numerics.health import CLIPPED_LSB
 from pytest_edgeq.tflite.boundary import code_range, qparams
-from pytest_edgeq.tflite.conformance import BIAS_SCALE, OUTPUT_SCALE, SAME_SCALE, violations_of
+from pytest_edgeq.tflite.conformance import (
+    BIAS_SCALE,
+    OUTPUT_SCALE,
+    SAME_SCALE,
+    hands_on,
+    violations_of,
+)
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_facts import (
@@ -22,7 +28,6 @@ from pytest_edgeq.tflite.op_facts import (
     COMPARISONS,
     MOVING,
 )
-from pytest_edgeq.tflite.op_rules import keeps_scale
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
@@ -31,7 +36,6 @@ __all__ = [
     "NARROWING",
     "Readers",
     "changed_input",
-    "is_shared",
     "masking_ops",
     "rule_findings",
     "what_is_lost",
@@ -140,50 +144,6 @@ def _is_flat(wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: f
     )
 
 
-def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:
-    scale, zero_point = parameters
-    return qparams(tensor) == (float(np.float32(scale)), zero_point)
-
-
-def is_shared(graph: OpGraph, op: Op, given: Collection[tuple[float, int]]) -> bool:
-    """
-    Whether the input of an op is also read by an op that passes its scale on.
-
-    The converter (litert-torch 0.10.0) gives it the scale of a pool or a resize behind, and leaves
-    the bias of a convolution beside as it was written, for the scale that it was observed to have.
-    Where the quantizer gave that scale, the op that hands it on need not have it as well.
-
-    Args:
-        graph: The file.
-        op: With a bias.
-        given: Scale and zero point of each activation, as the quantizer gave them.
-    """
-    subgraph = graph.subgraphs[op.subgraph]
-    index, above = op.inputs[INPUT_AT[op.name]], {op.index}
-    own = qparams(subgraph.tensors[index])
-    while True:
-        others = (each for each in subgraph.ops if index in each.inputs)
-        keeping = [o for o in others if keeps_scale(o.name) and o.index not in above]
-        if any(qparams(subgraph.tensors[each.outputs[0]]) == own for each in keeping):
-            return True
-        if keeping and any(_has(subgraph.tensors[index], each) for each in given):
-            return True
-        maker = subgraph.producer.get(index)
-        if maker is None or maker.name not in MOVING or not _hands_on(graph, maker):
-            return False
-        index = maker.inputs[0]
-        above.add(maker.index)
-
-
-def _hands_on(graph: OpGraph, op: Op) -> bool:
-    """Whether an op gives the codes that it takes, in the scale that it takes them in."""
-    if not keeps_scale(op.name):
-        return False
-    taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
-    same = np.array_equal(taken.scales, made.scales)
-    return same and np.array_equal(taken.zero_points, made.zero_points)
-
-
 def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Finding:
     """
     Return the finding on an op's input whose scale is not the one that its bias was written with.
@@ -192,7 +152,7 @@ def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Findi
     """
     producer = graph.subgraphs[op.subgraph].producer
     maker = producer.get(op.inputs[INPUT_AT[op.name]])
-    while maker is not None and maker.inputs[0] in producer and _hands_on(graph, maker):
+    while maker is not None and maker.inputs[0] in producer and hands_on(graph, maker):
         maker = producer[maker.inputs[0]]
     whose = "its input" if maker is None else "its output"
     text = (
@@ -202,8 +162,18 @@ def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Findi
     return (op if maker is None else maker).wrong(text, kind=WRONG_QPARAMS)
 
 
-def rule_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[Finding, ...]]:
-    """Return the findings on ops whose quantization the kernels do not compute, by index."""
+def rule_findings(
+    graph: OpGraph, subgraph: int, compared: Container[int]
+) -> dict[int, tuple[Finding, ...]]:
+    """
+    Return the findings on ops whose quantization the kernels do not compute, by index.
+
+    Args:
+        graph: The file.
+        subgraph: Index of the subgraph.
+        compared: Ops whose bias is compared with the float file's, which tells whether the bias
+            or the input is wrong.
+    """
     found: dict[int, tuple[Finding, ...]] = {}
     for op in graph.subgraphs[subgraph].ops:
         told = tuple(
@@ -214,8 +184,7 @@ def rule_findings(graph: OpGraph, subgraph: int) -> dict[int, tuple[Finding, ...
                 fix=each.fix,
             )
             for each in violations_of(graph, op)
-            # Which of bias and input is wrong is known from the float file: see `Structure`.
-            if not (each.is_warning or each.rule == BIAS_SCALE)
+            if not (each.is_warning or (each.rule == BIAS_SCALE and op.index in compared))
         )
         if told:
             found[op.index] = told

@@ -189,6 +189,7 @@ class LayerErrors:
         refused: By index, why an op was not measured that kernels run in the file, and refuse in
             the copy that is written to compare it.
         reference: What texts call the reference.
+        differing: Index of the op that differs from the reference in float, too.
         finding: Why: of the culprit, of an input, or of all layers.
         others: Defects of other kinds or in other kinds of ops, the most harmful first.
     """
@@ -199,6 +200,7 @@ class LayerErrors:
     others: tuple[Finding, ...] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
     reference: str = "torch"
+    differing: int | None = None
 
     @property
     def wrong(self) -> tuple[Finding, ...]:

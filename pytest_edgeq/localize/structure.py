@@ -6,7 +6,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,11 @@ from pytest_edgeq.localize.constant_checks import (
     hold_all,
     written_scale,
 )
-from pytest_edgeq.localize.readers import changed_input, is_shared
+from pytest_edgeq.localize.readers import changed_input
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.sequences import common
 from pytest_edgeq.tflite.boundary import qparams
+from pytest_edgeq.tflite.conformance import is_shared
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_facts import COMMUTATIVE, HOLDING
@@ -312,6 +313,11 @@ class Structure:
         """Operands that are constants of as many elements in both files."""
         return tuple(self._constants())
 
+    @functools.cached_property
+    def biased(self) -> frozenset[int]:
+        """Ops whose bias is compared with that of the float file."""
+        return frozenset(pair.op.index for pair in self.constants if self._role(pair) == "bias")
+
     def findings(self, outputs: Iterable[tuple[str, int, int]]) -> dict[int, tuple[Finding, ...]]:
         """
         Hold options, operands, wiring and outputs against each other.
@@ -540,22 +546,29 @@ class Structure:
         """Return the findings on a bias, or on the op in front that its scale does not fit."""
         scales = written_scale(self._file, pair.op)
         if scales is not None and abs(scales[0] / scales[1] - 1) > SAME_SCALE:
-            if is_shared(self._file, pair.op, given):
-                return self._bias_values(pair, scales[1])
+            assert pair.stored.scales is not None, "`written_scale` has read them"
+            own = replace(pair.stored, scales=pair.stored.scales * scales[0] / scales[1])
+            if not self._bias_values(pair, own, scales[0]):
+                # The codes are those of the input's scale: the one beside them is wrong.
+                return self._bias_values(pair, pair.stored, scales[0])
+            if is_shared(self._file, pair.op, pair.op.inputs[INPUT_AT[pair.op.name]], given):
+                return self._bias_values(pair, pair.stored, scales[1])
             return (changed_input(self._file, pair.op, *scales),)
-        return self._bias_values(pair, None if scales is None else scales[1])
+        return self._bias_values(pair, pair.stored, None if scales is None else scales[1])
 
-    def _bias_values(self, pair: ConstantPair, written: float | None) -> tuple[Finding, ...]:
+    def _bias_values(
+        self, pair: ConstantPair, stored: Constant, written: float | None
+    ) -> tuple[Finding, ...]:
         taken = self._file.tensor(pair.op, pair.op.inputs[INPUT_AT.get(pair.op.name, 0)])
         roles = roles_of(self._file, pair.op)
         parameters = qparams(taken)
         scale = parameters[0] if written is None and parameters is not None else written
         weight = roles.weights[0].tensor if roles.weights else None
         scales = weight.scales if weight is not None and scale is not None else None
-        if pair.stored.scales is not None and (scale is None or scales is None):
+        if stored.scales is not None and (scale is None or scales is None):
             return ()
         told = check_bias(
-            pair.op.name, pair.stored, pair.floats, input_scale=scale, weight_scales=scales
+            pair.op.name, stored, pair.floats, input_scale=scale, weight_scales=scales
         )
         return tuple(map(pair.op.wrong, told))
 

@@ -17,7 +17,7 @@ _FEW_DIGITS = 0.9
 
 _LACKS = {
     "max_lsb_error": "has no LSB",
-    "top1_agreement": "has fewer than 2 elements on its last axis and so no top-1 class",
+    "top1_agreement": "has no classes: it is not of rank 2 with 2 elements or more a row",
 }
 _INSTEAD = {
     "max_lsb_error": "bound max_abs_error instead",

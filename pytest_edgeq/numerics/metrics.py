@@ -111,7 +111,9 @@ def lsb_error(difference: float, scale: float, magnitude: float) -> float:
 
 def top1_counts(reference: Array | Side, actual: Array | Side) -> tuple[int, int]:
     """
-    Count rows (all leading axes) and those where the top-1 class over the last axis agrees.
+    Count rows and those where the top-1 class over the last axis agrees.
+
+    Of rank 2 alone: the last axis of a segmenter's output is columns, of a sequence's features.
 
     A row agrees when the first maximum of `actual`, which is what argmax takes on the device, is
     among the maxima of `reference`. So of two classes that tie in the reference either is right.
@@ -123,12 +125,12 @@ def top1_counts(reference: Array | Side, actual: Array | Side) -> tuple[int, int
         actual: finite values of the same shape.
 
     Returns:
-        Agreeing rows and all rows; no rows for a 0-d array or a last axis of fewer than 2 elements.
+        Agreeing rows and all rows; no rows of another rank, or of fewer than 2 elements each.
     """
     reference, actual = Side.of(reference), Side.of(actual)
-    if reference.array.ndim == 0 or reference.array.shape[-1] < 2:
+    if not reference.has_classes:
         return 0, 0
-    rows = reference.rows
+    rows = reference.array
     agree = rows[np.arange(len(rows)), actual.first_maxima] == reference.maxima
     return int(np.count_nonzero(agree)), len(rows)
 

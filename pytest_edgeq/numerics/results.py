@@ -101,7 +101,7 @@ class OutputErrors:
         worst_sample_sqnr_db: the least SQNR of one sample; degenerate samples are left out.
         worst_sample: index of that sample (the first one, where all are degenerate).
         cosine_similarity: Σfq / (√Σf² · √Σq²).
-        top1_agreement: share of rows where the top-1 class agrees; None without classes.
+        top1_agreement: share of rows where the top-1 class agrees; None of another rank than 2.
         max_abs_index: the element of max_abs_error, or the first non-finite one;
             None without elements.
         samples: the sums of each finite sample, by index.

@@ -86,27 +86,27 @@ class Side:
         return self._magnitude
 
     @property
-    def rows(self) -> Array:
-        """The array with all axes but the last in one."""
-        return self.array.reshape(-1, self.array.shape[-1])
+    def has_classes(self) -> bool:
+        """Whether it is of rank 2, with several elements a row."""
+        return self.array.ndim == 2 and self.array.shape[1] > 1
 
     @property
     def first_maxima(self) -> Array:
         """Index of the first maximum of each row."""
         if self._first_maxima is None:
-            self._first_maxima = np.asarray(self.rows.argmax(axis=1))
+            self._first_maxima = np.asarray(self.array.argmax(axis=1))
         return self._first_maxima
 
     @property
     def maxima(self) -> Array:
         """Maximum of each row."""
         if self._maxima is None:
-            self._maxima = np.asarray(self.rows.max(axis=1))
+            self._maxima = np.asarray(self.array.max(axis=1))
         return self._maxima
 
     @property
     def first(self) -> int:
         """Number of rows whose first element is a maximum; 0 where rows are no classes."""
-        if self.array.ndim == 0 or self.array.shape[-1] < 2:
+        if not self.has_classes:
             return 0
-        return int(np.count_nonzero(self.rows[:, 0] == self.maxima))
+        return int(np.count_nonzero(self.array[:, 0] == self.maxima))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.op_rules import RULES, WEIGHTED, OpRules, Weighted
+from pytest_edgeq.tflite.op_facts import MOVING
+from pytest_edgeq.tflite.op_rules import RULES, WEIGHTED, OpRules, Weighted, keeps_scale
 from pytest_edgeq.tflite.options import op_options
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import ratio_text, unexpected_qparams
@@ -28,6 +29,8 @@ __all__ = [
     "SAME_SCALE",
     "WEIGHT_ZERO_POINT",
     "Violation",
+    "hands_on",
+    "is_shared",
     "violations",
     "violations_of",
 ]
@@ -149,7 +152,10 @@ def _operand(graph: OpGraph, op: Op, place: int) -> str:
     return f"constant operand {place}" if constant else f"input {place}"
 
 
-_DTYPE_FIX = "quantize all of its operands alike, or leave the op in float"
+_DTYPE_FIX = (
+    "quantize all of its operands alike, as a recipe does (recipe_static_wi8_ai8), or leave the op "
+    "in float"
+)
 
 
 def _dtypes(graph: OpGraph, op: Op, rules: OpRules) -> Iterator[Violation]:
@@ -337,6 +343,17 @@ def _weighted_dtypes(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violat
             )
         else:
             yield _mixed(op, told)
+    elif output.is_floating_point and not weight.is_constant and _of_constants(graph, op):
+        yield Violation(
+            DTYPES,
+            op,
+            f"it takes {data.dtype} and gives {output.dtype}",
+            "no kernel does, and one of the two is computed from constants alone (learned "
+            "queries): PT2E leaves such a product in float, and the converter takes the "
+            "dequantization in front of it away",
+            "quantize by a recipe (recipe_static_wi8_ai8), or leave the layer that takes the "
+            "constant in float",
+        )
     elif (
         output.dtype not in (data.dtype, rules.to.get(data.dtype))
         or (data.dtype == "uint8") != (weight.dtype == "uint8")
@@ -344,6 +361,25 @@ def _weighted_dtypes(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violat
         or (bias is not None and bias.dtype not in _bias_dtypes(graph, op, data))
     ):
         yield _mixed(op, told)
+
+
+def _of_constants(graph: OpGraph, op: Op) -> bool:
+    """Whether an operand is computed from constants alone."""
+    subgraph = graph.subgraphs[op.subgraph]
+
+    def is_fixed(index: int) -> bool:
+        left, seen = [index], {index}
+        while left:
+            each = left.pop()
+            maker = subgraph.producer.get(each)
+            if maker is None and not subgraph.tensors[each].is_constant:
+                return False
+            behind = [] if maker is None else [i for i in maker.inputs if i >= 0 and i not in seen]
+            left += behind
+            seen.update(behind)
+        return True
+
+    return any(is_fixed(index) for index in op.inputs if index >= 0)
 
 
 def _bias_dtypes(graph: OpGraph, op: Op, data: Tensor) -> tuple[str, ...]:
@@ -414,7 +450,12 @@ def _asymmetric(graph: OpGraph, op: Op, weight: Tensor, *, is_warning: bool) -> 
             is_warning=True,
         )
     fix = "quantize the weight symmetrically"
-    if not weight.is_constant:
+    if op.name == "EMBEDDING_LOOKUP":
+        fix = (
+            "dynamic PT2E quantization writes such tables: quantize the model by a recipe "
+            "(recipe_dynamic_wi8_afp32), or leave the embedding in float"
+        )
+    elif not weight.is_constant:
         fix = (
             "the weight is computed, and has the range of an activation: hold it in a buffer of "
             "the module, which is quantized as a weight, or leave the op in float"
@@ -452,6 +493,8 @@ def _bias(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violation]:
         ratios = (bias.scales / product).reshape(-1)
     wrong = ~(np.abs(ratios - 1) <= _OBSERVED)
     if wrong.any():
+        # The converter (litert-torch 0.10.0) writes it so: the kernels add as much more or less.
+        shared = is_shared(graph, op, data.index)
         yield Violation(
             BIAS_SCALE,
             op,
@@ -460,7 +503,55 @@ def _bias(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violation]:
             "the kernels add the bias's codes as multiples of input scale × weight scale, and do "
             "not look at its own",
             "write the bias with scale = input scale × weight scale",
+            is_warning=shared,
         )
+
+
+def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:
+    scale, zero_point = parameters
+    return qparams(tensor) == (float(np.float32(scale)), zero_point)
+
+
+def is_shared(
+    graph: OpGraph, op: Op, index: int, given: Collection[tuple[float, int]] = ()
+) -> bool:
+    """
+    Whether the input of an op is also read by an op that passes its scale on.
+
+    The converter (litert-torch 0.10.0) gives it the scale of a pool or a resize behind, and leaves
+    the bias of a convolution beside as it was written, for the scale that it was observed to have.
+    Where the quantizer gave that scale, the op that hands it on need not have it as well.
+
+    Args:
+        graph: The file.
+        op: With a bias.
+        index: Its input.
+        given: Scale and zero point of each activation, as the quantizer gave them.
+    """
+    subgraph = graph.subgraphs[op.subgraph]
+    above = {op.index}
+    own = qparams(subgraph.tensors[index])
+    while True:
+        others = (each for each in subgraph.ops if index in each.inputs)
+        keeping = [o for o in others if keeps_scale(o.name) and o.index not in above]
+        if any(qparams(subgraph.tensors[each.outputs[0]]) == own for each in keeping):
+            return True
+        if keeping and any(_has(subgraph.tensors[index], each) for each in given):
+            return True
+        maker = subgraph.producer.get(index)
+        if maker is None or maker.name not in MOVING or not hands_on(graph, maker):
+            return False
+        index = maker.inputs[0]
+        above.add(maker.index)
+
+
+def hands_on(graph: OpGraph, op: Op) -> bool:
+    """Whether an op gives the codes that it takes, in the scale that it takes them in."""
+    if not keeps_scale(op.name):
+        return False
+    taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
+    same = np.array_equal(taken.scales, made.scales)
+    return same and np.array_equal(taken.zero_points, made.zero_points)
 
 
 def _shifts(graph: OpGraph, op: Op) -> Iterator[Violation]:

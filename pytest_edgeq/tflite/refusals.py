@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from pytest_edgeq.tflite.conformance import violations_of
 from pytest_edgeq.tflite.cut import cut_ops
 from pytest_edgeq.tflite.flatbuffer import printable
 from pytest_edgeq.tflite.graph import OpGraph
@@ -19,31 +20,6 @@ __tracebackhide__ = True
 
 # What the kernels' own words mean, and the way out.
 _KNOWN_REFUSALS = (
-    (
-        re.compile(r"embedding_lookup\.cc.*zero_point"),
-        "the kernel takes only symmetric tables (zero point 0) and this one is not. Dynamic PT2E "
-        "quantization writes such tables: quantize the model with a recipe "
-        "(recipe_dynamic_wi8_afp32), or keep the embedding in float.",
-    ),
-    (
-        re.compile(r"activations\.cc.*(scale not near|params\.(scale|zero_point) == )"),
-        "the int8 softmax and sigmoid kernels write fixed output parameters (scale 1/256, zero "
-        "point −128), and this file has others: quantize by a recipe (recipe_static_wi8_ai8), "
-        "which writes these, annotate the output with FixedQParamsQuantizationSpec(scale=1/256, "
-        "zero_point=-128), or leave the op in float.",
-    ),
-    (
-        re.compile(r"params\.(scale|zero_point) [!=]= .*params\.(scale|zero_point)"),
-        "this kernel hands codes on as they are, so its output must have the scale and the zero "
-        "point of its input: quantize both with one range (SharedQuantizationSpec), or leave the "
-        "op in float. In a file that was sound, the op is another than it was.",
-    ),
-    (
-        re.compile(r"batch_matmul\.cc.*data->type == "),
-        "the kernel takes int8 beside floats as its second operand alone, and here it is the "
-        "first, or another dtype. A dynamic recipe makes int8 of a constant in either place: let "
-        "the model compute (bᵀ aᵀ)ᵀ in place of a b, or leave the op in float.",
-    ),
     (
         re.compile(r"div\.cc.*data\[i\] != zero_point"),
         "a divisor is the code of 0, for which the kernel ends the run: what is less than half a "
@@ -62,13 +38,6 @@ _KNOWN_REFUSALS = (
         "the kernel does not know the sum that the converter writes for values that meet in one "
         "place (scatter_add, index_add, F.fold): multiply by a constant matrix in place of it, and "
         "fold by a transposed convolution with weights of 0 and 1.",
-    ),
-    (
-        re.compile(r"fully_connected\.cc.*output->type == kTfLiteUInt8"),
-        "it takes int8 and gives float32, and no kernel does. PT2E leaves the product of two "
-        "activations in float, and the converter takes the dequantization in front of it away "
-        "where one of them is computed from constants alone (learned queries): quantize by a "
-        "recipe (recipe_static_wi8_ai8), or leave the layer that takes the constant in float.",
     ),
     (
         re.compile(r"Tensor data is null"),
@@ -160,8 +129,11 @@ def refusal(
     missing = _MISSING.search(error)
     op, name = _refusing_op(error, graph, missing, load)
     place = f": {name}" if op is None and name else "" if op is None else f": {where(op)}"
+    broken = None if op is None else next(violations_of(graph, op), None)
     if missing is not None:
         meaning: str | None = _lacks(graph, op, missing, load)
+    elif broken is not None and not broken.is_warning:
+        meaning = broken.sentence
     elif op is not None and _UNNAMED in error:
         meaning = _no_kernel(graph, op)
     else:
@@ -198,6 +170,11 @@ def _refusing_op(
     if tensor is not None:
         # The delegate names a tensor of the first subgraph, and itself as the node.
         return next((op for op in graph.subgraphs[0].ops if int(tensor[1]) in op.inputs), None), ""
+    delegated = re.search(r"failed to [a-z ]+ ([A-Z0-9_]+) node #(\d+)", error)
+    if delegated is not None:
+        name, number = delegated[1], int(delegated[2])
+        ops = [op for op in graph.subgraphs[0].ops if (op.index, op.name) == (number, name)]
+        return (ops[0] if ops else None), ""
     node = re.search(r"Node number (\d+) \((\w+)\)", error)
     if node is None or node[2].startswith("TfLite"):  # the delegate, which is no op of the file
         return None, ""

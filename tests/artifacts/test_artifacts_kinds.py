@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fixtures.shipped import FACES, shipped
-from fixtures.tflite.kinds import KINDS, Kind
+from fixtures.tflite.kinds import KINDS, Kind, reordered
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Edgeq
 from pytest_edgeq.tflite.graph import OpGraph
@@ -57,6 +57,33 @@ def test_its_damaged_sibling_fails(loader: Edgeq, name: str) -> None:
 
     with pytest.raises(AssertionError, match="the file in float does not compute"):
         loader.check(model, kind.inputs)
+
+
+@pytest.mark.parametrize("shapes", [(32, 32), (32, 24)], ids=["by value", "by shape"])
+def test_outputs_in_another_order_are_told(loader: Edgeq, shapes: tuple[int, int]) -> None:
+    """A reference that returns them in the interpreter's order, as a tuple."""
+    kind = reordered(shapes=shapes)
+    model = loader.load(kind.content, reference=lambda x: [*kind.reference(x).values()][::-1])
+
+    for call in (loader.check, loader.compare):
+        with pytest.raises((AssertionError, ValueError)) as caught:
+            call(model, kind.inputs)
+        assert (
+            "outputs are in another order: the file's 'output_1' is the reference's 'output_0', "
+            "the file's 'output_0' is the reference's 'output_1'"
+        ) in str(caught.value)
+        assert "does not compute" not in str(caught.value)
+
+
+def test_another_output_is_no_other_order(loader: Edgeq) -> None:
+    """Values that are near none of the reference's are wrong, and not exchanged."""
+    kind = reordered()
+    model = loader.load(kind.content, reference=lambda x: [*kind.reference(x + 3).values()])
+
+    with pytest.raises(AssertionError) as caught:
+        loader.check(model, kind.inputs)
+
+    assert "another order" not in str(caught.value)
 
 
 def test_whole_codes_given_as_fractions_are_found(loader: Edgeq) -> None:

@@ -175,7 +175,7 @@ def test_non_strict_export_leaves_additions_in_float(maker: Edgeq, still: Still)
 
 @pytest.mark.known_bug(
     "litert-torch 0.10.0",
-    then="the sentence on symmetric tables in tflite/refusals.py goes, with its tests",
+    then="the fix for EMBEDDING_LOOKUP in tflite/conformance.py goes, with its tests",
 )
 def test_a_dynamic_embedding_cannot_be_loaded(maker: Edgeq, still: Still) -> None:
     """Its table gets zero points, which the kernel refuses; the converter says nothing."""
@@ -187,7 +187,7 @@ def test_a_dynamic_embedding_cannot_be_loaded(maker: Edgeq, still: Still) -> Non
         lambda: maker.quantize(model, sample, quantizer="pt2e_dynamic_int8"),
         RuntimeError,
         "cannot load the .tflite file: EMBEDDING_LOOKUP at embed",
-        "only symmetric tables (zero point 0) and this one is not",
+        "expected 0: its kernels take 0 whatever the file says, or refuse the file",
         "recipe_dynamic_wi8_afp32",
     )
     # The way out that the text names.
@@ -332,7 +332,7 @@ class _Resized(nn.Module):
         return nn.functional.interpolate(self.stem(image), scale_factor=1.5, mode=self.mode)
 
 
-@pytest.mark.known_bug("litert-torch 0.10.0", then="its entry in `localize.cause.WAYS_OUT` goes")
+@pytest.mark.known_bug("litert-torch 0.10.0", then="`localize.cause.NEAREST` goes")
 def test_the_nearest_pixel_is_another(maker: Edgeq, still: Still) -> None:
     """Torch takes floor(i / factor), the file the pixel at the centre; −0.1 dB without a word."""
     calibration, evaluation = normals(8, 1, 3, 8, 8, seed=1), normals(4, 1, 3, 8, 8, seed=2)
@@ -347,10 +347,10 @@ def test_the_nearest_pixel_is_another(maker: Edgeq, still: Still) -> None:
     )
     told = gate(maker, broken, evaluation)
     assert re.match(
-        r"RESIZE_NEAREST_NEIGHBOR #\d+: the file in float does not compute what torch does: .*; "
-        r"litert-torch takes the pixel at the centre, and torch's "
+        r"RESIZE_NEAREST_NEIGHBOR #\d+: the file in float does not compute what torch does: .*\n"
+        r"cause: the op takes the pixel at the centre \(half_pixel_centers\), and torch's "
         r'mode="nearest" the one at floor\(i / factor\), which is another unless the factor is a '
-        r'whole number: take mode="nearest-exact" in the model, which is converted as it is',
+        r'whole number\nfix: take mode="nearest-exact" in the model, which is converted as it is',
         told,
     ), told
     assert "report it" not in told.partition("[2]")[0]

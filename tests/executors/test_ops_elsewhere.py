@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fixtures.models import ResidualNet, samples, seeded
+from fixtures.tflite.layered import dense, run, write
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check import CheckResult, check
 from pytest_edgeq.executors import chunks
@@ -141,6 +142,27 @@ def test_a_file_that_does_not_fit_is_a_finding(given: list[Any], threads: Thread
     assert _checked(loaded, _late(given), threads(2)) == alone
 
 
+@pytest.mark.parametrize("kind", ["int8", "float32"])
+@pytest.mark.parametrize("factor", [1.0, 1.2])
+def test_few_outputs_of_a_callable_are_judged_together(
+    kind: str, factor: float, threads: Threads
+) -> None:
+    """Over all samples, wherever these are measured; one has a probability near 0."""
+    layers = dense(3, (12, 24, 1), "LOGISTIC")
+    draw = np.random.default_rng(0)
+    calibration = 3 * draw.normal(size=(64, 12)).astype(np.float32)
+    file = write(layers, kind, calibration)
+
+    def reference(x: Any) -> Any:
+        return run(layers, x * factor)
+
+    loaded = Edgeq().load(file, reference=reference)
+    inputs = [each[None] for each in calibration[:12]]
+    alone = Edgeq().localize(loaded, inputs)
+    assert (alone.culprit is not None) == (factor != 1)
+    assert repr(Edgeq().localize(loaded, inputs, executor=threads(3))) == repr(alone)
+
+
 def test_the_float_form_that_leaves_torch_is_told(
     quantized: QuantizedModel, given: list[Any], threads: Threads
 ) -> None:
@@ -154,7 +176,7 @@ def test_the_float_form_that_leaves_torch_is_told(
     loaded = Edgeq().load(quantized.tflite, reference=other)
     inputs = _late(given)
     alone = Edgeq().localize(loaded, inputs)
-    assert "the file in float does not compute what torch does" in repr(alone)
+    assert "the file in float does not compute what the reference does" in repr(alone)
     assert repr(Edgeq().localize(loaded, inputs, executor=threads(3))) == repr(alone)
 
 

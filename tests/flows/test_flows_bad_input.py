@@ -696,8 +696,11 @@ def test_a_product_in_float_of_codes(maker: Edgeq) -> None:
         maker.quantize(model, x[0], quantizer="pt2e_static_int8", calibration=x)
     first, second = str(caught.value).splitlines()[:2]
     assert first.startswith("the xnnpack runtime cannot load the .tflite file: FULLY_CONNECTED at ")
-    assert second.startswith("cause: it takes int8 and gives float32, and no kernel does. ")
-    assert "(learned queries): quantize by a recipe (recipe_static_wi8_ai8)" in second
+    assert second.startswith("cause: it takes int8 and gives float32: no kernel does, and one of ")
+    assert (
+        "takes the dequantization in front of it away; quantize by a recipe (recipe_static_wi8_ai8)"
+        in second
+    )
     made = maker.quantize(model, x[0], quantizer="recipe_static_wi8_ai8", calibration=x)
     assert maker.compare(made, [(normal(1, 20, 8, seed=99),)]).total.sqnr_db > 10
 
@@ -784,7 +787,7 @@ class _Quotient(nn.Module):
         (
             _FromTheLeft,
             "recipe_dynamic_wi8_afp32",
-            "int8 beside floats as its second operand alone",
+            "codes beside floats as the second operand alone",
         ),
         (_Quotient, "recipe_static_wi8_ai8", "a divisor is the code of 0"),
     ],

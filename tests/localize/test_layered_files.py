@@ -202,7 +202,8 @@ def _onnx(layers: list[Layer], shape: tuple[int, ...]) -> Any:
             value = node("Sigmoid" if layer.op == "LOGISTIC" else "Softmax", [value])
         value = node("Relu", [value]) if layer.relu else value
     taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, *shape])
-    made = helper.make_tensor_value_info(value, TensorProto.FLOAT, None)
+    count = next(len(each.bias) for each in layers[::-1] if each.bias is not None)
+    made = helper.make_tensor_value_info(value, TensorProto.FLOAT, [1, count])
     graph = helper.make_graph(nodes, "net", [taken], [made], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.checker.check_model(model)

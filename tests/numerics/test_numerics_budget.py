@@ -198,8 +198,8 @@ def test_metric_that_an_output_lacks_is_an_error() -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Budget(max_lsb_error=1).violations(output_of([1.0], [1.0], None), "total")
     message = (
-        "top1_agreement: output 'scores' is float32 and has fewer than 2 elements on its last axis "
-        "and so no top-1 class; bound cosine_similarity instead"
+        "top1_agreement: output 'scores' is float32 and has no classes: it is not of rank 2 with 2 "
+        "elements or more a row; bound cosine_similarity instead"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Budget(top1_agreement=1).needed(output_of([1.0], [1.0]))

@@ -36,8 +36,8 @@ def stage(error: float) -> StageErrors:
     """Return the errors of a quantized and a float output that are off by this."""
     accumulator = StageAccumulator([BorderSpec("scores", 0.5), BorderSpec("boxes")])
     accumulator.update(
-        [np.array([4.0, 1.0]), np.array([8.0])],
-        [np.array([4.0, 1.0 + error]), np.array([8.0 - 2 * error])],
+        [np.array([[4.0, 1.0]]), np.array([8.0])],
+        [np.array([[4.0, 1.0 + error]]), np.array([8.0 - 2 * error])],
     )
     return accumulator.result()
 

@@ -56,7 +56,7 @@ def test_metrics_of_a_known_case() -> None:
 
 def test_equal_outputs() -> None:
     """Equal sides have no error, infinite SQNR and a cosine of exactly 1."""
-    errors = measure(([0.1, 0.7, -0.3], [0.1, 0.7, -0.3]), scale=0.1)
+    errors = measure(([[0.1, 0.7, -0.3]], [[0.1, 0.7, -0.3]]), scale=0.1)
     assert (errors.max_abs_error, errors.rmse, errors.max_lsb_error) == (0.0, 0.0, 0.0)
     assert (errors.sqnr_db, errors.worst_sample_sqnr_db) == (math.inf, math.inf)
     assert (errors.cosine_similarity, errors.top1_agreement) == (1.0, 1.0)
@@ -116,9 +116,9 @@ def test_a_degenerate_sample_is_not_the_worst() -> None:
 def test_nonfinite_values_are_counted_by_side_and_spoil_every_metric() -> None:
     """One NaN or infinity among good samples makes every metric of that output NaN."""
     errors = measure(
-        ([1.0, 5.0], [1.0, 2.0]),
-        ([math.nan, 1.0, math.inf], [1.0, math.nan, 1.0]),
-        ([1.0, math.inf], [1.0, math.inf]),
+        ([[1.0, 5.0]], [[1.0, 2.0]]),
+        ([[math.nan, 1.0, math.inf]], [[1.0, math.nan, 1.0]]),
+        ([[1.0, math.inf]], [[1.0, math.inf]]),
         scale=1.0,
     )
     assert (errors.nonfinite_reference, errors.nonfinite_actual, errors.nonfinite) == (3, 2, 5)
@@ -127,7 +127,7 @@ def test_nonfinite_values_are_counted_by_side_and_spoil_every_metric() -> None:
     assert not errors.degenerate
     assert errors.worst_sample == 1
     assert errors.max_abs_index is not None
-    assert (errors.max_abs_index.sample, errors.max_abs_index.index) == (1, (0,))
+    assert (errors.max_abs_index.sample, errors.max_abs_index.index) == (1, (0, 0))
 
 
 def test_nonfinite_zeros_are_not_degenerate() -> None:

@@ -120,10 +120,12 @@ def test_lsb_error_may_be_infinite() -> None:
     [
         ([[1, 2], [2, 1]], [[0, 9], [9, 0]], (2, 2)),
         ([[1, 2], [2, 1]], [[9, 0], [9, 0]], (1, 2)),
-        ([1, 2, 2], [0, 0, 5], (1, 1)),  # a tie in the reference: either is right
-        ([1, 2], [5, 5], (0, 1)),  # a tie in actual: the first decides, here the wrong one
-        ([2, 1], [5, 5], (1, 1)),
+        ([[1, 2, 2]], [[0, 0, 5]], (1, 1)),  # a tie in the reference: either is right
+        ([[1, 2]], [[5, 5]], (0, 1)),  # a tie in actual: the first decides, here the wrong one
+        ([[2, 1]], [[5, 5]], (1, 1)),
         ([[1], [2]], [[1], [2]], (0, 0)),
+        ([1, 2], [1, 2], (0, 0)),  # of another rank the last axis may be anything
+        ([[[1, 2], [3, 4]]], [[[1, 2], [3, 4]]], (0, 0)),
         (3, 3, (0, 0)),
     ],
 )

@@ -208,3 +208,16 @@ def test_what_cannot_be_localized_does_not_hide_the_failure(run_test: Run) -> No
             "E *layer to blame: not known, as localizing failed: RuntimeError: no kernels",
         ]
     )
+
+
+def test_a_verbose_run_names_what_a_loaded_file_breaks(pytester: pytest.Pytester) -> None:
+    """At the end, as the file may be loaded to be compared alone."""
+    row = {"dtype": "int8", "shape": (1, 8)}
+    taken, made = ({**row, "scales": [each]} for each in (0.1, 0.2))
+    content = one_op("RESHAPE", [taken], [made], "ReshapeOptions", newShape=[1, 8])
+    (pytester.path / "wrong.tflite").write_bytes(content)
+    pytester.makepyfile("def test_it(edgeq):\n    edgeq.load('wrong.tflite')")
+    line = "Info: wrong: same_scale: RESHAPE #0: its output has scale 0.2, which is 2 × *"
+
+    pytester.runpytest("-v").stdout.fnmatch_lines([line])
+    pytester.runpytest().stdout.no_fnmatch_line(line)

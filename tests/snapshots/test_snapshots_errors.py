@@ -395,6 +395,17 @@ def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
     assert text.startswith("errors appeared: conversion, output 'logits': rmse\n")
 
 
+def test_a_top1_class_that_is_measured_no_more_is_no_failure(check: Check, data: Data) -> None:
+    """Baselines hold it of outputs of any rank; where the output itself is gone, it fails."""
+    held = {**data, "errors": [*data["errors"], row("top1_agreement", 0.9, 0.8, 1.0)]}
+    check(held, "new")
+
+    check(data)
+
+    gone = {**data, "errors": data["errors"][:1]}
+    assert "total, output 'logits': sqnr_db and 2 more" in failure(check, gone)
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

@@ -1,0 +1,148 @@
+"""References that quantize by themselves: graphs of PT2E, eager and FX mode, and int8 files."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import normal, seeded
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
+from tests.detection.edits import edited, ops_of
+from tests.detection.flatfile import FlatFile
+
+pytestmark = pytest.mark.filterwarnings("ignore:edgeq.check. baselines were not checked")
+
+NOTE = "quantizes by itself: its outputs were compared with the file's"
+
+
+class Small(nn.Module):
+    """A convolution with its batch norm, and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give scores."""
+        scores: torch.Tensor = self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
+        return scores
+
+
+CALIBRATION = [normal(1, 3, 12, 12, seed=i) for i in range(16)]
+SAMPLES = [normal(1, 3, 12, 12, seed=100 + i) for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
+    """Quantize, load and check; writes into a folder of the module's own."""
+    return Edgeq(directory=tmp_path_factory.mktemp("quantized"))
+
+
+@pytest.fixture(scope="module")
+def quantized(maker: Edgeq) -> QuantizedModel:
+    """An int8 file."""
+    return maker.quantize(seeded(Small), (CALIBRATION[0],), calibration=CALIBRATION)
+
+
+def _graph(*, folded: bool) -> torch.nn.Module:
+    """The graph that a user converts by PT2E himself."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        program = torch.export.export(seeded(Small), (CALIBRATION[0],), strict=True)
+        prepared = prepare_pt2e(program.module(), pt2e_preset("pt2e_static_int8"))
+        with torch.no_grad():
+            for each in CALIBRATION:
+                prepared(each)
+        graph: torch.nn.Module = convert_pt2e(prepared, fold_quantize=folded)
+    return graph
+
+
+def _damaged(tflite: bytes) -> tuple[bytes, int]:
+    """The file with the greatest weight of its convolution negated."""
+    file = FlatFile(tflite)
+    op = ops_of(file, "CONV_2D")[0]
+
+    def change(values: np.ndarray[Any, Any]) -> None:
+        peak = np.abs(values.astype(np.int64)).argmax()
+        values.flat[peak] = -values.flat[peak]
+
+    edited(file, op, 1, change)
+    return file.content(), op
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_graph_of_pt2e_is_compared_op_by_op(
+    maker: Edgeq, quantized: QuantizedModel, folded: bool
+) -> None:
+    """By the float graph in it: equal outputs say nothing of the file in float."""
+    graph = _graph(folded=folded)
+    sound = maker.load(quantized.tflite, reference=graph, name="net")
+    assert maker.compare(sound, SAMPLES).total.sqnr_db > 40
+    maker.check(sound, SAMPLES)
+
+    file, op = _damaged(quantized.tflite)
+    errors = maker.localize(maker.load(file, reference=graph, name="net"), SAMPLES)
+    assert errors.culprit is not None
+    assert errors.culprit.index == op
+    with pytest.raises(AssertionError, match="CONV_2D"):
+        maker.check(maker.load(file, reference=graph, name="net"), SAMPLES)
+
+
+def _by_fx() -> Any:
+    from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
+
+    mapping = get_default_qconfig_mapping("x86")
+    prepared = quantize_fx.prepare_fx(seeded(Small), mapping, (CALIBRATION[0],))
+    for each in CALIBRATION:
+        prepared(each)
+    return quantize_fx.convert_fx(prepared)
+
+
+def _by_eager_mode() -> Any:
+    quantization: Any = torch.ao.quantization
+    model = quantization.QuantWrapper(seeded(Small))
+    quantization.fuse_modules(model, [["module.conv", "module.norm"]], inplace=True)
+    model.qconfig = quantization.get_default_qconfig("x86")
+    prepared = quantization.prepare(model)
+    for each in CALIBRATION:
+        prepared(each)
+    return quantization.convert(prepared)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("make", [_by_fx, _by_eager_mode])
+def test_a_model_of_torch_ao_is_compared_at_the_outputs(
+    maker: Edgeq, quantized: QuantizedModel, make: Any
+) -> None:
+    """And a note says so; its rounding is not the file's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reference = make()
+    loaded = maker.load(quantized.tflite, reference=reference, name="net")
+    assert 20 < maker.compare(loaded, SAMPLES).total.sqnr_db < 60
+    with pytest.warns(UserWarning, match=f"torch {NOTE}"):
+        maker.check(loaded, SAMPLES)
+
+
+def test_a_quantized_file_is_compared_at_the_outputs(
+    maker: Edgeq, quantized: QuantizedModel
+) -> None:
+    """Another build, as a `QuantizedModel` or as its bytes."""
+    for reference in (quantized, quantized.tflite):
+        loaded = maker.load(quantized.tflite, reference=reference, name="net")
+        assert maker.compare(loaded, SAMPLES).total.max_abs_error == 0
+        with pytest.warns(UserWarning, match=f"the reference file {NOTE}"):
+            maker.check(loaded, SAMPLES)
+    file, _ = _damaged(quantized.tflite)
+    total = maker.compare(maker.load(file, reference=quantized, name="net"), SAMPLES).total
+    assert total.max_abs_error > 0
