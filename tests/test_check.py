@@ -18,6 +18,8 @@ from torch import nn
 from fixtures.models import ConvBnRelu, TwoInputs, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.agree import AgreementResult
+from pytest_edgeq.check.gate import _by_runtimes
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.findings import (
@@ -33,7 +35,10 @@ from pytest_edgeq.numerics.findings import (
     OP_DTYPES_CHANGED,
     OP_IN_FLOAT,
     OTHER_DATA,
+    RUNTIMES_DIFFER,
     USELESS,
+    WRONG_OP,
+    WRONG_RESULT,
     Finding,
     Harm,
     Place,
@@ -295,6 +300,27 @@ def test_a_cause_is_told_once() -> None:
         "",
         "no baseline was stored: a model must be sound first",
     ]
+
+
+def test_what_other_runtimes_gave_is_said_of_a_wrong_result() -> None:
+    """Only where check has run them, and of the op itself."""
+    wrong = Finding(kind=WRONG_RESULT, place=Place("op", "CONV_2D", 3), symptom="90 LSB off")
+    apart = Finding(
+        kind=RUNTIMES_DIFFER, place=Place("runtime", "xnnpack", 3), headline="xnnpack differs"
+    )
+    elsewhere = replace(apart, place=Place("runtime", "xnnpack", 2))
+    names = ("builtin", "xnnpack", "compiled")
+
+    def said(found: Finding, ran: tuple[str, ...], *differ: Finding) -> list[str]:
+        return _by_runtimes(found, AgreementResult((), differ, ran, ()))
+
+    assert said(wrong, names) == [
+        "no kernel of one runtime alone: builtin, xnnpack and compiled agree"
+    ]
+    assert said(wrong, names, apart) == ["xnnpack differs"]
+    assert said(wrong, names, elsewhere) == []
+    assert said(wrong, names[:1]) == []
+    assert said(replace(wrong, kind=WRONG_OP), names) == []
 
 
 @pytest.mark.slow

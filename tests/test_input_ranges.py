@@ -9,7 +9,7 @@ import torch
 
 from fixtures.models import seeded
 from pytest_edgeq import Edgeq
-from pytest_edgeq.numerics.findings import CLIPPED_INPUT, COARSE_INPUT
+from pytest_edgeq.numerics.findings import CLIPPED_INPUT, COARSE_INPUT, INPUT_KINDS
 from pytest_edgeq.tflite.input_quantization import quantized_inputs
 from tests.detection.nets import Mlp
 
@@ -52,6 +52,8 @@ def test_a_sound_calibration_has_no_finding(maker: Edgeq, flow: str) -> None:
     )
     assert list(quantized_inputs(quantized.graph, quantized.graph.signatures[0]))
     assert maker.compare(quantized, _rows(16, 2)).health == ()
+    errors = maker.localize(quantized, _rows(16, 2))
+    assert errors.finding.kind not in INPUT_KINDS
 
 
 @pytest.mark.sweep(2)
@@ -69,6 +71,11 @@ def test_another_calibration_is_found(maker: Edgeq, flow: str, calibration: str)
     with pytest.raises(AssertionError, match=f"^health: {expected}: input 'args_0': ") as caught:
         maker.check(quantized, _rows(16, 2))
     assert "layer to blame" not in str(caught.value)
+    assert "stands out" not in str(caught.value)
+    # Nor is a layer blamed by itself.
+    errors = maker.localize(quantized, _rows(16, 2))
+    assert errors.culprit is None
+    assert (errors.finding.kind, errors.finding.where) == (expected, "input 'args_0'")
 
 
 def test_an_input_that_stays_in_float_has_no_range(maker: Edgeq) -> None:

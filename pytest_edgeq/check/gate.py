@@ -226,8 +226,9 @@ class Gate:
         blamed = [row for row in layers.rows if row.verdict == LOWERING]
         if any(row.records or not self._of_torch for row in blamed):
             first, *others = layers.wrong
-            told = replace(self._explained(first, layers, agreed), headline=first.sentence)
-            self.verdict.add(replace(told, evidence=tuple(layers.overview.splitlines())))
+            told = self._explained(first, layers, agreed)
+            evidence = (*told.evidence, *layers.overview.splitlines())
+            self.verdict.add(replace(told, evidence=evidence))
             if not layers.of_another_model:
                 self.verdict.add(*(self._explained(each, layers, agreed) for each in others))
         # One step is what any kernel rounds.
@@ -328,7 +329,7 @@ def _by_runtimes(found: Finding, agreed: AgreementResult) -> list[str]:
     apart = [each for each in agreed.apart if each.kind == RUNTIMES_DIFFER]
     if not apart:
         *first, last = agreed.ran
-        return [f"not one runtime's kernel: {', '.join(first)} and {last} give the same"]
+        return [f"no kernel of one runtime alone: {', '.join(first)} and {last} agree"]
     return [each.title for each in apart if each.place.op == found.place.op]
 
 
