@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import linecache
 import re
-from collections.abc import Iterable, Iterator
+import sysconfig
+import traceback
+import types
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.versions import producer, requirement, untried
 
-__all__ = ["refusal", "refuser"]
-
-
-def refuser(error: Exception) -> str:
-    """Name the library that raised an error: the export of torch, or the converter."""
-    exported = type(error).__module__.startswith(("torch._dynamo", "torch.fx", "torch._export"))
-    return "torch.export" if exported else "the converter"
+__all__ = ["refusal"]
 
 
 # By who refuses, where its words are not known.
 _HINTS = {
-    "torch.export": (
-        "the model's forward must be traceable: no Python branch on a tensor's values "
-        "(torch.where instead), no data-dependent shapes"
-    ),
+    "torch.export": "its forward runs on the sample inputs, and fails while torch traces it",
     "the quantizer": (
         "its annotations do not fit the exported graph; a part of the model that it does not "
         "know can be left in float by a subclass that overrides annotate, or quantized by a "
@@ -40,29 +36,50 @@ _HINTS = {
     ),
 }
 
-# What the libraries' own words mean (litert-torch 0.10.0).
+_BY_VALUES = (
+    "its forward must be traceable: no Python branch on a tensor's values (torch.where instead), "
+    "no sizes or indices that come from a tensor's values (.item(), x[x > 0])"
+)
+
+# What the words of torch.export mean (torch 2.13).
+_OF_TRACES = (
+    (re.compile("[Dd]ata-dependent"), _BY_VALUES),
+    (
+        re.compile(r"\.numpy\(\) is not supported|can't convert .* to numpy"),
+        "it computes in numpy, which no trace can follow: use torch's functions in forward",
+    ),
+)
+
+# What the converter's own words mean (litert-torch 0.10.0).
 _KNOWN = (
+    (re.compile("ConcretizationTypeError|NonConcreteBooleanIndexError"), _BY_VALUES),
     # It lowers no output that is None.
     (
         re.compile("contained a None item"),
         "its forward gives None among its outputs; wrap it in a module that gives tensors",
-    ),
-    # It takes a size left open for -2^63 in a linear layer.
-    (
-        re.compile(re.escape("[-9223372036854775808")),
-        "it takes a size left open for -2^63 in front of a linear layer: give no "
-        'dynamic_shapes, but a signature for each size: sample_inputs={"one": …, "two": …}',
     ),
     (
         re.compile("Lowering not found: cond"),
         "litert-torch lowers no torch.cond; compute both branches and choose between them: "
         "torch.where(condition, one, other)",
     ),
+    (
+        re.compile("Lowering not found: while_loop"),
+        "litert-torch lowers no while_loop; repeat the steps a fixed number of times in Python",
+    ),
     # It cannot name the outputs of a namedtuple.
     (
         re.compile("'type' object is not iterable"),
         "its forward gives a namedtuple; wrap it in a module that gives a plain tuple or a dict",
     ),
+)
+
+# How it fails on a size that dynamic_shapes leave open, which it reads as -2^63 or a tracer.
+_OPEN_SIZE = re.compile("JitTracer|-9223372036854775808|-18446744073709551616|RankedTensorType")
+
+_OPEN = (
+    "litert-torch does not lower the op that the last lines name with sizes left open ({}): give "
+    'no dynamic_shapes, but a signature for each size: sample_inputs={{"one": …, "two": …}}'
 )
 
 # The same, of a graph that a quantizer has annotated.
@@ -121,7 +138,8 @@ def refusal(
 
     Args:
         name: Of the model.
-        who: Refuses it: `torch.export`, `the quantizer`, `calibration sample 3`, `the converter`.
+        who: Refuses it: `torch.export`, `the quantizer`, `calibration sample 3`, `the converter`
+            (which calls torch.export).
         error: As it came.
         tried: The user's own models, where it may be these that fail, and not who traces them.
         is_annotated: Whether a quantizer has annotated the graph that is refused.
@@ -136,6 +154,10 @@ def refusal(
                 "fix: give inputs that the model takes in eval mode; no quantizer is involved"
                 f"{_as_floats(traced)}"
             )
+    if who == "the converter" and any(map(_is_export, _frames(error))):
+        who = "torch.export"
+    if who == "torch.export":
+        return _untraceable(name, error, tried)
     words = _words(error)
     if (innermost := _innermost(error)) is not error:
         words += f"\ncause: {_words(innermost)}"
@@ -154,6 +176,10 @@ def refusal(
         unknown = [name for traced in tried for name in _unknown_transposed(traced.model)]
         if unknown:
             return f"{who} refuses {name}: {_TRANSPOSED.format(', '.join(unknown))}\n{words}"
+    if who == "the converter" and _OPEN_SIZE.search(words):
+        sizes = [told for traced in tried for told in _open_sizes(traced)]
+        if sizes:
+            return f"{who} refuses {name}: {_OPEN.format(', '.join(sizes))}\n{words}"
     meanings = (*_KNOWN, *(_OF_ANNOTATIONS if is_annotated else ()))
     known = (hint for symptom, hint in meanings if symptom.search(words))
     hint = next(known, None)
@@ -168,13 +194,83 @@ def refusal(
     return f"{who} {verb} {name}: {hint}\n{words}"
 
 
+def _untraceable(name: str, error: Exception, tried: Sequence[litert.Traced]) -> str:
+    """Say what torch.export fails on, and the line of the model where it does."""
+    innermost = _innermost(error)
+    told = f"{_words(error)}\n{_words(innermost)}"
+    hint = next((hint for symptom, hint in _OF_TRACES if symptom.search(told)), None)
+    lines = [f"torch.export refuses {name}: {hint or _HINTS['torch.export']}"]
+    packages = {
+        type(module).__module__.partition(".")[0]
+        for traced in tried
+        for module in traced.model.modules()
+    } - {"torch"}
+    frames = [frame for frame in _frames(error) if _is_own(frame, packages)]
+    if frames:
+        frame, line = frames[-1]
+        code = frame.f_code
+        source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
+        lines.append(f"at {code.co_filename}:{line}, in {code.co_name}: {source}")
+    # Behind the first paragraph torch tells how to debug it.
+    return "\n".join([*lines, _words(innermost).partition("\n\n")[0]])
+
+
+def _frames(error: BaseException) -> list[tuple[types.FrameType, int]]:
+    """Return the frames that a chain of errors has passed, each with its line, innermost last."""
+    frames: list[tuple[types.FrameType, int]] = []
+    each: BaseException | None = error
+    while each is not None:
+        frames += traceback.walk_tb(each.__traceback__)
+        each = _before(each)
+    return frames
+
+
+def _is_export(frame: tuple[types.FrameType, int]) -> bool:
+    """Whether it is the call of `torch.export.export`, which traces the model's forward."""
+    code = frame[0].f_code
+    return code.co_name == "export" and code.co_filename == torch.export.__file__
+
+
+def _is_own(frame: tuple[types.FrameType, int], packages: Collection[str]) -> bool:
+    """
+    Whether a frame runs the model's own code.
+
+    Args:
+        frame: With its line.
+        packages: Those that define the classes of the model's modules.
+    """
+    file = Path(frame[0].f_code.co_filename)
+    if str(frame[0].f_globals.get("__name__")).partition(".")[0] in packages:
+        return True
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+    return not (is_installed or file.is_relative_to(_OURS) or file.is_relative_to(_STANDARD))
+
+
+_OURS, _STANDARD = Path(__file__).parents[1], sysconfig.get_path("stdlib")
+
+
+def _open_sizes(traced: litert.Traced) -> Iterator[str]:
+    """Name the axes whose length is left open, by the input."""
+    if traced.dynamic_shapes is None:
+        return
+    program = litert.export(traced, nodes_only=True)
+    for node in program.graph.find_nodes(op="placeholder"):
+        shape = getattr(node.meta.get("val"), "shape", ())
+        axes = [str(i) for i, size in enumerate(shape) if isinstance(size, torch.SymInt)]
+        if axes:
+            yield f"{node.name}: {'axis' if len(axes) == 1 else 'axes'} {' and '.join(axes)}"
+
+
+def _before(error: BaseException) -> BaseException | None:
+    """Return the error that another one was raised from, or while which was handled."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
 def _innermost(error: BaseException) -> BaseException:
     """Return the error that a chain of errors began with."""
-    while True:
-        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if before is None:
-            return error
+    while before := _before(error):
         error = before
+    return error
 
 
 def _own_error(traced: litert.Traced) -> Exception | None:
@@ -239,4 +335,13 @@ def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    """Return the class and the message of an error, without the middle of what is long."""
+    lines = [
+        line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+        for line in f"{type(error).__name__}: {error}".splitlines()
+    ]
+    return "\n".join(lines if len(lines) <= 20 else [*lines[:10], "…", *lines[-9:]])
+
+
+_LONGEST = 400
+"""Characters of a line; torch and MLIR print whole modules and constants."""

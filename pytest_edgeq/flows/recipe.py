@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq import litert
-from pytest_edgeq.flows.conversion_refusals import refusal, refuser
+from pytest_edgeq.flows.conversion_refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample
@@ -109,8 +109,8 @@ def convert(request: Request, signatures: Mapping[str, litert.Traced], **options
         raise  # it says all there is to say
     except Exception as error:
         # Export and lowering in one call: whatever it was, the user gets it whole.
-        who = refuser(error)
-        raise RuntimeError(refusal(request.name, who, error, signatures.values())) from error
+        told = refusal(request.name, "the converter", error, signatures.values())
+        raise RuntimeError(told) from error
 
 
 def _by_name(

@@ -12,7 +12,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.cache.conversions import ConversionCache
 from pytest_edgeq.executors.session_executor import SessionExecutor
-from pytest_edgeq.flows.conversion_refusals import refusal, refuser
+from pytest_edgeq.flows.conversion_refusals import refusal
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.presets import PRESETS
 from pytest_edgeq.process_state import frozen_heap, seeded
@@ -272,7 +272,7 @@ def float_file(
             raise  # it says all there is to say
         except Exception as error:
             # Export and lowering in one call: whatever it was, the user gets it whole.
-            raise RuntimeError(refusal(name, refuser(error), error, [given])) from error
+            raise RuntimeError(refusal(name, "the converter", error, [given])) from error
 
     return FloatFile(traced, convert)
 

@@ -186,7 +186,7 @@ def test_one_tensor_is_not_a_list_of_samples(maker: Edgeq) -> None:
 
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32", None])
 def test_a_model_that_export_refuses(maker: Edgeq, preset: str | None) -> None:
-    """Our hint comes first, torch's own message is kept whole."""
+    """Our hint comes first, then the line, then torch's own message without its links."""
     with pytest.raises(RuntimeError, match=r"torch.export refuses NeverExported") as caught:
         maker.quantize(
             seeded(NeverExported),
@@ -198,7 +198,7 @@ def test_a_model_that_export_refuses(maker: Edgeq, preset: str | None) -> None:
 
     assert "no Python branch on a tensor's values" in str(caught.value).splitlines()[0]
     assert cause is not None
-    assert str(cause) in str(caught.value)
+    assert str(cause).partition("\n\n")[0] in str(caught.value)
 
 
 def test_a_model_that_only_non_strict_export_takes(maker: Edgeq) -> None:
