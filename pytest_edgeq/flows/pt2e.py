@@ -250,7 +250,7 @@ def _train(
     with progress.step("export", entry.name):
         exported, refusal = _export_with_free_batch(entry, strict=strict), None
         if exported is None:
-            exported, refusal = _export(entry, strict=strict)
+            exported, refusal = _export(entry, strict=strict, trains=True)
     if refusal is not None:
         warn_user(_refused_strictly(entry.name, refusal))
     with litert.quiet():
@@ -322,7 +322,7 @@ def _export_with_free_batch(entry: Entry, *, strict: bool) -> torch.export.Expor
         free[tensor] = {0: torch.export.Dim.AUTO}
     twice.dynamic_shapes = free
     try:
-        exported = _call_export(twice, strict=strict)
+        exported = litert.export(twice.traced(), strict=strict, trains=True)
     except Exception:
         # Whatever it was, the export of the samples as they are tells it, or does without.
         return None
@@ -334,20 +334,11 @@ def _export_with_free_batch(entry: Entry, *, strict: bool) -> torch.export.Expor
     return exported if all(isinstance(v.shape[0], torch.SymInt) for v in values) else None
 
 
-def _call_export(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram:
-    with litert.quiet():
-        return torch.export.export(
-            entry.model,
-            entry.args,
-            entry.kwargs,
-            dynamic_shapes=entry.dynamic_shapes,
-            strict=strict,
-        )
-
-
-def _export(entry: Entry, *, strict: bool) -> tuple[torch.export.ExportedProgram, str | None]:
+def _export(
+    entry: Entry, *, strict: bool, trains: bool = False
+) -> tuple[torch.export.ExportedProgram, str | None]:
     """Export a model; if strict export refuses it non-strictly, and return why it does."""
-    export = functools.partial(_call_export, entry)
+    export = functools.partial(litert.export, entry.traced(), trains=trains)
 
     def not_strict() -> torch.export.ExportedProgram:
         tried = [entry.traced()]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.decompositions import graphs_compiled_on_call, ops_listed_once
+from pytest_edgeq.litert.exported import inline_contexts
 from pytest_edgeq.litert.libraries import converter_module
 from pytest_edgeq.litert.native import Native, lowered_by
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
@@ -46,26 +47,43 @@ class Traced:
         return replace(self, model=model)
 
 
-def export(traced: Traced, *, nodes_only: bool = False) -> torch.export.ExportedProgram:
+def export(
+    traced: Traced, *, strict: bool = False, nodes_only: bool = False, trains: bool = False
+) -> torch.export.ExportedProgram:
     """
-    Export a model as the converter does.
+    Export a model; by default as the converter does.
 
     Args:
         traced: The model and its inputs.
+        strict: As `torch.export.export` takes it.
         nodes_only: Whether the graph is read and not run: its nodes do not know the lines of code
             that they come from, which the converter's error messages quote, and intermediate graphs
             are not compiled. The lines take torch 2.13 a third of its time, the code a tenth.
+        trains: Whether the graph will be trained.
     """
     import torch
 
     with quiet(), _nodes_only() if nodes_only else contextlib.nullcontext():
-        return torch.export.export(
+        program = torch.export.export(
             traced.model,
             traced.args,
             dict(traced.kwargs),
             dynamic_shapes=traced.dynamic_shapes,
-            strict=False,
+            strict=strict,
         )
+    return _without_contexts(program, trains=trains)
+
+
+def _without_contexts(
+    program: torch.export.ExportedProgram, *, trains: bool = False
+) -> torch.export.ExportedProgram:
+    """Inline the regions of `torch.no_grad()` and the like; see `inline_contexts`."""
+    inline_contexts(program.graph_module, trains=trains)
+    outputs = program.graph.output_node().args[0]
+    for spec, node in zip(program.graph_signature.output_specs, outputs, strict=True):
+        if hasattr(node, "name"):  # else a constant
+            spec.arg.name = node.name
+    return program
 
 
 @contextlib.contextmanager
@@ -140,7 +158,7 @@ def _exported_before(
     exported: Iterable[tuple[torch.nn.Module, torch.export.ExportedProgram | None]],
 ) -> Iterator[None]:
     """
-    Spare the converter the export of what is exported already.
+    Spare the converter the export of what is exported already; else export as `export` does.
 
     litert-torch 0.10.0 exports each signature by itself, in their order, and takes no program
     (`_convert/core.py`, `export_torch_signature`).
@@ -154,7 +172,7 @@ def _exported_before(
     def export(mod: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if left and left[0][0] is mod:
             return left.pop(0)[1]
-        return original(mod, *args, **kwargs)
+        return _without_contexts(original(mod, *args, **kwargs))
 
     torch.export.export = export
     try:

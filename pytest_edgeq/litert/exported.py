@@ -11,22 +11,79 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["drop_dropouts", "drop_guards", "number_paddings", "part_shared_weights"]
+__all__ = [
+    "DROPOUTS",
+    "drop_dropouts",
+    "drop_guards",
+    "inline_contexts",
+    "number_paddings",
+    "part_shared_weights",
+]
+
+DROPOUTS = (
+    *("alpha_dropout", "alpha_dropout_", "dropout", "dropout_", "feature_alpha_dropout"),
+    *("feature_alpha_dropout_", "feature_dropout", "feature_dropout_"),
+)
+"""Names of torch's ops whose third argument tells whether they drop anything."""
 
 _BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
+def inline_contexts(exported: torch.fx.GraphModule, *, trains: bool = False) -> None:
+    """
+    Inline the subgraphs of `torch.no_grad()` and of a disabled `torch.autocast`.
+
+    torch 2.13 exports such a region as a call of a graph of its own. torchao 0.18.0 annotates no op
+    in it, without a word (executorch#22069; ao#4861 refuses the graph instead), and the converter
+    names all its ops after the call.
+
+    Args:
+        exported: A graph, changed in place.
+        trains: Whether it will be trained: what a region without gradients gives is detached.
+    """
+    import torch
+
+    ops = torch.ops.higher_order
+    graph = exported.graph
+    node: Any
+    for node in list(graph.nodes):
+        if node.target is ops.wrap_with_set_grad_enabled:
+            enabled, function, *operands = node.args
+        elif node.target is ops.wrap_with_autocast and not node.args[2]:
+            enabled = True
+            function, *operands = node.args[4:]
+        else:
+            continue
+        region = getattr(exported, function.target)
+        inline_contexts(region, trains=trains)
+        placeholders = region.graph.find_nodes(op="placeholder")
+        with graph.inserting_before(node):
+            known = dict(zip(placeholders, operands, strict=True))
+            results: Any = graph.graph_copy(region.graph, known)
+        for user in list(node.users):
+            result = results[user.args[1]]
+            if trains and not enabled:
+                with graph.inserting_before(user):
+                    result = graph.call_function(torch.ops.aten.detach.default, (result,))
+                result.meta.update(user.meta)
+            user.replace_all_uses_with(result)
+            graph.erase_node(user)
+        graph.erase_node(node)
+        if not function.users:
+            graph.erase_node(function)
+            exported.delete_submodule(function.target)
+    exported.recompile()
+
+
 def drop_dropouts(exported: torch.fx.GraphModule) -> None:
     """
-    Leave out the dropouts of a model in eval mode, which pass on what they take.
+    Remove the dropouts of a model in eval mode.
 
-    In front of one and behind it the annotators of litert-torch 0.10.0 ask for parameters of their
-    own, and of the two quantize nodes the converter keeps the first for the tensor and the second
-    for the bias of the layer behind: in a head of pooling, dropout and linear layer the bias is
-    read in another scale than it was written in, and the numbers are wrong without a word (8 dB).
+    The annotators of litert-torch 0.10.0 know no pattern with a dropout in it, such as convolution,
+    dropout, ReLU.
     """
     for node in list(exported.graph.nodes):
-        if op_name(node) in ("dropout", "dropout_") and node.args[2] is False:
+        if op_name(node) in DROPOUTS and node.args[2] is False:
             node.replace_all_uses_with(node.args[0])
             exported.graph.erase_node(node)
 

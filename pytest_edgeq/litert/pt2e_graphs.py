@@ -19,7 +19,7 @@ from pytest_edgeq.litert.patterns import (
     pattern_modules,
     patterns_of_trained,
 )
-from pytest_edgeq.litert.simulated import fold_constants, keep_floats_apart
+from pytest_edgeq.litert.simulated import fold_constants, keep_floats_apart, share_scales
 
 if TYPE_CHECKING:
     import torch
@@ -199,6 +199,7 @@ def finish_pt2e(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
     # An exported graph cannot be switched by .eval(); its flag alone makes the converter warn that
     # it "is converted in training mode" (litert-torch 0.10.0, harmless).
     converted.training = False
+    share_scales(converted)
     fold_constants(converted)
     keep_floats_apart(converted)
     drop_guards(converted)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.configs import RefusedError, replaced
+from pytest_edgeq.litert.configs import RefusedError, op_name, replaced
+from pytest_edgeq.litert.exported import DROPOUTS
 from pytest_edgeq.litert.libraries import pt2e_module
 from pytest_edgeq.litert.pt2e_graphs import _is_blind, _observers, finish_pt2e, prepare_pt2e
 
@@ -175,18 +176,10 @@ def _switch(graph: torch.fx.GraphModule, *, training: bool) -> None:
     import torch
 
     torch.nn.Module.train(graph, training)
-    aten = torch.ops.aten
-    dropouts = (
-        aten.dropout.default,
-        aten.dropout_.default,
-        aten.feature_dropout.default,
-        aten.alpha_dropout.default,
-        aten.feature_alpha_dropout.default,
-    )
     for node in _batch_norms(graph):
         node.args = (*node.args[:_TRAINING], training, *node.args[_TRAINING + 1 :])
     for node in graph.graph.nodes:
-        if node.target in dropouts:
+        if op_name(node) in DROPOUTS:
             node.args = (*node.args[:2], training)
     graph.recompile()
 

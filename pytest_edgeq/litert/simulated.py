@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.annotations import is_constant
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import LEFT_IN_FLOAT, WEIGHT_ALONE, RefusedError, op_name
-from pytest_edgeq.litert.exported import drop_guards
+from pytest_edgeq.litert.exported import DROPOUTS, drop_guards
 from pytest_edgeq.litert.libraries import converter_module
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "keep_floats_apart",
     "modules_left_in_float",
     "quantized_weights",
+    "share_scales",
     "without_rounding",
 ]
 
@@ -40,6 +41,13 @@ _FAMILIES = {
 }
 
 _TAKES_WEIGHTS = (*_FAMILIES, "conv3d", "addmm", "mm", "matmul", "embedding")
+
+# Ops that return the values of their operand, perhaps in another shape; dropouts in eval mode.
+_SAME_VALUES = {
+    *("alias", "clone", "contiguous", "detach", "detach_", "flatten", "reshape", "reshape_as"),
+    *("squeeze", "to", "unflatten", "unsqueeze", "view", "view_as"),
+    *DROPOUTS,
+}
 
 # Ends the name of a weight that was rounded here.
 _ROUNDED = "_rounded"
@@ -75,6 +83,41 @@ def fold_constants(simulated: torch.fx.GraphModule) -> None:
             _fold(simulated, node, 1)
     simulated.graph.eliminate_dead_code()
     simulated.recompile()
+
+
+def share_scales(simulated: torch.fx.GraphModule) -> None:
+    """
+    Quantize a tensor with one scale on both sides of an op that changes none of its values.
+
+    litert-torch 0.10.0 removes such an op (a dropout, `detach`, `clone`, `squeeze` of `unsqueeze`),
+    and of the two quantize nodes keeps the first for the tensor and the second for the bias of the
+    layer behind: the bias is read in another scale than it was written in (0.8 dB, no warning).
+    """
+    for node in simulated.graph.nodes:
+        if not _is_dequantized(node) or not _changes_nothing(node.args[0].args[0]):
+            continue
+        source = node.args[0].args[0]
+        while _changes_nothing(source):
+            source = source.args[0]
+        # Of one dtype and one range of codes; channels have scales of their own.
+        if (
+            _is_dequantized(source)
+            and source.target is node.target
+            and op_name(node) == "dequantize_per_tensor"
+            and source.args[3:6] == node.args[3:6]
+        ):
+            node.args[0].args = (node.args[0].args[0], *source.args[0].args[1:])
+            node.args = (node.args[0], *source.args[1:])
+    simulated.recompile()
+
+
+def _changes_nothing(node: Any) -> bool:
+    import torch
+
+    if op_name(node) == "pad":
+        return not any(node.args[1])
+    dtypes = [each for each in node.args[1:] if isinstance(each, torch.dtype)]
+    return op_name(node) in _SAME_VALUES and all(each is torch.float32 for each in dtypes)
 
 
 def keep_floats_apart(simulated: torch.fx.GraphModule) -> None:
