@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -495,7 +496,9 @@ class Localizer:
             other = self._torch.aligned
             subgraphs = (edge.signature.subgraph, other.signature.subgraph)
             structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
-        parts.append(structure.constant_findings(names, given, holds_all=quantized.flow == "pt2e"))
+        rounded = functools.partial(_rounded_constants, graph)
+        holds_all = quantized.flow == "pt2e"
+        parts.append(structure.constant_findings(names, given, rounded, holds_all=holds_all))
         parts.append(rule_findings(edge.graph, self._subgraph.index, structure.biased))
         parts.append(self._parting())
         first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
@@ -756,3 +759,8 @@ def _row(
         ),
         records=records,
     )
+
+
+def _rounded_constants(graph: torch.fx.GraphModule | None) -> list[npt.NDArray[np.floating]]:
+    """Return the constants of a quantized graph as it rounds them."""
+    return [] if graph is None else [one.numpy() for one, _ in litert.constants_of(graph)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -356,6 +356,7 @@ class Structure:
         self,
         names: Mapping[int, str],
         given: Collection[tuple[float, int]] = (),
+        rounded: Callable[[], Iterable[Array]] = list,
         *,
         holds_all: bool = False,
     ) -> dict[int, tuple[Finding, ...]]:
@@ -365,6 +366,9 @@ class Structure:
         Args:
             names: What to call an op of the quantized file.
             given: Scale and zero point of each activation, as the quantizer gave them.
+            rounded: Return the constants as the quantized torch graph rounds them. It is called
+                where a weight is no rounding of the float one, as after training, when the averaged
+                range of a fake quantizer lags behind the weight.
             holds_all: Whether scales of weights are known to hold all of their values; else the
                 weights themselves tell.
         """
@@ -405,6 +409,8 @@ class Structure:
                     others=functools.partial(others, pair),
                     kept=kept if role == "weight" else None,
                 )
+                if told and role == "weight" and _is_among(pair.stored, rounded()):
+                    continue
                 if role != "weight":
                     told = tuple(_as_operand(each, pair.place) for each in told)
                 wrong = tuple(map(pair.op.wrong, told))
@@ -575,6 +581,15 @@ class Structure:
 
 def _has_scales(stored: Constant) -> bool:
     return stored.scales is None or bool((np.isfinite(stored.scales) & (stored.scales > 0)).all())
+
+
+def _is_among(stored: Constant, constants: Iterable[Array]) -> bool:
+    """Whether a constant holds the values of one of these, in whatever layout."""
+    floats = np.sort(stored.floats.ravel())
+    return any(
+        each.size == floats.size and np.allclose(np.sort(each.ravel()), floats, rtol=1e-6, atol=0)
+        for each in constants
+    )
 
 
 def _as_operand(text: str, place: int) -> str:
