@@ -194,7 +194,9 @@ class Edgeq:
     @names_missing_libraries
     def quantize(
         self,
-        model: torch.nn.Module | Mapping[str, torch.nn.Module],
+        model: torch.nn.Module
+        | torch.export.ExportedProgram
+        | Mapping[str, torch.nn.Module | torch.export.ExportedProgram],
         sample_inputs: Any = None,
         *,
         quantizer: Any = "pt2e_static_int8",
@@ -216,7 +218,10 @@ class Edgeq:
         compared by itself: `quantized.signature("small")`.
 
         Args:
-            model: In eval mode.
+            model: A module in eval mode; or an exported program or its `.module()`, which PT2E
+                flows do not export again; or a graph that PT2E has prepared and calibrated, or
+                converted, which is converted as it is, whatever `quantizer` names. The float
+                reference of such a graph is the graph without its observers or its rounding.
             sample_inputs: A tuple of tensors that the model is traced with; a dict of such
                 samples by signature.
             quantizer: A preset's name (`pytest_edgeq.presets.PRESETS`), a torchao PT2E `Quantizer`
@@ -290,7 +295,8 @@ class Edgeq:
 
         Args:
             tflite: Path or content.
-            reference: What it should compute: a torch module in eval mode, a Keras model,
+            reference: What it should compute: a torch module in eval mode, an exported program, a
+                Keras model,
                 `onnx_reference(session)`, or any other callable. It is given numpy arrays, and
                 tensors in their place if it fails on arrays; inputs by name where it takes
                 `**kwargs`. Or another file, by path, as bytes or as a `QuantizedModel`: of a float
@@ -664,8 +670,11 @@ class Edgeq:
 def _class_name(reference: object) -> str:
     """Of a torch module; nothing of anything else, and where torch is not even loaded."""
     torch = sys.modules.get("torch")
-    known = torch is not None and isinstance(reference, torch.nn.Module)
-    return type(reference).__name__ if known else ""
+    if torch is None or not isinstance(reference, torch.nn.Module):
+        return ""
+    from pytest_edgeq.reference import model_name
+
+    return model_name(reference)
 
 
 def _require_comparison(method: str, comparison: object) -> None:

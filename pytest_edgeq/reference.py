@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "as_module",
     "as_tensor",
     "call_reference",
     "call_unflattened",
     "flatten_outputs",
     "in_file_order",
     "in_train_mode",
+    "is_exported",
     "is_quantized_by_torch_ao",
+    "model_name",
     "module_tree",
     "name_of",
     "parameters_of",
@@ -190,7 +195,7 @@ def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
         model: Looked through.
         path: Its own.
     """
-    if _is_exported(model):
+    if is_exported(model):
         return [path] if _graph_trains(model) else []
     drops_out = bool(getattr(model, "dropout", 0))
     trains = model.training and (not is_quantized_by_torch_ao(model) or drops_out)
@@ -202,7 +207,7 @@ def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
     return [path, *below] if trains else below
 
 
-def _is_exported(module: torch.nn.Module) -> bool:
+def is_exported(module: object) -> bool:
     """Whether torch.export made it; PT2E's graphs are made of such."""
     from torch.fx import GraphModule
 
@@ -389,8 +394,58 @@ def name_of(reference: Callable[..., Any] | None) -> str:
     return "the reference"
 
 
+def as_module(model: Any) -> Any:
+    """Return the graph module of an exported program; anything else as it is."""
+    import torch
+
+    if not isinstance(model, torch.export.ExportedProgram):
+        return model
+    with warnings.catch_warnings():
+        # torch 2.13 warns of its own use of LeafSpec.
+        warnings.simplefilter("ignore", FutureWarning)
+        return model.module()
+
+
+def model_name(model: Any) -> str:
+    """Return the name of a model's class; of an exported graph that of what was exported."""
+    exported = _exported_classes(model).get("", "") if is_exported(model) else ""
+    return exported.rpartition(".")[2] or type(model).__name__
+
+
+def _exported_classes(graph: Any) -> dict[str, str]:
+    """Return the full names of the classes of the modules that an exported graph calls, by path."""
+    return {
+        path: kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+        for node in graph.graph.nodes
+        for path, kind in node.meta.get("nn_module_stack", {}).values()
+    }
+
+
+def _exported_tree(graph: Any) -> ModuleTree:
+    classes = _exported_classes(graph)
+    nodes: dict[str, ModuleNode] = {}
+
+    def node_of(path: str) -> ModuleNode:
+        if path not in nodes:
+            above, _, attribute = path.rpartition(".")
+            name = classes.get(path, "")
+            owner, _, kind = name.rpartition(".")
+            # A container whose children are called one by one is no part of a graph.
+            what = _kind(getattr(sys.modules.get(owner), kind, object)) if name else "list"
+            nodes[path] = ModuleNode(path, attribute, name, what)
+            if path:
+                node_of(above).children.append(nodes[path])
+        return nodes[path]
+
+    for path in classes:
+        node_of(path)
+    return ModuleTree(node_of(""))
+
+
 def module_tree(model: torch.nn.Module) -> ModuleTree:
-    """Describe a live model's modules, so that ops of the file can be named after them."""
+    """Describe a model's modules, so that ops of the file can be named after them."""
+    if is_exported(model):
+        return _exported_tree(model)
     nodes: dict[int, ModuleNode] = {}
 
     def describe(module: torch.nn.Module, path: str, attribute: str) -> ModuleNode:
@@ -400,7 +455,7 @@ def module_tree(model: torch.nn.Module) -> ModuleTree:
             path=first.path if first is not None else path,
             attribute=attribute,
             class_name=f"{type(module).__module__}.{type(module).__qualname__}",
-            kind=_kind(module),
+            kind=_kind(type(module)),
         )
         nodes.setdefault(id(module), node)
         for name, child in module._modules.items():
@@ -411,7 +466,7 @@ def module_tree(model: torch.nn.Module) -> ModuleTree:
     return ModuleTree(describe(model, "", ""))
 
 
-def _kind(module: torch.nn.Module) -> str | None:
+def _kind(module: type) -> str | None:
     from torch import nn
 
     kinds: tuple[tuple[str, Any], ...] = (
@@ -422,4 +477,4 @@ def _kind(module: torch.nn.Module) -> str | None:
         ("prelu", nn.PReLU),
         ("list", (nn.ModuleList, nn.ModuleDict)),
     )
-    return next((kind for kind, types in kinds if isinstance(module, types)), None)
+    return next((kind for kind, types in kinds if issubclass(module, types)), None)

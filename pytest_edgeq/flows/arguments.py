@@ -9,7 +9,14 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.flows.request import Entry, Request, Session
-from pytest_edgeq.reference import in_train_mode, is_quantized_by_torch_ao, parameters_of
+from pytest_edgeq.reference import (
+    as_module,
+    in_train_mode,
+    is_exported,
+    is_quantized_by_torch_ao,
+    model_name,
+    parameters_of,
+)
 from pytest_edgeq.samples import SampleSpec, is_tensor
 from pytest_edgeq.suggest import nearest
 
@@ -42,9 +49,12 @@ def make_request(
     """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name: expected a string, got {name!r}")
+    if isinstance(model, Mapping):
+        model = {key: as_module(each) for key, each in model.items()}
+    model = as_module(model)
     several = _signatures(model, sample_inputs)
     if several is None:
-        label = name if name is not None else type(model).__name__
+        label = name if name is not None else model_name(model)
         entries = [
             _entry(
                 litert.SIGNATURE,
@@ -63,7 +73,7 @@ def make_request(
                 "sample_inputs: {signature: (args, kwargs)}"
             )
         first = next(iter(several.values()))
-        label = name if name is not None else type(first).__name__
+        label = name if name is not None else model_name(first)
         samples = _by_signature("calibration", calibration, several)
         shapes = _by_signature("dynamic_shapes", dynamic_shapes, several)
         entries = [
@@ -141,6 +151,9 @@ def _entry(
     name: str,
     **options: Any,
 ) -> Entry:
+    graph = None
+    if is_exported(model) and (litert.holds_observers(model) or litert.holds_quantization(model)):
+        graph, model = model, litert.float_side(model)
     _check_model(model, name)
     sample_inputs, sample_kwargs = inputs
     args = _positional(sample_inputs)
@@ -167,7 +180,7 @@ def _entry(
     # reads the second.
     args = tuple(value.clone() for value in args)
     kwargs = {name: value.clone() for name, value in kwargs.items()}
-    return Entry(key, model, args, kwargs, spec, name=name, **options)
+    return Entry(key, model, args, kwargs, spec, name=name, graph=graph, **options)
 
 
 def _check_model(model: Any, label: str) -> None:
@@ -183,17 +196,10 @@ def _check_model(model: Any, label: str) -> None:
             "that it was made from"
         )
     training = in_train_mode(model)
-    if litert.holds_observers(model):
+    if litert.holds_observers(model) or litert.holds_quantization(model):
         raise ValueError(
-            f"{label} is already prepared for PT2E quantization (it holds observers); converted as "
-            "it is, nothing would be quantized. Pass the float model, and the quantizer as "
-            "quantizer="
-        )
-    if litert.holds_quantization(model):
-        raise ValueError(
-            f"{label} is already quantized (its graph holds quantize and dequantize nodes); "
-            "converted without its quantizer's config, every op would stay in float between them. "
-            "Pass the float model, and the quantizer as quantizer="
+            f"{label} holds a graph that PT2E has prepared or converted: pass that graph by "
+            "itself, which is converted as it is, or the float model"
         )
     if litert.holds_ao_weights(model):
         raise ValueError(

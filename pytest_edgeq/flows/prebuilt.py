@@ -14,6 +14,7 @@ from pytest_edgeq.flows.request import Session, float_file
 from pytest_edgeq.foreign import FileReference, is_keras, looks_like_session
 from pytest_edgeq.quantized import Counterpart, QuantizedModel, Reference
 from pytest_edgeq.reference import (
+    as_module,
     as_tensor,
     in_train_mode,
     module_tree,
@@ -64,7 +65,7 @@ def load_prebuilt(
         _check_borders(graph, float_edge.graph, name)
     given = float_edge if reference is None else reference
     references = {
-        key: _reference(each, opened, key)
+        key: _reference(as_module(each), opened, key)
         for key, each in _by_signature(given, [s.key for s in graph.signatures], name).items()
     }
     for each in references.values():

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.cache.parts import Simulation
+from pytest_edgeq.cache.parts import Exported, Simulation
 from pytest_edgeq.flows.conversion_refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request, Session
 from pytest_edgeq.process_state import seeded
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.reference import call_reference
+from pytest_edgeq.reference import call_reference, is_exported
 from pytest_edgeq.samples import Sample
 from pytest_edgeq.unrunnable import CrashedConversionError
 from pytest_edgeq.warn import Warned, warn_user, warnings_kept
@@ -49,6 +49,8 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
         RuntimeError: torch.export or the converter refuses the model.
     """
     session, strict, train = request.session, request.strict_export, request.train
+    if any(entry.graph is not None for entry in request.entries):
+        session.cache.refuse(request.name, "its graph was prepared elsewhere")
     if train is not None:
         session.cache.refuse(request.name, "train= may do something else each time")
         simulations = {
@@ -71,8 +73,8 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     )
     graphs = [each.graph for each in simulations.values()]
     floats = [
-        request.float_file(key, _in_float(traced[key], request, each))
-        for key, each in simulations.items()
+        request.float_file(entry.key, _in_float(entry, request, simulations[entry.key]))
+        for entry in request.entries
     ]
     refused = any(each.strict_refusal is not None for each in simulations.values())
     quantized = request.finish(
@@ -89,14 +91,15 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
 
 
 def _in_float(
-    traced: litert.Traced, request: Request, simulation: Simulation
+    entry: Entry, request: Request, simulation: Simulation
 ) -> Callable[[Sample], litert.Traced]:
     """Give the model without quantization: after training it is in the graph alone."""
+    own = entry.graph is not None and litert.trains_quantization(entry.graph)
 
     def give(_: Sample) -> litert.Traced:
-        if request.train is None:
-            return traced
-        return traced.of(litert.without_rounding(simulation.graph()))
+        if request.train is None and not own:
+            return entry.traced()
+        return entry.traced(litert.without_rounding(simulation.graph()))
 
     return give
 
@@ -142,8 +145,10 @@ class _Preparation:
 
     @functools.cached_property
     def graph(self) -> torch.fx.GraphModule:
-        """The graph with observers."""
+        """The graph with observers, or with quantize nodes if the user has converted it."""
         entry = self.entry
+        if entry.graph is not None:
+            return litert.own_graph(entry.graph)
 
         def export() -> tuple[torch.export.ExportedProgram, str | None]:
             # Not made where its result is stored: samples that come later must not depend on it.
@@ -151,7 +156,10 @@ class _Preparation:
                 return _export(entry, strict=self.strict)
 
         with self.session.progress.step("export", entry.name):
-            exported = self.session.cache.exported(entry.name, entry.model, self.key, export)
+            if is_exported(entry.model):
+                exported = Exported(litert.own_graph(entry.model))
+            else:
+                exported = self.session.cache.exported(entry.name, entry.model, self.key, export)
         self.strict_refusal = exported.strict_refusal
         return _refuse_clearly(
             entry.name,
@@ -175,12 +183,13 @@ def _simulate(preparation: _Preparation) -> Simulation:
     """Calibrate a model on its samples, and return the quantized graph."""
     entry, session = preparation.entry, preparation.session
     cache = session.cache
-    key = None
-    if preparation.preset is not None and preparation.strict:
+    key, is_own = None, entry.graph is not None
+    # Of an exported graph annotators read what no trace of its code tells.
+    if preparation.preset is not None and preparation.strict and not is_exported(entry.model):
         with session.progress.step("export", entry.name):
             preparation.key = cache.exported_key(entry.traced())
         key = cache.preset_key(preparation.key, preparation.preset)
-    if key is None:
+    if key is None and not is_own:
         key = cache.prepared_key(entry.name, preparation.graph_and_facts)
     make = functools.partial(_calibrate, preparation)
     with session.progress.step("calibrate", entry.name, entry.calibration) as step:
@@ -196,10 +205,13 @@ def _simulate(preparation: _Preparation) -> Simulation:
 def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Simulation, bool]:
     """Run the samples through the observers; also tell whether there were any that needed them."""
     entry, prepared = preparation.entry, preparation.graph
-    static, needs_data = litert.needs_calibration(prepared), litert.needs_data(prepared)
+    needs_data = litert.needs_data(prepared)
     warned: list[Warned] = []
+    is_calibrated = entry.graph is not None and entry.calibration is None
     with torch.no_grad():
-        if needs_data:
+        if is_calibrated:
+            pass  # the user has run it
+        elif needs_data:
             for index, sample in enumerate(samples):
                 call = functools.partial(call_reference, prepared, sample)
                 what = f"calibration sample {index}"
@@ -217,20 +229,20 @@ def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Si
             f"{', '.join(blind[:5])}. Converted so, their scale would be meaningless; calibrate "
             "with samples that reach these parts of the model"
         )
-    simulated = _refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_pt2e(prepared))
-    made = _simulation(simulated, static, preparation.strict_refusal, dict.fromkeys(warned))
+    finish = litert.finish_pt2e if entry.graph is None else litert.finish_own
+    simulated = _refuse_clearly(entry.name, "the quantizer", lambda: finish(prepared))
+    made = _simulation(simulated, preparation.strict_refusal, dict.fromkeys(warned))
     return made, needs_data
 
 
 def _simulation(
     graph: torch.fx.GraphModule,
-    static: bool,
     strict_refusal: str | None = None,
     warned: Iterable[Warned] = (),
 ) -> Simulation:
     return Simulation(
         lambda: graph,
-        static,
+        litert.is_static(graph),
         litert.holds_weights_alone(graph),
         frozenset(litert.quantized_weights(graph)),
         strict_refusal,
@@ -247,17 +259,14 @@ def _train(
     train: Callable[[torch.fx.GraphModule], Any],
 ) -> Simulation:
     """As `_simulate`; the user's function trains the graph instead of samples calibrating it."""
-    with progress.step("export", entry.name):
-        exported, refusal = _export_with_free_batch(entry, strict=strict), None
-        if exported is None:
-            exported, refusal = _export(entry, strict=strict, trains=True)
-    if refusal is not None:
-        warn_user(_refused_strictly(entry.name, refusal))
-    with litert.quiet():
-        graph = copy.deepcopy(exported.module())
-    prepared = _refuse_clearly(
-        entry.name, "the quantizer", lambda: litert.prepare_qat(graph, _instance(quantizer))
-    )
+    refusal = None
+    if entry.graph is not None:
+        prepared = litert.own_graph(entry.graph, trains=True)
+    else:
+        graph, refusal = _graph_to_train(entry, progress, strict=strict)
+        prepared = _refuse_clearly(
+            entry.name, "the quantizer", lambda: litert.prepare_qat(graph, _instance(quantizer))
+        )
     if not litert.trains_quantization(prepared):
         raise ValueError(
             f"{entry.name}: train= was given, but {entry.quantizer} inserts no fake quantizer, so "
@@ -267,9 +276,24 @@ def _train(
     with progress.step("train", entry.name):
         answer = train(prepared)
     _check_trained(entry.name, prepared, answer)
-    static = litert.needs_calibration(prepared)
     simulated = _refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_qat(prepared))
-    return _simulation(simulated, static, refusal)
+    return _simulation(simulated, refusal)
+
+
+def _graph_to_train(
+    entry: Entry, progress: Progress, *, strict: bool
+) -> tuple[torch.fx.GraphModule, str | None]:
+    """Return the exported graph of a model, and why strict export refused it, if it did."""
+    if is_exported(entry.model):
+        return litert.own_graph(entry.model, trains=True), None
+    with progress.step("export", entry.name):
+        exported, refusal = _export_with_free_batch(entry, strict=strict), None
+        if exported is None:
+            exported, refusal = _export(entry, strict=strict, trains=True)
+    if refusal is not None:
+        warn_user(_refused_strictly(entry.name, refusal))
+    with litert.quiet():
+        return copy.deepcopy(exported.module()), refusal
 
 
 def _check_trained(name: str, prepared: torch.fx.GraphModule, answer: Any) -> None:

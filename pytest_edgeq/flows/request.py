@@ -82,6 +82,8 @@ class Entry:
         calibration: As the user gave it; read at most once.
         name: For texts: the model's, with the signature behind it where there are several.
         quantizer: For texts.
+        graph: The graph that the user has prepared or converted by PT2E, if the model is one; then
+            `model` is this graph without observers and rounding.
         ledger: Digests of the calibration samples read, to meet them again among the evaluated.
     """
 
@@ -94,6 +96,7 @@ class Entry:
     dynamic_shapes: Any
     name: str
     quantizer: str
+    graph: torch.fx.GraphModule | None = None
     ledger: SampleLedger = field(default_factory=SampleLedger)
 
     @property

@@ -61,6 +61,9 @@ def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
     # Where no converter is installed, its ImportError says what to install. It is imported when
     # something is converted: what is in the cache needs none.
     litert.converter_name()
+    if any(entry.graph is not None for entry in request.entries):
+        _check_own_graphs(request, quantizer)
+        return quantize_pt2e(request, quantizer)
     _check_train(request, quantizer)
     if quantizer is None:
         return quantize_recipe(request, None)
@@ -73,6 +76,20 @@ def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
     if litert.is_ao_config(quantizer):
         return quantize_torchao(request, quantizer)
     return quantize_pt2e(request, quantizer)
+
+
+def _check_own_graphs(request: Request, quantizer: Any) -> None:
+    names_pt2e = quantizer is None or (
+        quantizer.startswith("pt2e_")
+        if isinstance(quantizer, str)
+        else litert.is_pt2e_quantizer(quantizer)
+    )
+    if not names_pt2e or any(entry.graph is None for entry in request.entries):
+        raise ValueError(
+            f"{request.name} is a graph that PT2E has prepared or converted, which is converted as "
+            f"it is: {request.quantizer} quantizes float models. Leave quantizer= out, or pass the "
+            "float model; of several signatures pass such a graph for each"
+        )
 
 
 def _check_train(request: Request, quantizer: Any) -> None:

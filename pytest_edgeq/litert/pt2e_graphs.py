@@ -19,18 +19,23 @@ from pytest_edgeq.litert.patterns import (
     pattern_modules,
     patterns_of_trained,
 )
-from pytest_edgeq.litert.simulated import fold_constants, keep_floats_apart, share_scales
+from pytest_edgeq.litert.simulated import (
+    fold_constants,
+    keep_floats_apart,
+    share_scales,
+    unfold_weights,
+)
 
 if TYPE_CHECKING:
     import torch
 
 
 __all__ = [
+    "finish_converted",
     "finish_pt2e",
     "holds_observers",
     "holds_quantization",
     "is_pt2e_quantizer",
-    "needs_calibration",
     "needs_data",
     "prepare_pt2e",
     "pt2e_preset",
@@ -139,15 +144,6 @@ def _graphs(model: torch.nn.Module) -> list[torch.fx.GraphModule]:
     return [module for module in model.modules() if isinstance(module, torch.fx.GraphModule)]
 
 
-def needs_calibration(prepared: torch.fx.GraphModule) -> bool:
-    """
-    Whether any activation of a prepared graph is observed to be quantized statically.
-
-    Such a graph the converter must be told to convert in its STATIC mode; DYNAMIC is for weights.
-    """
-    return bool(_static_activations(prepared))
-
-
 def needs_data(prepared: torch.fx.GraphModule) -> bool:
     """Whether any parameters of a prepared graph are not fixed before it sees data."""
     with quiet():
@@ -187,18 +183,22 @@ def finish_pt2e(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """
     Replace observers by quantize and dequantize nodes.
 
-    `fold_quantize=False`: torchao's default folds the weights to integers, which the converter
-    refuses (`'stablehlo.uniform_dequantize' op operand #0 must be ranked tensor of per-tensor
-    integer`; litert-torch 0.9.4 and 0.10.0).
+    `fold_quantize=False`: torchao's default folds the weights to integers; see `unfold_weights`.
     """
     with quiet():
         convert_pt2e = pt2e_module("quantize_pt2e").convert_pt2e
 
         with patterns_of_trained(prepared):
             converted: torch.fx.GraphModule = convert_pt2e(prepared, fold_quantize=False)
+    return finish_converted(converted)
+
+
+def finish_converted(converted: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Make what `convert_pt2e` gives fit for the converter, in place."""
     # An exported graph cannot be switched by .eval(); its flag alone makes the converter warn that
     # it "is converted in training mode" (litert-torch 0.10.0, harmless).
     converted.training = False
+    unfold_weights(converted)
     share_scales(converted)
     fold_constants(converted)
     keep_floats_apart(converted)

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import RefusedError, op_name, replaced
-from pytest_edgeq.litert.exported import DROPOUTS
+from pytest_edgeq.litert.exported import DROPOUTS, inline_contexts
 from pytest_edgeq.litert.libraries import pt2e_module
-from pytest_edgeq.litert.pt2e_graphs import _is_blind, _observers, finish_pt2e, prepare_pt2e
+from pytest_edgeq.litert.pt2e_graphs import (
+    _is_blind,
+    _observers,
+    finish_converted,
+    finish_pt2e,
+    prepare_pt2e,
+)
+from pytest_edgeq.litert.simulated import in_float
 
 if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["finish_qat", "not_finite", "prepare_qat", "trains_quantization", "unseen"]
+__all__ = [
+    "finish_own",
+    "finish_qat",
+    "float_side",
+    "not_finite",
+    "own_graph",
+    "prepare_qat",
+    "trains_quantization",
+    "unseen",
+]
 
 # Where a prepared graph keeps the momentum and the eps of its batch norms, by running mean.
 _BATCH_NORMS = "edgeq_batch_norms"
@@ -115,6 +132,46 @@ def finish_qat(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
         converted = finish_pt2e(prepared)
         _fold_the_rest(converted)
     return converted
+
+
+def own_graph(graph: torch.nn.Module, *, trains: bool = False) -> torch.fx.GraphModule:
+    """
+    Copy a graph that the user has exported, or has prepared or converted by PT2E.
+
+    Args:
+        graph: It is left as it is.
+        trains: Whether the copy will be trained.
+
+    Returns:
+        The copy; if it is prepared in eval mode, and as `prepare_qat` gives it.
+    """
+    with quiet():
+        own: Any = copy.deepcopy(graph)
+    inline_contexts(own, trains=trains)
+    if _observers(own):
+        norms = {n.args[_MEAN].target: (n.args[_MOMENTUM], n.args[_EPS]) for n in _batch_norms(own)}
+        own.meta.setdefault(_BATCH_NORMS, norms)
+        _make_switchable(own)
+        own.eval()
+    return own  # type: ignore[no-any-return] # a copy of what it was given
+
+
+def float_side(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Copy a graph that PT2E has prepared or converted, without its observers and rounding."""
+    own = own_graph(graph)
+    observers = dict(_observers(own))
+    for node in list(own.graph.nodes):
+        if node.op == "call_module" and node.target in observers:
+            node.replace_all_uses_with(node.args[0])
+            own.graph.erase_node(node)
+    return in_float(own)
+
+
+def finish_own(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """As `finish_qat` or `finish_pt2e`, of what `own_graph` gave."""
+    if not _observers(graph):
+        return finish_converted(graph)
+    return finish_qat(graph) if trains_quantization(graph) else finish_pt2e(graph)
 
 
 def _batch_norms(graph: torch.fx.GraphModule) -> list[Any]:

@@ -24,10 +24,12 @@ __all__ = [
     "fold_constants",
     "holds_weights_alone",
     "in_float",
+    "is_static",
     "keep_floats_apart",
     "modules_left_in_float",
     "quantized_weights",
     "share_scales",
+    "unfold_weights",
     "without_rounding",
 ]
 
@@ -81,6 +83,36 @@ def fold_constants(simulated: torch.fx.GraphModule) -> None:
             and all(_is_dequantized(each) or _is_quantize(each) for each in borders)
         ):
             _fold(simulated, node, 1)
+    simulated.graph.eliminate_dead_code()
+    simulated.recompile()
+
+
+def unfold_weights(simulated: torch.fx.GraphModule) -> None:
+    """
+    Write weights that are stored as integers as the floats that they stand for, which are rounded.
+
+    torchao's `convert_pt2e` folds them by default, and the converter refuses such a graph
+    (`'stablehlo.uniform_dequantize' op operand #0 must be ranked tensor of per-tensor integer`;
+    litert-torch 0.9.4 and 0.10.0).
+    """
+    import torch
+
+    ops = torch.ops.quantized_decomposed
+    rounds = {
+        ops.dequantize_per_channel.default: ops.quantize_per_channel.default,
+        ops.dequantize_per_tensor.default: ops.quantize_per_tensor.default,
+    }
+    for node in list(simulated.graph.nodes):
+        if node.target not in rounds or getattr(node.args[0], "op", "") != "get_attr":
+            continue
+        name = f"{node.name}_unfolded"
+        simulated.register_buffer(name, _value(simulated, node).detach().clone())
+        with simulated.graph.inserting_before(node):
+            floats = simulated.graph.get_attr(name)
+            codes = simulated.graph.call_function(rounds[node.target], (floats, *node.args[1:]))
+        for made in (floats, codes):
+            made.meta.update(node.meta)
+        node.update_arg(0, codes)
     simulated.graph.eliminate_dead_code()
     simulated.recompile()
 
@@ -330,6 +362,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return (tuple if isinstance(value, tuple) else list)(_plain(each) for each in value)
     return value
+
+
+def is_static(simulated: torch.fx.GraphModule) -> bool:
+    """
+    Whether a quantized graph rounds any activation.
+
+    Such a graph the converter must be told to convert in its STATIC mode; DYNAMIC is for weights.
+    """
+    return any(_is_quantize(n) and not is_constant(n.args[0]) for n in simulated.graph.nodes)
 
 
 def holds_weights_alone(simulated: torch.fx.GraphModule) -> bool:

@@ -273,33 +273,6 @@ def test_a_softmax_whose_scale_no_kernel_takes(maker: Edgeq) -> None:
     assert "1/256" in str(caught.value)
 
 
-@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_static_wi8_ai8", None])
-def test_a_prepared_model(maker: Edgeq, preset: str | None) -> None:
-    """Observers inside: it was never calibrated nor converted, and the file would be float."""
-    with pytest.raises(ValueError, match=r"already prepared for PT2E.*Pass the float model"):
-        maker.quantize(_prepared(), ResidualNet.sample_inputs(), quantizer=preset, calibration=[])
-
-
-def test_a_converted_model_without_its_config(maker: Edgeq) -> None:
-    """Converted as it is, every op would stay in float between QUANTIZE and DEQUANTIZE pairs."""
-    from pytest_edgeq import litert
-
-    prepared = _prepared()
-    with torch.no_grad():
-        prepared(*ResidualNet.sample_inputs())
-    with pytest.raises(ValueError, match=r"already quantized.*stay in float between"):
-        maker.quantize(litert.finish_pt2e(prepared), ResidualNet.sample_inputs(), quantizer=None)
-
-
-def _prepared() -> Any:
-    from pytest_edgeq import litert
-
-    exported = torch.export.export(
-        seeded(ResidualNet), ResidualNet.sample_inputs(), strict=True
-    ).module()
-    return litert.prepare_pt2e(exported, litert.pt2e_preset("pt2e_static_int8"))
-
-
 def test_a_quantizer_that_quantizes_nothing(maker: Edgeq) -> None:
     """A float file in silence is the worst answer."""
     from torchao.quantization.pt2e.quantizer import Quantizer

@@ -67,7 +67,7 @@ def test_integer_annotations_are_dropped() -> None:
     prepared = litert.prepare_pt2e(_exported(IntScalar), litert.pt2e_preset("pt2e_static_int8"))
     prepared(*IntScalar.sample_inputs())
 
-    assert litert.needs_calibration(prepared)
+    assert litert.needs_data(prepared)
     assert litert.uncalibrated(prepared) == []
 
 
@@ -95,7 +95,7 @@ def test_an_unused_add_is_dropped() -> None:
     """With our face the graph is prepared, and the ADD that counts is observed."""
     prepared = litert.prepare_pt2e(_exported_dead_add(), litert.pt2e_preset("pt2e_static_int8"))
 
-    assert litert.needs_calibration(prepared)
+    assert litert.needs_data(prepared)
 
 
 def test_folded_weights_are_still_refused_by_the_converter() -> None:
