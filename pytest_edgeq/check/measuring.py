@@ -176,6 +176,8 @@ class Measuring:
                 self._measure_here(step.each(itertools.islice(samples, SAMPLES)), 1, stack)
                 machines = self._measure_elsewhere(by, step)
         localizer = self._localizer if self._answers else None
+        if localizer is not None and not self._is_held(localizer.settle):
+            localizer = None
         measured = Measured(
             comparison=self._comparer.result(machines) if self._runs else None,
             calibration=self._comparer.calibration,

@@ -392,6 +392,16 @@ class Localizer:
                 lows[op.index] = min(lows.get(op.index, math.inf), least)
         return lows
 
+    def settle(self) -> None:
+        """
+        Judge the samples whose outputs are judged together; `result` does it as well.
+
+        Raises:
+            RuntimeError: The kernels fail.
+        """
+        if self._count:
+            self._torch.settle()
+
     def result(self) -> LayerErrors:
         """
         Give what was measured.
@@ -401,7 +411,7 @@ class Localizer:
         """
         if not self._count:
             raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
-        self._torch.settle()
+        self.settle()
         quantized, subgraph = self._quantized, self._subgraph
         entries = {
             entry.index: entry for entry in quantized.op_dtypes if entry.subgraph == subgraph.index
