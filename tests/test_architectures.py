@@ -18,7 +18,8 @@ from torch import nn
 from fixtures.models import integers, normal
 from pytest_edgeq import Edgeq, QuantizedModel
 
-pytestmark = pytest.mark.slow
+# Networks of hundreds of ops, converted and localized.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 class Wrapped(nn.Module):

@@ -29,7 +29,8 @@ from pytest_edgeq import (
 from pytest_edgeq.numerics.health import STATEFUL_REFERENCE
 from pytest_edgeq.tflite.roles import roles_of
 
-pytestmark = pytest.mark.slow
+# TensorFlow is imported and converts, in a process of its own.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Measured on 32 images, dB of logits and of probabilities, the same on every set of kernels up to
 # 0.3 (float: 6): float 131 and 125, dynamic 46 and 40, float16 70 and 66, int8 in all three dresses

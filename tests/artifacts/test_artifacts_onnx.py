@@ -28,7 +28,8 @@ from tests.artifacts.conftest import sqnr_db
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.slow
+# TensorFlow is imported and converts, in a process of its own.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def _export(

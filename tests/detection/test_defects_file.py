@@ -16,7 +16,8 @@ from tests.detection.defects_file import KINDS, Defect, defect, runs
 from tests.detection.flatfile import FlatFile
 from tests.detection.sound import NETS, small, sound
 
-pytestmark = pytest.mark.slow
+# A network is built in each flow.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 # What may differ, as paths into the file; and how many values at most, where that is the point.
 _SCALE = r"graph\.tensors\[\d+\]\.quantization\.scale\[\d+\]"

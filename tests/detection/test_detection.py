@@ -15,6 +15,9 @@ from tests.detection.bench import Bench, Outcome, summary
 from tests.detection.defects_runtime import SPOILT
 from tests.detection.sound import NETS, Sound
 
+# A network is built and checked with one defect after the other.
+pytestmark = pytest.mark.timeout(400)
+
 SELECTION = (
     ("Mlp", "recipe_static_wi8_ai8"),
     ("Mlp", "recipe_dynamic_wi8_afp32"),

@@ -51,7 +51,8 @@ from tests.detection.known_bugs import (
     raised,
 )
 
-pytestmark = pytest.mark.slow
+# Several conversions a test.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_a_bug_that_is_gone_fails_clearly(pytester: pytest.Pytester) -> None:

@@ -21,7 +21,8 @@ from tests.detection.known_bugs import (
     normals,
 )
 
-pytestmark = pytest.mark.slow
+# Several conversions a test.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 class _Shares(nn.Module):

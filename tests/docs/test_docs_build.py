@@ -10,7 +10,8 @@ import pytest
 
 from pytest_edgeq.pages import FOLDER, pages
 
-pytestmark = pytest.mark.slow
+# Sphinx imports the package and renders all pages.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def _render(source: Path, out: Path) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,9 @@ from pytest_edgeq.options import OPTIONS
 from tests.docs.blocks import FILES, PAGES, README, ROOT, Block, blocks, commands
 from tests.docs.session import Session, environment
 
+# A page runs suites and commands, one after the other: 36 s of CPU time the tutorial.
+pytestmark = pytest.mark.timeout(900)
+
 ALL = [README, *sorted(PAGES.rglob("*.md"))]
 RUN = [page for page in ALL if any(block.commands for block in blocks(page))]
 RENDERED = ("{eval-rst}", "{toctree}")

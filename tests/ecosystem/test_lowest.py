@@ -13,7 +13,8 @@ from tests.ecosystem.conftest import Provide
 from tests.ecosystem.overlay import PYPROJECT, ROOT, Overlay, fetch
 from tests.ecosystem.test_plugins_together import assert_recorded, run_project
 
-pytestmark = pytest.mark.slow
+# Environments are installed, and parts of this suite run in them.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 SUBSET = (
     *("tests/plugin/test_plugin_loading.py", "tests/plugin/test_plugin_options.py"),

@@ -13,7 +13,8 @@ import pytest_edgeq
 from tests.ecosystem.conftest import Provide
 from tests.ecosystem.overlay import ROOT, Overlay, fetch
 
-pytestmark = pytest.mark.slow
+# Environments are installed, and parts of this suite run in them.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PACKAGE = Path(pytest_edgeq.__file__).parent
 

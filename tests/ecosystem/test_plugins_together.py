@@ -12,7 +12,8 @@ import pytest
 from tests.ecosystem.overlay import ROOT, Overlay
 from tests.shared_cache import shared_cache
 
-pytestmark = pytest.mark.slow
+# An environment is installed, and a suite runs in it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PLUGINS = (
     *("xdist", "randomly", "cov", "html", "timeout", "rerunfailures", "benchmark", "syrupy"),

@@ -28,7 +28,8 @@ from tests.processes import left_after
 from tests.shared_cache import VARIABLE
 from tests.waiting import SECONDS, running
 
-pytestmark = pytest.mark.slow
+# A scheduler and workers are started, each of which imports torch.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parent.parent.parent
 

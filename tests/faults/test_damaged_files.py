@@ -13,7 +13,8 @@ import pytest
 from tests.faults.files import describe
 from tests.faults.pool import try_cases
 
-pytestmark = pytest.mark.slow
+# 10,000 damaged files take 60 s of CPU time.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SEED = 18
 

@@ -15,7 +15,8 @@ from pytest_edgeq.cache.directory import Store
 from tests.faults.sessions import SCHEMES, Project
 from tests.waiting import output_of, running
 
-pytestmark = pytest.mark.slow
+# Several sessions of pytest, of up to 120 s each on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 Mount = Callable[[str], Path]
 

@@ -12,6 +12,9 @@ import pytest
 from pytest_edgeq.snapshots import store
 from tests.faults import kills, sessions
 
+# 50 sessions of pytest are killed, and as many processes are waited for.
+pytestmark = pytest.mark.timeout(1500)
+
 COUNT = 50
 
 

@@ -9,7 +9,8 @@ import pytest
 from tests.faults import sessions
 from tests.faults.orders import run_in_random_orders
 
-pytestmark = pytest.mark.slow
+# 20 sessions of pytest on two workers.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_all_orders_store_the_same(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from tests.waiting import output_of, wait_until
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [
+    # Several sessions of pytest, waited for 60 s each on a busy machine.
+    pytest.mark.timeout(300),
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform == "win32", reason="sends signals of POSIX"),
 ]

@@ -16,7 +16,8 @@ from pytest_edgeq.localize.rows import LayerErrors
 from tests.detection.flatfile import FlatFile
 from tests.localize.builds import STATIC, blamed
 
-pytestmark = pytest.mark.slow
+# Networks of hundreds of ops, converted and localized.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 

@@ -26,6 +26,9 @@ from tests.models import cells, flatbuffer, measure, table
 from tests.models.cells import Cell
 from tests.models.measure import FLOWS, Measured, Worker
 
+# A model in each flow, each of which has 300 s.
+pytestmark = pytest.mark.timeout(600)
+
 DATA = cells.load()
 TABLE: cells.Table = DATA["cells"]
 QUICK = ("pt2e_static_int8",)

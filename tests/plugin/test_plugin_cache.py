@@ -16,6 +16,9 @@ import pytest
 from pytest_edgeq.cache.directory import Store
 from tests.waiting import running, wait_until
 
+# Suites that convert models run in processes of their own.
+pytestmark = pytest.mark.timeout(400)
+
 MODEL = """
 import numpy as np
 import torch

@@ -20,7 +20,8 @@ THIS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # On an x86 with AVX2 or AVX-512 the first of these has other kernels.
 OTHER = {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
 
-pytestmark = pytest.mark.slow
+# The tests of figures run once more: minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def test_the_other_kernels_round_otherwise() -> None:

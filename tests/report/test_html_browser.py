@@ -27,7 +27,8 @@ from tests.report.runs import (
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-pytestmark = pytest.mark.slow
+# A browser is started.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _VARIABLE = "EDGEQ_TESTS_CHROMIUM"

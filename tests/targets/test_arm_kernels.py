@@ -26,7 +26,8 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.runtimes import Runtimes
 from tests.benchmarks.kernels_of_arm import INTEGERS, Difference, difference, drawn, fixture_files
 
-pytestmark = pytest.mark.slow
+# An emulated CPU, and a root that is downloaded for it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NO_AVX2 = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
 if platform.machine() != "x86_64":

@@ -24,7 +24,8 @@ from pytest_edgeq import (
     assert_within_budget,
 )
 
-pytestmark = pytest.mark.slow
+# A real network on an emulated CPU.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 CROPS = 64
 

@@ -20,9 +20,13 @@ from pytest_edgeq.targets.private_apt import ubuntu_sources
 
 CONVERTED = Path(__file__).parents[2] / "fixtures" / "tflite" / "converted"
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() in ("aarch64", "arm64"), reason="a 64-bit ARM emulates none"
-)
+# An emulated CPU, and a root that is downloaded for it.
+pytestmark = [
+    pytest.mark.skipif(
+        platform.machine() in ("aarch64", "arm64"), reason="a 64-bit ARM emulates none"
+    ),
+    pytest.mark.timeout(900),
+]
 
 RUN_ALL = """
 import json, sys

@@ -20,6 +20,9 @@ from fixtures.tflite import make
 from pytest_edgeq.presets import NEEDS_TENSORFLOW
 from pytest_edgeq.tflite.edge import EdgeFile
 
+# TensorFlow is imported and converts, in processes of their own.
+pytestmark = pytest.mark.timeout(600)
+
 FILES = sorted(make.CONVERTED.glob("*.tflite"))[::4]
 ROOT = Path(__file__).parents[2]
 
