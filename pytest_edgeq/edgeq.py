@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS, memory_bound
 from pytest_edgeq.missing import names_missing_libraries, naming_missing_libraries
+from pytest_edgeq.names import readable
 from pytest_edgeq.parallel import available_cores, torch_threads
 from pytest_edgeq.presets import CACHE_MODES, ISOLATE_MODES
 from pytest_edgeq.report.journal import Booking, booking
@@ -329,6 +330,7 @@ class Edgeq:
         if name is None:
             stem = Path(tflite).stem if isinstance(tflite, (str, os.PathLike)) else None
             name = stem or _class_name(reference) or "model"
+        name = readable(name)
         with booking(self._journal, "load") as booked:
             booked.model = load_prebuilt(
                 tflite, reference, name, self._session, layout, float_tflite

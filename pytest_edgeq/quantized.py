@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from pytest_edgeq.foreign import FileReference
+from pytest_edgeq.names import readable
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.reference import name_of
 from pytest_edgeq.samples import Sample, SampleSpec
@@ -212,7 +213,7 @@ class QuantizedModel:
         if name not in self._views:
             edge = self._edge.at(name)
             float_edge = None if self._float_edge is None else self._float_edge.at(name)
-            label = f"{self.name}[{name}]"
+            label = f"{self.name}[{readable(name)}]"
             origin = self._origin
             if origin is not None and len(origin.graph.signatures) > 1:
                 origin = origin.at(name)

@@ -20,6 +20,7 @@ from pytest_edgeq.foreign import (
     is_keras,
     keras_input_names,
 )
+from pytest_edgeq.names import printable, readable
 from pytest_edgeq.samples import Sample, as_array, is_tensor
 from pytest_edgeq.tflite.modules import ModuleNode, ModuleTree
 
@@ -432,7 +433,8 @@ def _exported_tree(graph: Any) -> ModuleTree:
             owner, _, kind = name.rpartition(".")
             # A container whose children are called one by one is no part of a graph.
             what = _kind(getattr(sys.modules.get(owner), kind, object)) if name else "list"
-            nodes[path] = ModuleNode(path, attribute, name, what)
+            shown = (readable(path), printable(attribute), printable(name))
+            nodes[path] = ModuleNode(*shown, what)
             if path:
                 node_of(above).children.append(nodes[path])
         return nodes[path]
@@ -452,9 +454,10 @@ def module_tree(model: torch.nn.Module) -> ModuleTree:
         # A module reached twice keeps its first path under every attribute.
         first = nodes.get(id(module))
         node = ModuleNode(
-            path=first.path if first is not None else path,
-            attribute=attribute,
-            class_name=f"{type(module).__module__}.{type(module).__qualname__}",
+            path=first.path if first is not None else readable(path),
+            # As the file's own names are read, which hold it.
+            attribute=printable(attribute),
+            class_name=printable(f"{type(module).__module__}.{type(module).__qualname__}"),
             kind=_kind(type(module)),
         )
         nodes.setdefault(id(module), node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.flows.request import Entry, Request, Session
+from pytest_edgeq.names import readable
 from pytest_edgeq.reference import (
     as_module,
     in_train_mode,
@@ -54,7 +56,7 @@ def make_request(
     model = as_module(model)
     several = _signatures(model, sample_inputs)
     if several is None:
-        label = name if name is not None else model_name(model)
+        label = readable(name if name is not None else model_name(model))
         entries = [
             _entry(
                 litert.SIGNATURE,
@@ -73,17 +75,17 @@ def make_request(
                 "sample_inputs: {signature: (args, kwargs)}"
             )
         first = next(iter(several.values()))
-        label = name if name is not None else model_name(first)
+        label = readable(name if name is not None else model_name(first))
         samples = _by_signature("calibration", calibration, several)
         shapes = _by_signature("dynamic_shapes", dynamic_shapes, several)
         entries = [
             _entry(
-                key,
+                readable(key),
                 each,
                 _args_and_kwargs(sample_inputs[key]),
                 calibration=samples[key],
                 dynamic_shapes=shapes[key],
-                name=f"{label}[{key}]",
+                name=f"{label}[{readable(key)}]",
                 quantizer=quantizer,
             )
             for key, each in several.items()
@@ -168,6 +170,7 @@ def _entry(
     ]:
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{where}: expected a torch.Tensor, got {type(value).__name__}")
+    _check_names(model, kwargs, name)
     if not args and not kwargs:
         raise ValueError(
             f"{name}: no sample inputs: the model is traced with them. Pass "
@@ -224,6 +227,24 @@ def _check_model(model: Any, label: str) -> None:
             f"{label}: {which} is in train mode: dropout and batch "
             "statistics would be exported. Call model.eval() first"
         )
+
+
+def _check_names(model: torch.nn.Module, kwargs: Iterable[str], label: str) -> None:
+    """Refuse names that torch.fx (2.13) writes into a graph's code, which is then none."""
+    for name in kwargs:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(
+                f"{label}: the keyword input '{readable(name)}': expected the name of a variable, "
+                "as torch.export makes one of it; rename the parameter"
+            )
+    for path, _ in (*model.named_parameters(), *model.named_buffers()):
+        for part in path.split("."):
+            if keyword.iskeyword(part) or any(each in part for each in '"\n\r\0'):
+                raise ValueError(
+                    f"{label}: {readable(path)}: expected names without quotation marks and line "
+                    "breaks that are no keywords of Python, as torch.export writes them into code, "
+                    f"got '{readable(part)}'; rename this attribute or key of the model"
+                )
 
 
 def _positional(sample_inputs: Any) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.names import readable
 from pytest_edgeq.versions import producer, requirement, untried
 
 __all__ = ["refusal"]
@@ -308,14 +309,14 @@ def _not_a_number(model: torch.nn.Module) -> Iterator[str]:
     for name, values in (*model.named_parameters(), *model.named_buffers()):
         count = int(torch.isnan(values).sum())
         if count:
-            yield f"{name} ({count} of {values.numel()} values)"
+            yield f"{readable(name)} ({count} of {values.numel()} values)"
 
 
 def _named(model: torch.nn.Module, kind: type[torch.nn.Module]) -> Iterator[str]:
     """Names of the modules of a kind."""
     for name, module in model.named_modules():
         if isinstance(module, kind):
-            yield name or "the model itself"
+            yield readable(name) or "the model itself"
 
 
 def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:
@@ -331,7 +332,7 @@ def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:
             padding and stride > 1 and (kernel != stride + 2 * padding or more)
             for kernel, stride, padding, more in sizes
         ):
-            yield name or "the model itself"
+            yield readable(name) or "the model itself"
 
 
 def _words(error: BaseException) -> str:

@@ -12,6 +12,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.flows.request import Session, float_file
 from pytest_edgeq.foreign import FileReference, is_keras, looks_like_session
+from pytest_edgeq.names import readable
 from pytest_edgeq.quantized import Counterpart, QuantizedModel, Reference
 from pytest_edgeq.reference import (
     as_module,
@@ -179,13 +180,16 @@ def _by_signature(reference: Any, keys: Sequence[str | None], name: str) -> dict
         return {}
     if isinstance(reference, Mapping):
         known = [key for key in keys if key is not None]
-        for key in reference:
+        references: dict[str | None, Any] = {
+            readable(str(key)): each for key, each in reference.items()
+        }
+        for key in references:
             if key not in known:
                 raise ValueError(
                     f"{name}: reference: the file has no signature {key!r}"
                     f"{nearest(str(key), known)}; it has {known}"
                 )
-        return dict(reference)
+        return references
     is_file = isinstance(reference, (str, bytes, os.PathLike, EdgeFile))
     if is_file or (isinstance(reference, QuantizedModel) and reference.edge.key is None):
         return dict.fromkeys(keys, reference)

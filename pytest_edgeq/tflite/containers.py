@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any
 
-from pytest_edgeq.tflite.flatbuffer import printable
+from pytest_edgeq.names import printable
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 
 _SHOWN = 8

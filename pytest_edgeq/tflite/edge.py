@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.names import readable
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.boundary import decode, encode
 from pytest_edgeq.tflite.graph import OpGraph
@@ -111,6 +112,7 @@ class EdgeFile:
         Raises:
             ValueError: The file has no such signature.
         """
+        key = readable(key)
         keys = [each.key or "" for each in self.graph.signatures]
         if key not in keys:
             raise ValueError(

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.arrays import contiguous
+from pytest_edgeq.names import printable, readable
 from pytest_edgeq.presets import NEEDS_TENSORFLOW
 from pytest_edgeq.process_state import destructors_without_stderr, paused_collector
 from pytest_edgeq.tflite.boundary import numpy_dtype
-from pytest_edgeq.tflite.flatbuffer import printable
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
@@ -123,11 +123,14 @@ class InterpreterEngine(Engine):
             self._allocated = {}
         # Its own runner sizes and allocates everything again at each call, so it is only for the
         # signatures that nothing else can run.
-        self._runner = (
-            None
-            if signature.key is None or signature.subgraph == 0
-            else self._interpreter.get_signature_runner(signature.key)
-        )
+        self._runner = None
+        if signature.key is not None and signature.subgraph != 0:
+            [stored] = (
+                key
+                for key in self._interpreter.get_signature_list()
+                if readable(key) == signature.key
+            )
+            self._runner = self._interpreter.get_signature_runner(stored)
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """

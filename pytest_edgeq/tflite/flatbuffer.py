@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.names import printable
+
 __all__ = [
     "Buffers",
     "Quantization",
@@ -24,7 +26,6 @@ __all__ = [
     "indices",
     "integers",
     "op_name",
-    "printable",
     "read_quantization",
     "text",
 ]
@@ -57,18 +58,6 @@ def checked(what: str, index: int, count: int, *, least: int = 0) -> int:
 def text(raw: bytes | None) -> str:
     """Decode a string of the file, whatever is in it, as `printable` gives it."""
     return "" if raw is None else printable(raw.decode("utf-8", "backslashreplace"))
-
-
-def printable(line: str) -> str:
-    r"""
-    Return a line with Python's escapes, such as `\x1b`, in place of what cannot be printed.
-
-    Names in a file from elsewhere are shown on terminals and in logs of CI, where an escape
-    sequence would be obeyed and a line break would forge a line.
-    """
-    if line.isprintable():
-        return line
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
 
 
 def integers(values: Any) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.names import readable
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import (
     Buffers,
@@ -274,7 +275,7 @@ def _read_signatures(model: Any, subgraphs: tuple[Subgraph, ...]) -> tuple[Signa
         outputs = [raw.Outputs(j) for j in range(raw.OutputsLength())]
         signatures.append(
             Signature(
-                text(raw.SignatureKey()),
+                readable(text(raw.SignatureKey())),
                 raw.SubgraphIndex(),
                 _in_order(inputs, subgraph, subgraph.inputs, "input"),
                 _in_order(outputs, subgraph, subgraph.outputs, "output"),

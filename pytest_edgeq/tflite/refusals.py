@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from pytest_edgeq.names import printable
 from pytest_edgeq.tflite.conformance import violations_of
 from pytest_edgeq.tflite.cut import cut_ops
-from pytest_edgeq.tflite.flatbuffer import printable
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.refused import refused_op
 from pytest_edgeq.tflite.subgraph import Op
