@@ -281,7 +281,8 @@ class Comparer:
     @property
     def calibration(self) -> Calibration:
         """Return how the samples measured relate to those of the calibration."""
-        return self._tally.calibration
+        averages = self._quantized.flow == "recipe"
+        return self._tally.calibration._replace(averages=averages)
 
     def result(self, machines: Sequence[Machine] = ()) -> Comparison:
         """
@@ -292,7 +293,7 @@ class Comparer:
         """
         quantized, measurement = self._quantized, self._measurement
         findings = measurement.findings(self.calibration)
-        count, overlap = self.calibration
+        count, overlap, _ = self.calibration
         met_again = overlap_finding(overlap, count, chance=quantized.ledger.chance)
         findings += [each for each in (met_again, repeated_finding(quantized.ledger)) if each]
         if self._changed:

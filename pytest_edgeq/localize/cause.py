@@ -498,7 +498,7 @@ _EVERYWHERE: tuple[
     (
         clipped,
         "have too narrow a range",
-        lambda given: given.calibration.too_narrow(averaged=bool(given.averaged)),
+        lambda given: given.calibration.too_narrow(),
     ),
     (too_wide, "have too wide a range", lambda given: given.calibration.too_wide(given.scale)),
 )

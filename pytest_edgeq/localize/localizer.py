@@ -296,8 +296,10 @@ class Localizer:
         Raises:
             RuntimeError: torch or the kernels fail.
         """
-        evaluated, known = self._calibration
-        self._calibration = Calibration(evaluated + 1, known + is_known)
+        evaluated, known, _ = self._calibration
+        self._calibration = Calibration(
+            evaluated + 1, known + is_known, self._quantized.flow == "recipe"
+        )
         if errors is not None:
             self._add(errors)
         if peaks:
@@ -334,9 +336,11 @@ class Localizer:
 
     def _note(self, sample: Sample) -> None:
         """Count the sample, and whether the file was calibrated on it."""
-        evaluated, known = self._calibration
+        evaluated, known, _ = self._calibration
         is_known = sample.arrays() in self._quantized.ledger
-        self._calibration = Calibration(evaluated + 1, known + is_known)
+        self._calibration = Calibration(
+            evaluated + 1, known + is_known, self._quantized.flow == "recipe"
+        )
 
     def _add(self, errors: SampleErrors) -> None:
         for key, measured in errors.measured.items():

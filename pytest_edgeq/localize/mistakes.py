@@ -100,8 +100,7 @@ def other_samples(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> O
     narrow = [(fill, given) for fill, given in spans if overshoot(given) >= FAR]
     if len(narrow) < max(2, len(spans) / 8):
         return OtherSamples()
-    averaged = any(given.averaged for _, given in narrow)
-    why = narrow[0][1].calibration.too_narrow(averaged=averaged, on_more=True)
+    why = narrow[0][1].calibration.too_narrow(on_more=True)
     symptom = (
         f"{len(narrow)} of {len(spans)} ranges are too narrow (values span "
         f"{median(fill for fill, _ in narrow):.2g} × as much, in the median of these)"
@@ -246,7 +245,7 @@ def calibrated_on_nothing(evidence: Evidence) -> Mistake | None:
     # A range that keeps one value in a hundred can only come from samples that were none.
     if spans is None or spans[0] > spans[1] / 100:
         return None
-    few = evidence.averaged and evidence.elements <= _FEW_VALUES * evidence.averaged
+    few = evidence.calibration.averages and evidence.elements <= _FEW_VALUES * evidence.averaged
     return Mistake(
         f"its range is {_range(evidence)}, next to nothing, where torch gives "
         f"{_between(evidence.reference)}",
@@ -268,7 +267,7 @@ def clipped(row: LayerError, evidence: Evidence) -> Mistake | None:
 def too_narrow(evidence: Evidence) -> Mistake:
     """Say how much lies beyond a range."""
     beyond = _percent(sum(evidence.beyond))
-    why = evidence.calibration.too_narrow(averaged=bool(evidence.averaged))
+    why = evidence.calibration.too_narrow()
     if (narrowed := evidence.narrowed) is not None:
         # Averages may cut as much.
         fixes = [why.fix, narrowed.fix] if evidence.averaged else [narrowed.fix]

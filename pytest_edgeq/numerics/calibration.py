@@ -47,10 +47,13 @@ class Calibration(NamedTuple):
         evaluated: How many samples were evaluated.
         known: How many of them the file was calibrated on; 0, too, where a loaded file does not
             tell.
+        averages: Whether the file's ranges are averages over samples, as of a recipe; False where
+            a loaded file does not tell.
     """
 
     evaluated: int = 0
     known: int = 0
+    averages: bool = False
 
     @property
     def is_own(self) -> bool:
@@ -79,17 +82,16 @@ class Calibration(NamedTuple):
             )
         return Reason((cause,))
 
-    def too_narrow(self, *, averaged: bool = False, on_more: bool = False) -> Reason:
+    def too_narrow(self, *, on_more: bool = False) -> Reason:
         """
         Return the cause of a range that clips values, or the calibration that mends it.
 
         Args:
-            averaged: Whether the range is an average over the samples, or may be.
             on_more: Whether more samples would help, too.
         """
         if self.is_own:
             own = f"the file was calibrated on {self._samples}, so others will not widen it"
-            if averaged:
+            if self.averages:
                 own += (
                     f": either a recipe {_AVERAGES}, or {_CHANGED} (then a file built anew has "
                     "another range)"
@@ -98,7 +100,7 @@ class Calibration(NamedTuple):
                 own += f": {_CHANGED}"
             return Reason((own,))
         more = ", and on more" if on_more else ""
-        averages = f"; a recipe {_AVERAGES}" if averaged else ""
+        averages = f"; a recipe {_AVERAGES}" if self.averages else ""
         return Reason(
             fix=f"calibrate with samples like those evaluated, preprocessed alike{more}{averages}"
         )

@@ -383,7 +383,7 @@ class OutputHealth:
     def _clipped_finding(self, calibration: Calibration) -> Finding | None:
         if not self._clipped.more_than_chance(averaged=self.averaged):
             return None
-        reason = calibration.too_narrow(averaged=self.averaged)
+        reason = calibration.too_narrow()
         return Finding(
             kind=CLIPPED_OUTPUT,
             place=self._place,

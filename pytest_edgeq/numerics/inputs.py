@@ -103,7 +103,7 @@ class InputHealth:
         reach = f"[{low:.3g}, {high:.3g}]"
         met = f"[{self._least:.3g}, {self._greatest:.3g}]"
         if self._outside.more_than_chance(averaged=self._averaged):
-            reason = calibration.too_narrow(averaged=self._averaged)
+            reason = calibration.too_narrow()
             return [
                 Finding(
                     kind=CLIPPED_INPUT,
