@@ -49,9 +49,16 @@ def assert_healthy(comparison: Comparison, allow: Sequence[str] = ()) -> None:
     wrong = [each for each in ordered(comparison.health) if each.kind not in allow]
     if not wrong:
         return
-    first, *others = (replace(each, headline=f"{each.kind}: {each.title}") for each in wrong)
+    told: set[str] = set()
+    shown = []
+    for each in wrong:
+        causes = tuple(cause for cause in each.causes if cause not in told)
+        fix = "" if each.fix in told else each.fix
+        shown.append(replace(each, headline=f"{each.kind}: {each.title}", causes=causes, fix=fix))
+        told |= {*each.causes, each.fix}
+    first, *others = shown
     title, *lines = first.lines
     if others:
         title += f" [1 of {len(wrong)} findings on {comparison.name}]"
-    told = [title, *lines, *(line for each in others for line in ("", *each.lines))]
-    raise failure(wrong, "\n".join([*told, f"update: allow={tuple(kinds)!r}"]))
+    lines = [title, *lines, *(line for each in others for line in ("", *each.lines))]
+    raise failure(wrong, "\n".join([*lines, f"update: allow={tuple(kinds)!r}"]))

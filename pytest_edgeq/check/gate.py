@@ -172,7 +172,13 @@ class Gate:
             alike = [each for each in health if each.kind == kind]
             first, *others = sorted(alike, key=lambda each: each.harm, reverse=True)
             count = f" ({len(alike)} of them)" if others else ""
-            lines = _shortened([f"  {each.sentence}" for each in others])
+            same = first.causes, first.fix
+            lines = _shortened(
+                [
+                    f"  {each.title if (each.causes, each.fix) == same else each.sentence}"
+                    for each in others
+                ]
+            )
             title = f"health: {kind}{count}: {first.title}"
             self.verdict.add(replace(first, headline=title, evidence=tuple(lines)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,15 @@ def test_a_sound_comparison_passes(comparison: Any) -> None:
 def test_findings_are_sentences_the_most_harmful_first(comparison: Any, golden: Any) -> None:
     """The golden text, with the kinds to allow."""
     golden("healthy", lambda: assert_healthy(comparison(health=(CLIPPED, ZERO))))
+
+
+def test_a_fix_is_told_once(comparison: Any) -> None:
+    """Two outputs that the same calibration clips."""
+    other = replace(CLIPPED, place=Place("output", "masks"), harm=Harm.share(1, 10))
+    with pytest.raises(AssertionError) as caught:
+        assert_healthy(comparison(health=(CLIPPED, other)))
+    assert str(caught.value).count("fix: ") == 1
+    assert "output 'masks'" in str(caught.value)
 
 
 def test_other_kinds_than_those_allowed_fail(comparison: Any) -> None:
