@@ -211,8 +211,7 @@ def _same_scale(graph: OpGraph, op: Op, rules: OpRules) -> Iterator[Violation]:
     )
     if taken and len(set(taken.values())) == 1:
         [given] = set(taken.values())
-        live = {p: _operand(graph, op, p) for p in taken}
-        whose = next(iter(live.values())) if len(live) == 1 else "its inputs"
+        whose = _operand(graph, op, next(iter(taken)))
         outputs = [qparams(graph.tensor(op, index)) for index in op.outputs]
         # TOPK_V2's second output counts, and has no scale.
         wrong = next((each for each in outputs if each and _differ(given, each, rules)), None)

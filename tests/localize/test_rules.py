@@ -47,9 +47,8 @@ def test_an_op_that_does_not_rescale(op: str) -> None:
             write(op, ["int8"] * (count + 1), [*[_SHARED] * count, output]), reference, samples
         )
 
-    whose = "input 0" if count == 1 else "its inputs"
     assert cause((1 / 32, 5)).startswith(
-        f"{op} #0: its output has scale 0.03125, which is 2 × {whose}'s 0.015625 and zero point 5"
+        f"{op} #0: its output has scale 0.03125, which is 2 × input 0's 0.015625 and zero point 5"
     )
     assert op not in cause(_SHARED)
 
