@@ -450,6 +450,7 @@ class Edgeq:
         *,
         name: str | None = None,
         executor: Executor | None = None,
+        states: Mapping[str, str] | None = None,
     ) -> None:
         """
         Hold a model against everything that is known of it: the default gate.
@@ -458,10 +459,13 @@ class Edgeq:
         agree within what kernels round (on the first 4 samples; op by op where outputs differ).
         So do the targets that `check_targets` or `edgeq_check_targets` names.
         Every op computes what torch does on the same inputs, up to rounding (on the first 2 samples
-        and on those whose outputs are further off than all before). One bit of every
-        output is left, health is clean, and no sample was calibrated with. Op dtypes and errors are
-        as they were remembered for this test. A file of `with_tflite` has the ops, wiring, options,
-        inputs, outputs and scales of the one that the flow made.
+        and on those whose outputs are further off than all before). One bit of every output is
+        left (of labels and sorted boxes: of the scores that they were chosen by), and one bit of
+        what each of several inputs changes in it (swapped between two of the first 4 samples).
+        Health is clean, the ranges inside clip no more than on calibration samples, and no sample
+        was calibrated with. Op dtypes and errors are as they were remembered for this test. A file
+        of `with_tflite` has the ops, wiring, options, inputs, outputs and scales of the one that
+        the flow made.
 
         What could not be looked at is told by a warning: outside the body of a test what is
         remembered, kernels that lack an op. So is where the reference kernels, which no device
@@ -470,10 +474,13 @@ class Edgeq:
         Args:
             quantized: From `quantize` or `load`.
             inputs: Any iterable of samples that the calibration has not seen; read once, in order,
-                one held at a time.
+                one held at a time, and of a model with several inputs the first 4.
             name: Of the baselines; needed where a test checks several models.
             executor: As `compare` takes it. The first 4 samples, on which every runtime is run, are
                 measured in this process.
+            states: By name of an output, the name of the input that takes its codes over, of any
+                signature: their scales and zero points must be equal. An output and an input of
+                another signature that have the same name are compared without it.
 
         Raises:
             AssertionError: Lists all that is wrong, the most telling first.
@@ -508,6 +515,7 @@ class Edgeq:
                 keeps_points=self._keeps_points,
                 progress=self._session.progress,
                 engine=engine,
+                states=states,
             )
 
     @property

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from pytest_edgeq.numerics.checks import has_default_parameters, uncalibrated_finding
-from pytest_edgeq.numerics.findings import BLOCKING, UNSAFE_OP, Finding, Place
+from pytest_edgeq.numerics.findings import (
+    BLOCKING,
+    STATE_MISMATCH,
+    UNSAFE_OP,
+    USELESS,
+    Finding,
+    Place,
+)
 from pytest_edgeq.numerics.health import check_bias, check_scales
+from pytest_edgeq.suggest import nearest
+from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.conformance import violations
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
@@ -14,10 +25,11 @@ from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.op_facts import ACTIVATIONS, HOLDING
 from pytest_edgeq.tflite.op_rules import keeps_scale
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.tflite.subgraph import Op
+from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
 from pytest_edgeq.tflite.unsafe import unsafe_ops
+from pytest_edgeq.unmatched import UnmatchedError
 
-__all__ = ["conformance_findings", "static_findings", "unsafe_findings"]
+__all__ = ["conformance_findings", "state_findings", "static_findings", "unsafe_findings"]
 
 
 def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
@@ -37,7 +49,8 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
                 values = edge.graph.constant(stored.tensor).view(np.int32)
                 findings += check_bias(_tensor("bias", entry), values)
         findings += _uncalibrated(edge.graph, op, entry)
-    return tuple(dict.fromkeys((*findings, *conformance_findings(edge))))
+    findings += [*conformance_findings(edge), *state_findings(edge)]
+    return tuple(dict.fromkeys(findings))
 
 
 def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Finding, ...]:
@@ -64,6 +77,77 @@ def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Fin
 
 def _op(entry: OpDtypes) -> Place:
     return Place("op", entry.op, entry.index, entry.module)
+
+
+def state_findings(edge: EdgeFile, states: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
+    """
+    Return a finding for each state that is handed on in other codes than it is taken over in.
+
+    Codes that one signature gives and another one takes, such as those of a cache, are passed on as
+    they are: scale and zero point of both must be equal.
+
+    Args:
+        edge: The file.
+        states: By name of an output, the name of the input that takes it, in any signature; None
+            for outputs and inputs of other signatures that have the same name.
+
+    Raises:
+        UnmatchedError: No signature has such an output or input.
+    """
+    signatures = edge.graph.signatures
+    outputs = [(each, border) for each in signatures for border in each.outputs]
+    inputs = [(each, border) for each in signatures for border in each.inputs]
+    for kind, borders, names in (
+        ("output", outputs, (states or {}).keys()),
+        ("input", inputs, (states or {}).values()),
+    ):
+        known = [border.name for _, border in borders]
+        for name in names:
+            if name not in known:
+                raise UnmatchedError(
+                    f"states: expected the name of an {kind}, got {name!r}{nearest(name, known)}"
+                )
+    return tuple(
+        _state_finding(giving, given, taking, taken)
+        for giving, given in outputs
+        for taking, taken in inputs
+        if (
+            given.name == taken.name and giving is not taking
+            if states is None
+            else states.get(given.name) == taken.name
+        )
+        if given.tensor.dtype == taken.tensor.dtype
+        if None not in (parameters := (qparams(given.tensor), qparams(taken.tensor)))
+        if parameters[0] != parameters[1]
+    )
+
+
+def _state_finding(
+    giving: Signature, given: SignatureTensor, taking: Signature, taken: SignatureTensor
+) -> Finding:
+    (scale, zero_point), (wanted, wanted_point) = (
+        parameters
+        for border in (given, taken)
+        if (parameters := qparams(border.tensor)) is not None
+    )
+    return Finding(
+        kind=STATE_MISMATCH,
+        place=Place("output", given.name),
+        expected=(
+            f"of signature {giving.key!r} the scale and zero point of input {taken.name!r} of "
+            f"{taking.key!r}, {wanted:.6g} and {wanted_point}"
+        ),
+        got=f"{scale:.6g} and {zero_point}",
+        causes=(
+            "each signature was calibrated by itself, and codes that are handed on as they are "
+            f"stand for {wanted / scale:.3g} × the values there",
+        ),
+        fix=(
+            "calibrate both on the same states, keep them in float, or dequantize and quantize "
+            "between the two calls"
+        ),
+        harm=USELESS,
+    )
 
 
 def _tensor(role: str, entry: OpDtypes) -> Place:

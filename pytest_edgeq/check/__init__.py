@@ -7,12 +7,13 @@ the text of the failure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.check.gate import UNREMEMBERED, Gate
 from pytest_edgeq.errors import failure
+from pytest_edgeq.file_health import state_findings
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import Finding
@@ -60,6 +61,7 @@ def check(
     on_result: Callable[[CheckResult], None] = lambda result: None,
     keeps_points: bool = False,
     engine: Engine | None = None,
+    states: Mapping[str, str] | None = None,
 ) -> None:
     """
     Hold a model against everything that is known of it, in one pass over the samples.
@@ -76,15 +78,19 @@ def check(
         keeps_points: Whether to keep elements of the outputs, for charts.
         engine: Measures the samples behind the first few elsewhere, to the same figures; None for
             this process.
+        states: By name of an output, the name of the input that takes its codes over.
 
     Raises:
         AssertionError: Lists all that is wrong.
+        UnmatchedError: The file has no such output or input.
         ValueError, TypeError: No reference, no sample, or one that does not fit.
     """
+    handed_on = state_findings(quantized.edge, states) if states else ()
     gate = Gate(quantized, runtime, keeps_points=keeps_points)
     with on_one_thread(), progress.step("check", quantized.name, inputs) as step:
         gate.look(inputs, threads, step, engine)
     verdict = gate.verdict
+    verdict.add(*handed_on)
     unwritten = writes and bool(verdict.findings)
     if not unwritten:
         gate.hold_against(claims(gate.explained))

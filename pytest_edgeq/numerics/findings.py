@@ -73,6 +73,15 @@ CANNOT_RUN: Final = "cannot_run"
 RUNTIMES_DIFFER: Final = "runtimes_differ"
 """Runtimes give different results, or one gives different results from run to run."""
 
+STATE_MISMATCH: Final = "state_mismatch"
+"""An output that is handed on to an input has another scale or zero point than this."""
+
+LOST_INPUT: Final = "lost_input"
+"""Less than one bit is left of what one of several inputs changes in an output."""
+
+CLIPPED_ACTIVATION: Final = "clipped_activation"
+"""Values between the ops lie beyond the range of their codes, which makes most of the loss."""
+
 LOST_OUTPUT: Final = "lost_output"
 """Less than one bit of an output is left."""
 
@@ -387,6 +396,7 @@ _EXPLAINED: Final[Mapping[str, frozenset[str]]] = {
     | {MISFIT, CANNOT_RUN, OP_DTYPES_CHANGED, BUILD_CHANGED, NOT_STORED},
     **dict.fromkeys(INPUT_KINDS, LOSSES | {*LOSS_KINDS}),
     **dict.fromkeys(WRONG_KINDS, LOSSES),
+    CLIPPED_ACTIVATION: LOSSES | {LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS},
     OP_DTYPES_CHANGED: frozenset({ERRORS_REGRESSED, BUILD_CHANGED}),
     OTHER_DATA: LOSSES | {*LOSS_KINDS, *INPUT_KINDS},
 }

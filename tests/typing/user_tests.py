@@ -115,6 +115,7 @@ def test_errors(edgeq: Edgeq, quantized: QuantizedModel, inputs: Iterator[torch.
     edgeq.check_op_dtypes(quantized, name="map")
     edgeq.check_errors(comparison, name="errors")
     edgeq.check(quantized, inputs, name="net")
+    edgeq.check(quantized, inputs, states={"cache_out": "cache_in"})
 
     if comparison.lowering.sqnr_db > 30:  # type: ignore[union-attr]
         edgeq.compare(quantized.path, inputs)  # type: ignore[arg-type]

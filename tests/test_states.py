@@ -1,0 +1,106 @@
+"""States that one signature of a file hands on to another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fixtures.tflite.writer import FileWriter
+from pytest_edgeq import Edgeq
+from pytest_edgeq.cli.group import edgeq as command
+from pytest_edgeq.file_health import state_findings, static_findings
+from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.unmatched import UnmatchedError
+
+pytestmark = pytest.mark.filterwarnings("ignore:edgeq.check")
+
+
+def _content(
+    given: float, taken: float, *, point: int = 0, names: tuple[str, str] = ("cache", "cache")
+) -> bytes:
+    """Write `prefill`, which gives a cache in one scale; `decode` takes it in another."""
+    file = FileWriter()
+    prefill, decode = file.graph("prefill"), file.graph("decode")
+    x = prefill.tensor("int8", (1, 8), scales=[given], name="x")
+    made = prefill.tensor("int8", (1, 8), scales=[given], name="made")
+    prefill.op("RELU", [x], [made])
+    prefill.borders([x], [made])
+    read = decode.tensor("int8", (1, 8), scales=[taken], zero_points=[point], name="read")
+    y = decode.tensor("int8", (1, 8), scales=[taken], zero_points=[point], name="y")
+    decode.op("RELU", [read], [y])
+    decode.borders([read], [y])
+    file.signature("prefill", [("x", x)], [(names[0], made)], 0)
+    file.signature("decode", [(names[1], read)], [("y", y)], 1)
+    return file.content()
+
+
+def test_a_cache_in_other_codes_is_found() -> None:
+    """By its name, without a sample."""
+    (finding,) = static_findings(EdgeFile(_content(0.0245, 0.0079)))
+    assert finding.kind == "state_mismatch"
+    assert str(finding).startswith(
+        "state_mismatch: output 'cache': expected of signature 'prefill' the scale and zero point "
+        "of input 'cache' of 'decode', 0.0079 and 0, got 0.0245 and 0"
+    )
+    (finding,) = static_findings(EdgeFile(_content(0.0245, 0.0245, point=3)))
+    assert finding.kind == "state_mismatch"
+
+
+def test_a_cache_in_the_same_codes_is_sound() -> None:
+    """So is one of another name."""
+    assert static_findings(EdgeFile(_content(0.0245, 0.0245))) == ()
+    assert static_findings(EdgeFile(_content(0.0245, 0.0079, names=("new", "old")))) == ()
+
+
+def test_names_that_differ_are_given() -> None:
+    """A name that the file lacks is an error."""
+    edge = EdgeFile(_content(0.0245, 0.0079, names=("new", "old")))
+    (finding,) = state_findings(edge, {"new": "old"})
+    assert "input 'old' of 'decode'" in finding.message
+    with pytest.raises(UnmatchedError, match=r"expected the name of an input, got 'olds'"):
+        state_findings(edge, {"new": "olds"})
+    with pytest.raises(UnmatchedError, match=r"expected the name of an output, got 'old'"):
+        state_findings(edge, {"old": "old"})
+
+
+def _relu(value: Any) -> Any:
+    return np.maximum(np.asarray(value), 0)
+
+
+@pytest.mark.parametrize("names", [("cache", "cache"), ("new", "old")])
+def test_check_finds_it(names: tuple[str, str]) -> None:
+    """The sound file passes."""
+    states = None if names[0] == names[1] else {names[0]: names[1]}
+    samples = [np.random.default_rng(i).uniform(-1, 1, (1, 8)).astype(np.float32) for i in range(4)]
+
+    def check(taken: float) -> None:
+        references = {"prefill": _reader("x"), "decode": _reader(names[1])}
+        model = Edgeq().load(_content(0.0245, taken, names=names), reference=references)
+        Edgeq().check(model.signature("prefill"), samples, states=states)
+
+    check(0.0245)
+    with pytest.raises(AssertionError, match="scale and zero point of input"):
+        check(0.0079)
+
+
+def _reader(name: str) -> Callable[..., Any]:
+    readers: dict[str, Callable[..., Any]] = {
+        "x": lambda x: _relu(x),
+        "cache": lambda cache: _relu(cache),
+        "old": lambda old: _relu(old),
+    }
+    return readers[name]
+
+
+def test_show_tells_of_it(tmp_path: Path) -> None:
+    """And ends with the code of a finding."""
+    path = tmp_path / "two.tflite"
+    path.write_bytes(_content(0.0245, 0.0079))
+    done = CliRunner().invoke(command, ["show", str(path)], prog_name="edgeq")
+    assert done.exit_code == 1
+    assert "state_mismatch: output 'cache'" in done.stdout
