@@ -9,9 +9,9 @@ from pytest_edgeq.tflite.subgraph import Tensor
 __all__ = ["border_spec"]
 
 
-def border_spec(name: str, tensor: Tensor) -> BorderSpec:
+def border_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> BorderSpec:
     """Return name, scale, zero point and range of codes; the name alone without one scale."""
     parameters = qparams(tensor)
     if parameters is None:
-        return BorderSpec(name)
-    return BorderSpec(name, *parameters, *code_range(tensor.dtype))
+        return BorderSpec(name, chosen=chosen)
+    return BorderSpec(name, *parameters, *code_range(tensor.dtype), chosen=chosen)

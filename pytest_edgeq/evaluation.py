@@ -125,7 +125,7 @@ class Evaluation:
         exchanged = exchanged_sqnr_db(self._comparison)
         for name, output, given in self._judged(data):
             other = exchanged.get(name, -math.inf)
-            if 0 < given["sqnr_db"] <= other:
+            if 0 < given.get("sqnr_db", 0.0) <= other:
                 needed = samples_needed(output, self._flow, "sqnr_db", other)
                 would_do = "" if needed is None else _would_do(needed)
                 yield f"output {name!r}: sqnr_db: the output of another sample would pass{would_do}"
@@ -198,7 +198,9 @@ def broken(output: OutputErrors, flow: str) -> Finding | None:
     """
     floor = floor_db(flow, "total", output.sqnr_db)
     # Without a signal zeros are right; and of values below a step nothing else is to be expected.
-    if not wiped(output) or is_below_a_step(output) or output.sqnr_db > floor:
+    if output.chosen or not wiped(output):
+        return None
+    if is_below_a_step(output) or output.sqnr_db > floor:
         return None
     return Finding(
         kind=NOT_STORED,

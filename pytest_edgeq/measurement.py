@@ -27,6 +27,7 @@ from pytest_edgeq.numerics.side import Side
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference, in_file_order
 from pytest_edgeq.samples import Sample
+from pytest_edgeq.tflite.choices import choices
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.input_quantization import quantized_inputs
 from pytest_edgeq.tflite.layout import mismatch_hint
@@ -120,6 +121,16 @@ class SampleRunner:
             values["float_tflite"] = in_file_order(outputs, wanted, quantized.name)
         return Outcome(codes, values)
 
+    def both(self, sample: Sample) -> tuple[Arrays, Arrays]:
+        """
+        Run the reference and the file alone, and return the outputs of both in the file's order.
+
+        Raises:
+            RuntimeError, TypeError, ValueError: As of `run`.
+        """
+        codes = self._run(self._edge, sample.arrays(), 0)
+        return self.reference(sample, 0), self._edge.decode(codes)
+
     def reference(self, sample: Sample, index: int) -> Arrays:
         """
         Run the reference alone, and return its outputs in the file's order.
@@ -212,10 +223,14 @@ class Measurement:
     ) -> None:
         self._edge: EdgeFile | None = edge
         self._input_names = input_names
-        specs = [border_spec(each.name, each.tensor) for each in edge.signature.outputs]
+        chosen = choices(edge.graph, edge.signature)
+        specs = [
+            border_spec(each.name, each.tensor, chosen=each.name in chosen)
+            for each in edge.signature.outputs
+        ]
         self._sides = sides
         # Both sides of a conversion are float: there is no LSB.
-        unscaled = [BorderSpec(spec.name) for spec in specs]
+        unscaled = [BorderSpec(spec.name, chosen=spec.chosen) for spec in specs]
         self._stages = {
             name: StageAccumulator(unscaled if name == "conversion" else specs)
             for name in self._sides

@@ -16,7 +16,7 @@ from pytest_edgeq.evaluation import (
     passes_zeros,
     too_wide,
 )
-from pytest_edgeq.numerics.bootstrap import RESAMPLES, SEED, remembered
+from pytest_edgeq.numerics.bootstrap import CHOICE_METRICS, RESAMPLES, SEED, remembered
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.confidence import LEVEL
@@ -107,13 +107,17 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
     for output in outputs:
         if (found := broken(output, flow)) is not None:
             raise ValueError(_no_budget(comparison, output, found))
-    limits = [limits_of(output, flow) for output in outputs]
+    of_choices = all(output.chosen for output in outputs)
+    metrics = CHOICE_METRICS if of_choices else None
+    limits = [limits_of(output, flow, metrics=metrics) for output in outputs]
     for output, given in zip(outputs, limits, strict=True):
-        if not is_below_a_step(output) and (found := too_wide(output, flow, given)) is not None:
+        if output.chosen or is_below_a_step(output):
+            continue
+        if (found := too_wide(output, flow, given)) is not None:
             raise ValueError(_no_budget(comparison, output, found))
     bounds: dict[str, float] = {}
     notes = notes_on(comparison.evaluated)
-    for metric in _wanted(outputs):
+    for metric in CHOICE_METRICS if of_choices else _wanted(outputs):
         values = [each[metric] for each in limits if metric in each]
         if len(values) < len(outputs):
             continue
@@ -127,6 +131,9 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
             notes.append(f"{metric} is left out: {cannot_fail(passing[0], flow, metric)}")
     judged = [each for each in outputs if not is_below_a_step(each)]
     if not bounds or any(len(accepted(each, bounds)) == len(bounds) for each in judged):
+        if of_choices:
+            why = cannot_fail(outputs[0], flow, "top1_agreement")
+            raise ValueError(f"no budget for {_place(comparison, outputs[0])}: {why}")
         output, given = min(zip(outputs, limits, strict=True), key=lambda pair: pair[1]["sqnr_db"])
         if not wiped(output):
             raise ValueError(f"no budget for {_place(comparison, output)}: {_NO_SIGNAL}")

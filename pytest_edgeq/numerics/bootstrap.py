@@ -38,7 +38,10 @@ from .metrics import json_number
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
 from .sums import Array
 
-__all__ = ["RESAMPLES", "SEED", "Limit", "limits", "remembered"]
+__all__ = ["CHOICE_METRICS", "RESAMPLES", "SEED", "Limit", "limits", "remembered"]
+
+CHOICE_METRICS: Final = ("top1_agreement",)
+"""Metrics that say something of an output that holds a choice."""
 
 RESAMPLES: Final = 1000
 SEED: Final = 0
@@ -109,7 +112,9 @@ def remembered(stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
         }
         for stage, errors in stages.items()
         for name, output in errors.outputs.items()
-        for metric, limit in limits(output).items()
+        for metric, limit in limits(
+            output, metrics=CHOICE_METRICS if output.chosen else None
+        ).items()
     ]
 
 

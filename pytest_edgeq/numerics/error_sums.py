@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .matches import match_counts
 from .metrics import (
     cosine_similarity,
     differences,
@@ -43,6 +44,7 @@ class BorderSpec:
         zero_point: its zero point.
         qmin: its least code.
         qmax: its greatest code.
+        chosen: whether it holds a choice, of which matches are counted in place of top-1 classes.
     """
 
     name: str
@@ -50,6 +52,7 @@ class BorderSpec:
     zero_point: int | None = None
     qmin: int | None = None
     qmax: int | None = None
+    chosen: bool = False
 
 
 @dataclass(slots=True)
@@ -86,7 +89,7 @@ class _OutputAccumulator:
             first = int(np.logical_or.reduce(bad).argmax())
             self._offer_element((_NAN, 0.0, sample), first, reference.array, actual.array)
             # The rows alone: whether this output has classes at all is told by its shape.
-            self.rows += top1_counts(reference, actual)[1]
+            self.rows += self._agreement(reference, actual)[1]
             return self._offer_sample(math.nan, _NAN, sample)
         with np.errstate(over="ignore", invalid="ignore"):
             decibels, rank = self._add(reference, actual, sample)
@@ -103,7 +106,7 @@ class _OutputAccumulator:
         self.power.add(power)
         self.product.add(product)
         self.absolute.add(absolute)
-        agreeing, rows = top1_counts(reference, actual)
+        agreeing, rows = self._agreement(reference, actual)
         self.agreeing += agreeing
         self.rows += rows
         if difference.size:
@@ -111,12 +114,21 @@ class _OutputAccumulator:
             largest = float(magnitudes[at])
             self._offer_element((_NUMBER, -largest, sample), at, reference.array, actual.array)
             sums = (signal, noise, power, product, absolute, largest, agreeing, rows)
-            of_reference = (reference.magnitude, max(map(abs, reference.ends)), reference.first)
+            first = reference.first
+            if self.spec.chosen:
+                first = match_counts(reference.array, np.zeros_like(reference.array))[0]
+            of_reference = (reference.magnitude, max(map(abs, reference.ends)), first)
             self.samples.append(SampleErrors(sample, difference.size, *sums, *of_reference))
         decibels = sqnr_db(signal, noise)
         if signal == noise == 0:
             return decibels, _DEGENERATE
         return decibels, _NAN if math.isnan(decibels) else _NUMBER
+
+    def _agreement(self, reference: Side, actual: Side) -> tuple[int, int]:
+        """Return the rows that agree, and all rows."""
+        if self.spec.chosen:
+            return match_counts(reference.array, actual.array)
+        return top1_counts(reference, actual)
 
     def _offer_sample(self, decibels: float, rank: int, sample: int) -> float:
         # NaN has no order, so its rank stands for it.
@@ -185,6 +197,7 @@ class _OutputAccumulator:
                 else math.nan
             ),
             top1_agreement=top1,
+            chosen=self.spec.chosen,
             max_abs_index=self.element,
             samples=tuple(sorted(self.samples)),
         )

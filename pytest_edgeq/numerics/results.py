@@ -55,11 +55,11 @@ class SampleErrors(NamedTuple):
         product: Σfq.
         absolute: Σ|f−q|.
         largest: max|f−q|.
-        agreeing: rows where the top-1 class agrees.
+        agreeing: rows where the top-1 class agrees, or that match (`OutputErrors.chosen`).
         rows: all rows.
         magnitude: Σ|f|.
         peak: max|f|.
-        first: rows where the reference's top-1 class is the first one, which zeros have, too.
+        first: rows of the reference with which zeros agree: the top-1 class is the first one.
     """
 
     sample: int
@@ -101,7 +101,9 @@ class OutputErrors:
         worst_sample_sqnr_db: the least SQNR of one sample; degenerate samples are left out.
         worst_sample: index of that sample (the first one, where all are degenerate).
         cosine_similarity: Σfq / (√Σf² · √Σq²).
-        top1_agreement: share of rows where the top-1 class agrees; None of another rank than 2.
+        top1_agreement: share of rows where the top-1 class agrees; None of another rank than 2. Of
+            an output that holds a choice the share of rows that match (`numerics.matches`).
+        chosen: whether it holds a choice: labels, sorted boxes, masks of a comparison.
         max_abs_index: the element of max_abs_error, or the first non-finite one;
             None without elements.
         samples: the sums of each finite sample, by index.
@@ -125,6 +127,7 @@ class OutputErrors:
     cosine_similarity: float
     top1_agreement: float | None
     max_abs_index: ElementError | None
+    chosen: bool = False
     samples: tuple[SampleErrors, ...] = field(default=(), repr=False, compare=False)
 
     @property

@@ -46,7 +46,8 @@ def wiped(errors: OutputErrors) -> dict[str, float]:
     if errors.scale:
         metrics["max_lsb_error"] = peak / errors.scale
     if rows := sum(each.rows for each in samples):
-        metrics["top1_agreement"] = max(sum(each.first for each in samples), rows**2 / n) / rows
+        guessed = 0.0 if errors.chosen else rows**2 / n
+        metrics["top1_agreement"] = max(sum(each.first for each in samples), guessed) / rows
     return metrics
 
 
