@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -120,6 +120,7 @@ class Counterpart:
         float_file: The reference converted in float; None where the flow keeps that file itself, or
             the reference is no torch module.
         ledger: Digests of the calibration samples.
+        calibration_samples: A few of them.
     """
 
     spec: SampleSpec
@@ -127,6 +128,7 @@ class Counterpart:
     make_simulated: Callable[[], torch.nn.Module] | None = None
     float_file: FloatFile | None = None
     ledger: SampleLedger = field(default_factory=SampleLedger)
+    calibration_samples: Sequence[Sample] = ()
 
 
 class QuantizedModel:
@@ -324,6 +326,11 @@ class QuantizedModel:
     def ledger(self) -> SampleLedger:
         """Digests of the calibration samples."""
         return self._counterpart.ledger
+
+    @property
+    def calibration_samples(self) -> Sequence[Sample]:
+        """A few of the calibration samples; none of a loaded file."""
+        return self._counterpart.calibration_samples
 
     @property
     def tflite(self) -> bytes:

@@ -112,6 +112,7 @@ class Gate:
             self._look_at_total(measured.comparison.total, measured.calibration)
             if measured.layers is None:
                 self._look_at_float(measured.comparison.total)
+        self.verdict.add(*measured.findings)
         if measured.layers is not None:
             self._look_at_layers(measured.layers, measured.agreed)
         elif not measured.fits:
@@ -186,7 +187,8 @@ class Gate:
         """Outputs of which less than a bit is left."""
         for name, errors in total.outputs.items():
             rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
-            if not errors.sqnr_db < ONE_BIT_DB or is_below_a_step(errors):
+            # `near_ties` judges what an op has chosen.
+            if errors.chosen or not errors.sqnr_db < ONE_BIT_DB or is_below_a_step(errors):
                 continue
             causes: tuple[str, ...] = ()
             fix = ""

@@ -11,6 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.agree import SAMPLES, Agreement, AgreementResult
+from pytest_edgeq.check.clipping import clipping_findings
+from pytest_edgeq.check.influence import Influence
+from pytest_edgeq.check.near_ties import judge_choices
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare import Comparer
 from pytest_edgeq.executors.chunks import SampleError
@@ -87,6 +90,7 @@ class Measured:
         calibration: Of the file.
         layers: The errors of each op; None where they could not be measured.
         agreed: How far the runtimes agree.
+        findings: On inputs and on what is between the ops.
         fits: Whether every sample fits file and reference.
     """
 
@@ -94,6 +98,7 @@ class Measured:
     calibration: Calibration
     layers: LayerErrors | None
     agreed: AgreementResult
+    findings: list[Finding]
     fits: bool
 
 
@@ -132,6 +137,7 @@ class Measuring:
         )
         self._agreement = Agreement(quantized)
         self._choice = _Choice(quantized)
+        self._influence = Influence(quantized, runtime)
         self._localizer: Localizer | None = None
         """None where ops cannot be measured, or not any more."""
         self._refusals: list[UnrunnableError] = []
@@ -175,14 +181,26 @@ class Measuring:
                 # What is run on every runtime is run here.
                 self._measure_here(step.each(itertools.islice(samples, SAMPLES)), 1, stack)
                 machines = self._measure_elsewhere(by, step)
-        localizer = self._localizer if self._answers else None
+            localizer = self._localizer if self._answers else None
+            runs = self._runs and self._fits
+            findings = self._influence.findings(localizer) if runs else []
         if localizer is not None and not self._is_held(localizer.settle):
             localizer = None
+        comparison = self._comparer.result(machines) if self._runs else None
+        if runs and localizer is not None and comparison is not None:
+            findings += clipping_findings(
+                self._quantized, self._runtime, localizer, comparison, self._comparer.calibration
+            )
+        if runs and comparison is not None:
+            judged = judge_choices(self._quantized, localizer, comparison)
+            findings += judged.findings
+            self._verdict.notes += judged.notes
         measured = Measured(
-            comparison=self._comparer.result(machines) if self._runs else None,
+            comparison=comparison,
             calibration=self._comparer.calibration,
             layers=None if localizer is None else localizer.result(),
             agreed=self._agreement.result(),
+            findings=findings,
             fits=self._fits,
         )
         if localizer is not None:
@@ -201,6 +219,8 @@ class Measuring:
                 continue  # the samples are read all the same: one may not be a sample at all
             outcome = self._compare(sample) if self._runs else None
             self._runs = outcome is not None
+            if outcome is not None:
+                self._influence.note(sample, outcome)
             if pending is not None and not self._is_held(pending):
                 self._localizer = None
             pending = None

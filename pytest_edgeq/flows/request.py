@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,9 @@ __all__ = ["Entry", "Request", "Session", "float_file"]
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
+
+_KEPT = 4
+"""Calibration samples that are kept, to compare the losses of others with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Entry:
         graph: The graph that the user has prepared or converted by PT2E, if the model is one; then
             `model` is this graph without observers and rounding.
         ledger: Digests of the calibration samples read, to meet them again among the evaluated.
+        kept: A few of these samples, drawn from all.
     """
 
     key: str
@@ -98,6 +103,7 @@ class Entry:
     quantizer: str
     graph: torch.fx.GraphModule | None = None
     ledger: SampleLedger = field(default_factory=SampleLedger)
+    kept: list[Sample] = field(default_factory=list)
 
     @property
     def sample(self) -> Sample:
@@ -123,9 +129,15 @@ class Entry:
                 "model will see them: dozens for PT2E; 100 or more for recipes, which average over "
                 "samples"
             )
-        kind = "calibration"
-        for sample in read_samples(self.calibration, self.spec, kind, finite=True):
+        kind, draw = "calibration", random.Random(0)
+        for count, sample in enumerate(
+            read_samples(self.calibration, self.spec, kind, finite=True)
+        ):
             self.ledger.add(sample.arrays())
+            if count < _KEPT:
+                self.kept.append(sample.clone())
+            elif (place := draw.randrange(count + 1)) < _KEPT:
+                self.kept[place] = sample.clone()
             yield sample
 
 
@@ -227,6 +239,7 @@ class Request:
                 simulated[index] if simulated else None,
                 float_files[index] if float_files else None,
                 entry.ledger,
+                entry.kept,
             )
         return QuantizedModel(
             edge,

@@ -70,7 +70,7 @@ it is held against; of four it would.
 _FENCES = 3.0
 """Interquartile ranges beyond the median."""
 
-_ROUNDED = 2 / math.sqrt(12)
+ROUNDED = 2 / math.sqrt(12)
 """Root mean square in LSB beyond which rounding makes less than a quarter of an error's power."""
 
 _LAYERS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
@@ -292,7 +292,7 @@ def _alone(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> tuple[in
         return None
     (worst, next_worst), given = known[:2], evidence[known[0]]
     far = _sqnr(rows[worst]) < _sqnr(rows[next_worst]) - BIT_DB
-    if not far or not sum(given.beyond) or not (rows[worst].local_rmse_lsb or 0) > _ROUNDED:
+    if not far or not sum(given.beyond) or not (rows[worst].local_rmse_lsb or 0) > ROUNDED:
         return None
     return worst, _lost(
         too_narrow(given),

@@ -18,7 +18,7 @@ from pytest_edgeq import litert
 from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.kernels import float_bound, float_reach, rounding_bound
 from pytest_edgeq.localize.against_torch import AgainstTorch
-from pytest_edgeq.localize.cause import NEAREST, blame
+from pytest_edgeq.localize.cause import NEAREST, ROUNDED, blame
 from pytest_edgeq.localize.execution import Execution, Made
 from pytest_edgeq.localize.float_forms import by_name, forms_of, paired
 from pytest_edgeq.localize.measured import (
@@ -46,17 +46,18 @@ from pytest_edgeq.localize.structure import Structure
 from pytest_edgeq.measurement import AVERAGING, Arrays, InputWatches
 from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration, Reason
 from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
+from pytest_edgeq.numerics.health import more_than_chance
 from pytest_edgeq.parallel import MOST_WORKERS, begin, in_order, on_one_thread
 from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.op_facts import COMPARISONS, HOLDING
+from pytest_edgeq.tflite.op_facts import CLAMPS, COMPARISONS, HOLDING
 from pytest_edgeq.tflite.options import op_options
 from pytest_edgeq.tflite.origin import left_in_float, origin_findings
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.tflite.subgraph import Op
+from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
@@ -122,6 +123,40 @@ class SampleErrors:
 _Measurement = tuple[_Output, Measured]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ClippedRange:
+    """
+    A range between inputs and outputs, and how far the float reference's values lie beyond it.
+
+    Attributes:
+        op: Makes the tensor.
+        tensor: Of the file.
+        reach: The least and the greatest value of the codes.
+        met: Those of the float reference, but for what all readers clamp.
+        share: Of its values that lie beyond, 0 to 1.
+        sqnr_db: Of the op on its own inputs.
+        samples: Indices of the measured samples that have values beyond, most values first.
+        is_clipped: Whether values lie beyond, and rounding does not make most of the op's error.
+        is_chance: Whether chance explains so many.
+    """
+
+    op: Op
+    tensor: int
+    reach: tuple[float, float]
+    met: tuple[float, float]
+    share: float
+    sqnr_db: float
+    samples: Sequence[int]
+    is_clipped: bool
+    is_chance: bool
+
+    @property
+    def overshoot(self) -> float:
+        """How far values go beyond, as a share of the width of the range."""
+        (low, high), (least, greatest) = self.reach, self.met
+        return max(greatest - high, low - least, 0.0) / (high - low) if high > low else 0.0
+
+
 class Localizer:
     """
     Measures op by op.
@@ -157,6 +192,8 @@ class Localizer:
         self._refused: dict[int, str] = {}
         self._is_averaged = quantized.flow in AVERAGING
         self._inputs = InputWatches(quantized.edge, averaged=self._is_averaged)
+        self._beyond: dict[tuple[int, int], dict[int, int]] = {}
+        """By output of an op and index of a sample, how many values lie beyond the range."""
         self._count = 0
         self._calibration = UNKNOWN
         self._open = contextlib.ExitStack()
@@ -266,6 +303,21 @@ class Localizer:
         """What holds it against torch; known after the first sample."""
         return self._torch
 
+    @property
+    def subgraph(self) -> Subgraph:
+        """The ops that are measured."""
+        return self._subgraph
+
+    def tensors(self, sample: Sample) -> Iterator[Made]:
+        """
+        Return the outputs of the ops on one sample, in the order of the file.
+
+        Raises:
+            RuntimeError: The kernels fail.
+            ValueError, TypeError: The sample does not fit the file.
+        """
+        return self._execution.run(self._quantized.input_names, sample.arrays())
+
     def measure(self, sample: Sample) -> SampleErrors:
         """
         Measure every op on one sample, and add nothing.
@@ -343,7 +395,10 @@ class Localizer:
         )
 
     def _add(self, errors: SampleErrors) -> None:
+        sample = self._calibration.evaluated - 1
         for key, measured in errors.measured.items():
+            if beyond := measured.beyond_low + measured.beyond_high:
+                self._beyond.setdefault(key, {})[sample] = beyond
             if key in self._measured:
                 self._measured[key].merge(measured)
             else:
@@ -481,6 +536,59 @@ class Localizer:
         known = [losses[index] for index in sources if index in losses]
         lost = measured.cumulative_loss
         return NO_HARM if lost == -math.inf else Harm.decibels(lost - max([measured.loss, *known]))
+
+    def source(self, tensor: int) -> int:
+        """Return the tensor of the file whose elements one holds."""
+        return self._pairs.source(tensor)
+
+    def partner(self, tensor: int) -> int | None:
+        """Return the tensor of the float form for one of the file."""
+        return self._pairs.partner(tensor)
+
+    def clipped_ranges(self) -> list[ClippedRange]:
+        """Return the ranges of what is neither an input nor an output, in the order of the file."""
+        held = self._pairs.source
+        borders = {*self._subgraph.inputs, *map(held, self._subgraph.outputs)}
+        averaged = self._is_averaged
+        found = []
+        for (number, place), measured in sorted(self._measured.items()):
+            op, limits = self._subgraph.ops[number], self._outputs[number, place].limits
+            tensor = op.outputs[place]
+            if limits is None or held(tensor) in borders or not measured.elements:
+                continue
+            ends = self._clamped_to(tensor)
+            is_low = limits.floor > ends[0] + limits.scale / 2
+            is_high = limits.ceiling < ends[1] - limits.scale / 2
+            count = is_low * measured.beyond_low + is_high * measured.beyond_high
+            beyond = self._beyond.get((number, place), {})
+            is_chance = not more_than_chance(
+                count, measured.elements, averaged=self._count if averaged else 0
+            )
+            found.append(
+                ClippedRange(
+                    op=op,
+                    tensor=tensor,
+                    reach=(limits.floor, limits.ceiling),
+                    met=(
+                        measured.smallest if is_low else max(measured.smallest, limits.floor),
+                        measured.largest if is_high else min(measured.largest, limits.ceiling),
+                    ),
+                    share=count / measured.elements,
+                    sqnr_db=-measured.loss,
+                    samples=sorted(beyond, key=lambda index: -beyond[index]),
+                    is_clipped=count > 0 and (measured.rmse(limits.scale) or 0.0) > ROUNDED,
+                    is_chance=is_chance,
+                )
+            )
+        return found
+
+    def _clamped_to(self, tensor: int) -> tuple[float, float]:
+        """Return the values that all readers of a tensor clamp it to, as a RELU does."""
+        low, high = math.inf, -math.inf
+        for op in self._subgraph.consumers[tensor]:
+            ends = CLAMPS.get(op.name, (-math.inf, math.inf))
+            low, high = min(low, ends[0]), max(high, ends[1])
+        return low, high
 
     def _named(self, entry: OpDtypes) -> OpDtypes:
         """Name an op's module by its partner's where the file has lost its names."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 __all__ = [
     "ACTIVATIONS",
     "CASTS",
+    "CLAMPS",
     "COMMUTATIVE",
     "COMPARISONS",
     "HOLDING",
@@ -22,6 +25,14 @@ MOVING = HOLDING | {"TRANSPOSE", "CAST"}
 
 ACTIVATIONS = frozenset({"RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "MAXIMUM", "MINIMUM"})
 """Ops that clamp each element."""
+
+CLAMPS = {
+    "RELU": (0.0, math.inf),
+    "RELU6": (0.0, 6.0),
+    "RELU_N1_TO_1": (-1.0, 1.0),
+    "RELU_0_TO_1": (0.0, 1.0),
+}
+"""Ops that clamp each element to fixed ends."""
 
 COMMUTATIVE = frozenset({"ADD", "MUL", "MAXIMUM", "MINIMUM", "LOGICAL_AND", "LOGICAL_OR"})
 

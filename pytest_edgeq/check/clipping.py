@@ -1,0 +1,214 @@
+"""Check that no range between the ops clips what the calibration did not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytest_edgeq.localize.localizer import ClippedRange, Localizer
+from pytest_edgeq.localize.mistakes import BIT_DB, FAR
+from pytest_edgeq.measurement import Arrays, SampleRunner
+from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.findings import (
+    CLIPPED_ACTIVATION,
+    Finding,
+    Harm,
+    Place,
+    input_findings,
+)
+from pytest_edgeq.numerics.metrics import sqnr_db
+from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.reference import in_file_order, undisturbed
+from pytest_edgeq.samples import Sample
+from pytest_edgeq.tflite.clamped import write_clamped
+from pytest_edgeq.tflite.edge import EdgeFile
+
+_EXPLAINED = 0.5
+"""Share of the file's error that the ranges alone must make."""
+
+_MANY = 1 / 8
+"""Share of the ranges that values leave far, from which a calibration of unknown samples is bad."""
+
+_VERY_FAR = 0.5
+"""Share of a range's width; of values that go so far beyond it one range is enough."""
+
+_LEAST_RANGES = 5
+"""Ranges that it takes to tell."""
+
+
+@dataclass(slots=True)
+class _Errors:
+    """Sums over an output: of the reference's squares, and of the errors of both files."""
+
+    signal: float = 0.0
+    file: float = 0.0
+    clamped: float = 0.0
+    left: float = 0.0
+    """What clamping leaves of the file's error."""
+
+
+def clipping_findings(
+    quantized: QuantizedModel,
+    runtime: str,
+    localizer: Localizer,
+    comparison: Comparison,
+    calibration: Calibration,
+) -> list[Finding]:
+    """
+    Return a finding where the ranges inside of the file make most of its loss.
+
+    That they do is tried: the float form is run on the worst samples with the values of each range
+    that was left clamped to it. If this leaves less than half of the power of the file's error,
+    clipping has made the rest. Values that an op behind clips as well, such as those below 0 in
+    front of a ReLU, change nothing there.
+
+    The calibration samples must have lost less, by a bit (6.02 dB SQNR) or, where chance explains
+    how many values lie beyond, by two: a few of them are kept and run, and the worst counts. Where
+    they are not known, as of a loaded file, values must leave an eighth of all ranges by a tenth of
+    their width, or one by half of it, and more often than chance explains.
+
+    Args:
+        quantized: The file and its references.
+        runtime: Kernels that run the file.
+        localizer: Has measured the samples.
+        comparison: The errors of the outputs.
+        calibration: How the samples relate to those of the calibration.
+    """
+    ranges = localizer.clipped_ranges()
+    left = [each for each in ranges if each.is_clipped]
+    if not left or quantized.edge.is_stateful or calibration.is_own:
+        return []
+    if input_findings(comparison.health):  # they explain what comes behind
+        return []
+    reference = quantized.float_model
+    assert reference is not None, "unreachable because outputs were compared"
+    runner = SampleRunner(quantized, runtime)
+    with undisturbed(reference, quantized.name):
+        try:
+            calibrated = _output_sqnr(quantized, runner)
+            bits = 2 if all(each.is_chance for each in left) else 1
+            names = [
+                name
+                for name, errors in comparison.total.outputs.items()
+                if errors.sqnr_db < calibrated.get(name, -np.inf) - bits * BIT_DB
+                or (not calibrated and _is_left_far(ranges))
+            ]
+            worst = [each.inputs for each in comparison.worst_samples] if names else []
+            found = _with_clamped(quantized, runner, localizer, left, worst)
+        except (RuntimeError, ValueError, TypeError):
+            return []  # of kernels that refuse a clamp, and samples that are none any more
+    for name in names:
+        errors = found.get(name)
+        if errors is not None and errors.left < (1 - _EXPLAINED) * errors.file:
+            return [_finding(quantized, left, name, errors, calibrated.get(name), calibration)]
+    return []
+
+
+def _is_left_far(ranges: Sequence[ClippedRange]) -> bool:
+    """Whether values go far beyond many ranges, or very far beyond one, and not by chance."""
+    beyond = [each.overshoot for each in ranges if not each.is_chance]
+    far = [each for each in beyond if each >= FAR]
+    many = len(ranges) >= _LEAST_RANGES and len(far) >= max(2, _MANY * len(ranges))
+    return many or max(beyond, default=0.0) >= _VERY_FAR
+
+
+def _output_sqnr(quantized: QuantizedModel, runner: SampleRunner) -> dict[str, float]:
+    """Return the least SQNR of each output on a calibration sample that was kept, if any was."""
+    least: dict[str, float] = {}
+    for sample in quantized.calibration_samples:
+        found: dict[str, _Errors] = {}
+        reference, file = runner.both(sample)
+        _add(found, quantized, reference, file, file)
+        for name, errors in found.items():
+            least[name] = min(least.get(name, np.inf), sqnr_db(errors.signal, errors.file))
+    return least
+
+
+def _with_clamped(
+    quantized: QuantizedModel,
+    runner: SampleRunner,
+    localizer: Localizer,
+    ranges: Sequence[ClippedRange],
+    samples: Iterable[Sample],
+) -> dict[str, _Errors]:
+    """Return the errors of the file, and of the float form with these ranges, by output."""
+    form = localizer.form
+    limits: dict[int, tuple[float, float]] = {}
+    for each in ranges:
+        partner = localizer.partner(each.tensor)
+        if partner is not None:
+            low, high = limits.get(partner, (-np.inf, np.inf))
+            limits[partner] = max(low, each.reach[0]), min(high, each.reach[1])
+    content = write_clamped(form.graph, form.signature.subgraph, limits)
+    clamped = EdgeFile(content, runtimes=form.runtimes)
+    clamped = clamped if form.key is None else clamped.at(form.key)
+    wanted = [border.name for border in quantized.edge.signature.outputs]
+    names = [border.name for border in clamped.signature.outputs]
+    found: dict[str, _Errors] = {}
+    for sample in samples:
+        reference, file = runner.both(sample)
+        made = clamped.decode(clamped.run(quantized.input_names, sample.arrays(), "builtin"))
+        outputs = list(zip(names, made, strict=True))
+        _add(found, quantized, reference, file, in_file_order(outputs, wanted, quantized.name))
+    return found
+
+
+def _add(
+    found: dict[str, _Errors],
+    quantized: QuantizedModel,
+    reference: Arrays,
+    file: Arrays,
+    clamped: Arrays,
+) -> None:
+    borders = quantized.edge.signature.outputs
+    for border, *values in zip(borders, reference, file, clamped, strict=True):
+        wanted, got, cut = (value.astype(np.float64).reshape(-1) for value in values)
+        if len({wanted.size, got.size, cut.size}) > 1:
+            continue
+        errors = found.setdefault(border.name, _Errors())
+        errors.signal += float(np.square(wanted).sum())
+        errors.file += float(np.square(got - wanted).sum())
+        errors.clamped += float(np.square(cut - wanted).sum())
+        errors.left += float(np.square(got - cut).sum())
+
+
+def _finding(
+    quantized: QuantizedModel,
+    ranges: Sequence[ClippedRange],
+    output: str,
+    errors: _Errors,
+    calibrated: float | None,
+    calibration: Calibration,
+) -> Finding:
+    worst = min(ranges, key=lambda each: each.sqnr_db)
+    entries = {
+        entry.index: entry
+        for entry in quantized.op_dtypes
+        if entry.subgraph == quantized.edge.signature.subgraph
+    }
+    shown = ", ".join(map(str, worst.samples[:4])) + (", …" if len(worst.samples) > 4 else "")
+    others = f" and {len(ranges) - 1} more" if len(ranges) > 1 else ""
+    file, clamped = (sqnr_db(errors.signal, each) for each in (errors.file, errors.clamped))
+    causes = [
+        f"clipping makes most of the loss of output {output!r}: with this range{others} the float "
+        f"model has {clamped:.1f} dB SQNR on the worst samples, the file {file:.1f} dB"
+    ]
+    if calibrated is not None:
+        causes.append(f"on calibration samples the file has {calibrated:.1f} dB or more")
+    why = calibration.too_narrow()
+    lost = (clamped if calibrated is None else calibrated) - file
+    return Finding(
+        kind=CLIPPED_ACTIVATION,
+        place=Place("op", worst.op.name, worst.op.index, entries[worst.op.index].module),
+        expected="values within the range of its codes, [{:.3g}, {:.3g}]".format(*worst.reach),
+        got=(
+            f"{100 * worst.share:.3g} % outside, as far as [{worst.met[0]:.3g}, "
+            f"{worst.met[1]:.3g}] (sample{'s' if len(worst.samples) > 1 else ''} {shown})"
+        ),
+        harm=Harm.decibels(lost),
+        causes=(*causes, *why.causes),
+        fix=why.fix,
+    )

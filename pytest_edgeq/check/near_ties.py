@@ -1,0 +1,186 @@
+"""Judge outputs that hold a choice by their matches, and by the scores that were chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.localize.localizer import Localizer
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.findings import LOST_OUTPUT, USELESS, Finding, Place
+from pytest_edgeq.numerics.metrics import ONE_BIT_DB, sqnr_db
+from pytest_edgeq.numerics.results import OutputErrors
+from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.samples import Sample
+from pytest_edgeq.tflite.choices import Choice, choices
+from pytest_edgeq.tflite.op_facts import COMPARISONS
+
+Array = npt.NDArray[np.float64]
+
+_LEAST_MATCHES = 0.5
+"""Share of the rows that must match where nothing is known of the scores."""
+
+
+class Judged(NamedTuple):
+    """What is wrong with outputs that hold a choice, and what is to be noted of others."""
+
+    findings: list[Finding]
+    notes: list[str]
+
+
+@dataclass(slots=True)
+class _Scores:
+    """
+    Scores in front of a choice, on the worst samples.
+
+    Attributes:
+        op: What makes them, for texts.
+        signal: Sum of the squares of those of the float form.
+        noise: Sum of the squared differences of the file's from them.
+        gap: How far apart two scores of the float form lie at most that changed places.
+        off: By how much the file's scores are off at most.
+    """
+
+    op: str
+    signal: float = 0.0
+    noise: float = 0.0
+    gap: float = 0.0
+    off: float = 0.0
+
+    @property
+    def sqnr_db(self) -> float:
+        """SQNR of the scores, in dB."""
+        return sqnr_db(self.signal, self.noise)
+
+
+def judge_choices(
+    quantized: QuantizedModel, localizer: Localizer | None, comparison: Comparison
+) -> Judged:
+    """
+    Judge the outputs that hold a choice of which some rows are not the reference's.
+
+    A choice differs only where two scores lie closer together than the file's scores are off: what
+    the reference chose is greater there, and what the file chose is in the file. So such an output
+    is as good as its scores: less than one bit of them (4.4 dB SQNR) is a finding, and what is
+    left is noted as near ties. Where the scores are not known, half of the rows must match.
+
+    Args:
+        quantized: The file and its references.
+        localizer: Has measured a sample; None where ops cannot be measured.
+        comparison: The errors of the outputs.
+    """
+    judged = Judged([], [])
+    found = choices(quantized.graph, quantized.edge.signature)
+    samples: list[Sample] = [each.inputs for each in comparison.worst_samples]
+    for name, errors in comparison.total.outputs.items():
+        agreement = errors.top1_agreement
+        if name not in found or agreement is None or not agreement < 1:
+            continue
+        scores = None if localizer is None else _scores(localizer, found[name], samples)
+        lost = agreement < _LEAST_MATCHES if scores is None else not scores.sqnr_db >= ONE_BIT_DB
+        if lost:
+            judged.findings.append(_finding(errors, found[name], agreement, scores))
+        else:
+            judged.notes.append(_note(errors, found[name], scores))
+    return judged
+
+
+def _counts(errors: OutputErrors) -> tuple[int, int]:
+    agreeing, rows = (sum(getattr(s, n) for s in errors.samples) for n in ("agreeing", "rows"))
+    return agreeing, rows
+
+
+def _finding(
+    errors: OutputErrors, choice: Choice, agreement: float, scores: _Scores | None
+) -> Finding:
+    agreeing, rows = _counts(errors)
+    told = f"got {agreeing} of {rows} ({100 * agreement:.3g} %)"
+    if scores is None:
+        return Finding(
+            kind=LOST_OUTPUT,
+            place=Place("output", errors.name),
+            symptom=(
+                f"expected half of what {choice.op.name} #{choice.op.index} chose to be the "
+                f"reference's, {told}"
+            ),
+            harm=USELESS,
+        )
+    return Finding(
+        kind=LOST_OUTPUT,
+        place=Place("output", errors.name),
+        symptom=f"expected what {choice.op.name} #{choice.op.index} chose in the reference, {told}",
+        harm=USELESS,
+        causes=(
+            f"the scores that it chooses by, of {scores.op}, have {scores.sqnr_db:.3g} dB SQNR: "
+            f"expected {ONE_BIT_DB:.3g} dB or more, which is one bit of them",
+        ),
+    )
+
+
+def _note(errors: OutputErrors, choice: Choice, scores: _Scores | None) -> str:
+    agreeing, rows = _counts(errors)
+    text = (
+        f"output {errors.name!r}: {agreeing} of {rows} are what {choice.op.name} "
+        f"#{choice.op.index} chose in the reference"
+    )
+    if scores is None:
+        return text
+    text += f"; the scores, of {scores.op}, have {scores.sqnr_db:.3g} dB SQNR"
+    if scores.gap:
+        text += (
+            f", and those that changed places lie {scores.gap:.2g} apart or less, which is within "
+            f"the error of two of them, up to {2 * scores.off:.2g}"
+        )
+    return text
+
+
+def _scores(localizer: Localizer, choice: Choice, samples: Iterable[Sample]) -> _Scores | None:
+    """Measure the scores in front of a choice; None where the float form has them nowhere."""
+    subgraph = localizer.subgraph
+    wanted = {choice.scores, *(choice.op.inputs if choice.op.name in COMPARISONS else ())}
+    # What only moves scores, as a cast does, may have no partner of its own.
+    makers = {localizer.source(tensor): tensor for tensor in wanted}
+    scores: _Scores | None = None
+    for sample in samples:
+        try:
+            made = [m for m in localizer.tensors(sample) if m.op.outputs[m.place] in makers]
+        except (RuntimeError, ValueError, TypeError):
+            return None
+        known = {makers[m.op.outputs[m.place]]: m for m in made}
+        if choice.scores not in known:
+            continue
+        first = known[choice.scores]
+        if scores is None:
+            scores = _Scores(f"{first.op.name} #{first.op.index}")
+        shape = subgraph.tensors[choice.scores].shape
+        whole, value = (_shaped(each, shape) for each in (first.whole, first.value))
+        scores.signal += float(np.square(whole).sum())
+        scores.noise += float(np.square(value - whole).sum())
+        scores.off = max(scores.off, float(np.abs(value - whole).max(initial=0.0)))
+        count = subgraph.tensors[choice.op.outputs[-1]].shape[-1:]
+        scores.gap = max(scores.gap, _gap(choice.op.name, whole, value, *count))
+    return scores
+
+
+def _shaped(values: npt.NDArray[np.generic], shape: tuple[int, ...]) -> Array:
+    floats = values.astype(np.float64)
+    return floats.reshape(shape) if floats.size == np.prod(shape) else floats
+
+
+def _gap(op: str, whole: Array, value: Array, most: int = 1) -> float:
+    """Return how far apart two scores of a row lie at most that changed places in the result."""
+    if op not in ("ARG_MAX", "ARG_MIN", "TOPK_V2") or not whole.size or not whole.ndim:
+        return 0.0
+    sign = -1.0 if op == "ARG_MIN" else 1.0
+    count = whole.shape[-1]
+    rows, own = (sign * each.reshape(-1, count) for each in (whole, value))
+    if op == "TOPK_V2":
+        order, got = (np.argsort(-each, axis=1, kind="stable")[:, :most] for each in (rows, own))
+    else:
+        order, got = (each.argmax(axis=1)[:, None] for each in (rows, own))
+    ranked, chosen = (np.take_along_axis(rows, each, axis=1) for each in (order, got))
+    return float(np.abs(ranked - chosen).max(initial=0.0))

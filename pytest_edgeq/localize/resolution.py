@@ -1,0 +1,190 @@
+"""Find the tensor whose few codes round away what an input changes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.localize.measured import code_limits
+from pytest_edgeq.localize.mistakes import BIT_DB
+from pytest_edgeq.tflite.boundary import decode
+from pytest_edgeq.tflite.subgraph import Subgraph
+
+if TYPE_CHECKING:
+    from pytest_edgeq.localize.localizer import Localizer
+    from pytest_edgeq.samples import Sample
+
+FEW_CODES = 4
+"""Codes of a channel that are few: two bits, and of values in the midst of a range mostly two."""
+
+_LEAST_CHANNELS = 4
+"""Channels below which most of them are no more than two."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseTensor:
+    """
+    A tensor of which most channels use few codes.
+
+    Attributes:
+        op: Number of the op in the file; None of the input itself.
+        codes: Codes in use in the median channel of these.
+        coarse: How many channels use few codes.
+        channels: How many there are.
+        wide: Channels that take the range, the widest first; few of them, or none.
+        reach: The least and the greatest value of the codes.
+    """
+
+    op: int | None
+    codes: int
+    coarse: int
+    channels: int
+    wide: tuple[int, ...]
+    reach: tuple[float, float]
+
+
+class _Values(NamedTuple):
+    """Codes of a tensor, what they stand for, and what the float form has there."""
+
+    codes: npt.NDArray[Any]
+    value: npt.NDArray[Any]
+    whole: npt.NDArray[Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Channels:
+    """
+    What is known of the channels along one axis of a tensor.
+
+    Attributes:
+        power: Sum of the squares of the float form's change, by channel.
+        noise: Of the difference of the file's change from it.
+        least: The least code.
+        greatest: The greatest code.
+    """
+
+    power: npt.NDArray[np.float64]
+    noise: npt.NDArray[np.float64]
+    least: npt.NDArray[np.float64]
+    greatest: npt.NDArray[np.float64]
+
+    def coarse(self) -> npt.NDArray[np.bool_] | None:
+        """Return which channels lose the change by few codes; None where they are not the most."""
+        moved = self.power > 0
+        lost = moved & (self.noise > self.power * 10 ** (-BIT_DB / 10))
+        coarse = lost & (self.spans <= FEW_CODES)
+        return coarse if 2 * int(coarse.sum()) > int(moved.sum()) else None
+
+    @property
+    def spans(self) -> npt.NDArray[np.int64]:
+        """Return how many codes each channel spans."""
+        return (self.greatest - self.least + 1).astype(np.int64)
+
+
+def first_coarse(
+    localizer: Localizer, start: int, end: int, pairs: Sequence[tuple[Sample, Sample]]
+) -> CoarseTensor | None:
+    """
+    Return the first tensor between an input and an output that loses the change by few codes.
+
+    It is one of which more than half of the channels that the change reaches in the float form
+    lose all but one bit of it, and use 4 codes at most on all samples.
+
+    Args:
+        localizer: Of the file; has measured a sample.
+        start: Tensor of the input.
+        end: Tensor of the output.
+        pairs: Samples that differ in this input alone.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: A sample does not run.
+    """
+    subgraph = localizer.subgraph
+    on_way = between(subgraph, start, end)
+    known: dict[tuple[int, int], _Channels] = {}
+    for first, second in pairs:
+        before = dict(_coded(localizer, first, on_way))
+        for tensor, after in _coded(localizer, second, on_way):
+            if tensor in before and before[tensor].value.shape == after.value.shape:
+                _add(known, tensor, before[tensor], after)
+    order = {tensor: op.index for op in subgraph.ops for tensor in op.outputs}
+    # The last axis first: TFLite has the channels there.
+    for tensor, axis in sorted(known, key=lambda key: (order.get(key[0], -1), -key[1])):
+        channels = known[tensor, axis]
+        coarse, limits = channels.coarse(), code_limits(subgraph.tensors[tensor])
+        if coarse is None or limits is None:
+            continue
+        low, high, scale, zero_point = limits
+        spans = channels.spans
+        wide = np.flatnonzero(spans > FEW_CODES)
+        return CoarseTensor(
+            op=order.get(tensor),
+            codes=int(np.median(spans[coarse])),
+            coarse=int(coarse.sum()),
+            channels=len(spans),
+            wide=tuple(wide[np.argsort(-spans[wide], kind="stable")].tolist()),
+            reach=((low - zero_point) * scale, (high - zero_point) * scale),
+        )
+    return None
+
+
+def _coded(
+    localizer: Localizer, sample: Sample, wanted: Collection[int]
+) -> Iterator[tuple[int, _Values]]:
+    """Return the wanted tensors that have one scale: the inputs, then the outputs of the ops."""
+    quantized, subgraph = localizer.quantized, localizer.subgraph
+    edge, names, arrays = quantized.edge, quantized.input_names, sample.arrays()
+    codes, given = edge.encode(names, arrays), edge.by_border(names, arrays)
+    for border in edge.signature.inputs:
+        if border.tensor.index in wanted and code_limits(border.tensor) is not None:
+            whole = edge.layouts.to_file(border, given[border.name])
+            value = decode(codes[border.name], border)
+            yield border.tensor.index, _Values(codes[border.name], value, whole)
+    for made in localizer.tensors(sample):
+        tensor = made.op.outputs[made.place]
+        if tensor in wanted and code_limits(subgraph.tensors[tensor]) is not None:
+            yield tensor, _Values(made.codes, made.value, made.whole)
+
+
+def _add(
+    known: dict[tuple[int, int], _Channels], tensor: int, before: _Values, after: _Values
+) -> None:
+    """Add one pair of samples to the channels of a tensor, along each axis."""
+    for axis, count in enumerate(before.value.shape):
+        if count < _LEAST_CHANNELS:
+            continue
+        old, new = (_Values(*(_rows(each, axis) for each in values)) for values in (before, after))
+        wanted, got = new.whole - old.whole, new.value - old.value
+        codes = np.concatenate([old.codes, new.codes], axis=1)
+        power, noise = np.square(wanted).sum(axis=1), np.square(got - wanted).sum(axis=1)
+        least, greatest = codes.min(axis=1), codes.max(axis=1)
+        channels = known.get((tensor, axis))
+        if channels is None:
+            known[tensor, axis] = _Channels(power, noise, least, greatest)
+        elif len(channels.power) == count:
+            channels.power += power
+            channels.noise += noise
+            channels.least = np.minimum(channels.least, least)
+            channels.greatest = np.maximum(channels.greatest, greatest)
+
+
+def _rows(array: npt.NDArray[Any], axis: int) -> npt.NDArray[np.float64]:
+    """Return a row for each channel."""
+    return np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1).astype(np.float64)
+
+
+def between(subgraph: Subgraph, start: int, end: int) -> set[int]:
+    """Return the tensors that depend on one tensor and that another one depends on."""
+    behind = {start}
+    for op in subgraph.ops:
+        if behind.intersection(op.inputs):
+            behind.update(op.outputs)
+    before = {end}
+    for op in reversed(subgraph.ops):
+        if before.intersection(op.outputs):
+            before.update(op.inputs)
+    return behind & before

@@ -1,0 +1,169 @@
+"""Ranges between the ops that clip what the calibration did not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+
+from fixtures.models import seeded
+from fixtures.tflite.writer import FileWriter
+from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.tflite.clamped import write_clamped
+from pytest_edgeq.tflite.edge import EdgeFile
+from tests.shared_cache import shared_cache
+
+Array = npt.NDArray[Any]
+
+pytestmark = pytest.mark.filterwarnings("ignore:edgeq.check")
+
+
+def _check(model: QuantizedModel, samples: Any) -> str:
+    """Return the text of the failure; nothing of a model that passes."""
+    try:
+        Edgeq().check(model, samples)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+class _Tokens(nn.Module):
+    """The second half of the tokens has larger vectors than the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, 16)
+        self.hidden, self.head = nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Give 8 values a token."""
+        size = 1 + 2 * (ids >= 32)
+        x = self.embedding(ids) * size.unsqueeze(-1)
+        values: torch.Tensor = torch.tanh(self.head(x + torch.relu(self.hidden(x))))
+        return values
+
+
+def _ids(n: int, seed: int, low: int, high: int) -> list[torch.Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    return [torch.randint(low, high, (1, 12), generator=drawn) for _ in range(n)]
+
+
+@pytest.fixture(scope="module")
+def tokens() -> QuantizedModel:
+    """Calibrated on the first half of the tokens."""
+    maker = Edgeq(cache_dir=shared_cache(), cache="on" if shared_cache() else "off")
+    return maker.quantize(
+        seeded(_Tokens), _ids(1, 0, 0, 32)[0], calibration=_ids(32, 1, 0, 32), name="tokens"
+    )
+
+
+def test_tokens_that_the_calibration_never_had_are_found(tokens: QuantizedModel) -> None:
+    """Named are the op, how much lies beyond, the samples, and how the calibration's fare."""
+    text = _check(tokens, _ids(7, 2, 0, 32) + _ids(1, 3, 32, 64))
+    first, *others = text.splitlines()
+    assert ": expected values within the range of its codes, [" in first
+    assert "% outside, as far as [" in first
+    assert "(sample 7)" in first
+    assert others[0].startswith("cause: clipping makes most of the loss of output 'output_0'")
+    assert others[1].startswith("cause: on calibration samples the file has ")
+    assert others[2] == "fix: calibrate with samples like those evaluated, preprocessed alike"
+
+
+def test_tokens_of_the_calibration_pass(tokens: QuantizedModel) -> None:
+    """In another order, which is another sample."""
+    assert _check(tokens, _ids(8, 2, 0, 32)) == ""
+
+
+_G = np.random.default_rng(0)
+_STEP = 1 / 32
+"""Of the weights, which have values of codes."""
+
+
+def _layers() -> list[Array]:
+    """Rotations, of which the first one enlarges the second half of what it takes."""
+    layers = [np.linalg.qr(_G.normal(size=(16, 16)))[0] for _ in range(6)]
+    layers[0][:, 8:] *= 3.5
+    return [np.round(each / _STEP).astype(np.int8) for each in layers]
+
+
+_LAYERS = _layers()
+
+
+def _reference(*, relu: bool) -> Callable[[Any], Array]:
+    def run(x: Any) -> Array:
+        value = np.asarray(x)
+        for codes in _LAYERS:
+            value = value @ (codes.T * np.float32(_STEP))
+            value = np.maximum(value, 0) if relu else value
+        return np.asarray(value, np.float32)
+
+    return run
+
+
+def _vectors(n: int, seed: int, used: slice) -> list[Array]:
+    """Vectors of which half is zero."""
+    drawn = np.random.default_rng(seed).uniform(-1, 1, (n, 8, 16)).astype(np.float32)
+    kept = np.zeros_like(drawn)
+    kept[..., used] = drawn[..., used]
+    return list(kept)
+
+
+def _content(*, relu: bool) -> bytes:
+    """Write the layers in int8, with the ranges of samples that have the first half alone."""
+    file = FileWriter()
+    graph = file.graph()
+    value = np.concatenate(_vectors(64, 5, slice(8)))
+    last = first = graph.tensor("int8", (8, 16), scales=[1 / 127], name="x")
+    for number, codes in enumerate(_LAYERS):
+        stored = graph.tensor("int8", (16, 16), data=codes, scales=[_STEP])
+        value = value @ (codes.T * np.float32(_STEP))
+        value = np.maximum(value, 0) if relu else value
+        is_last = number == len(_LAYERS) - 1
+        peak = (8 if is_last else 1.1) * float(np.abs(value).max())
+        kind: dict[str, Any] = {"scales": [peak / 127]}
+        if relu:
+            kind = {"scales": [peak / 255], "zero_points": [-128]}
+        made = graph.tensor("int8", (8, 16), **kind)
+        graph.op("FULLY_CONNECTED", [last, stored, -1], [made], "FullyConnectedOptions")
+        if relu:
+            taken, made = made, graph.tensor("int8", (8, 16), **kind)
+            graph.op("RELU", [taken], [made])
+        last = made
+    graph.borders([first], [last])
+    return file.content()
+
+
+def test_a_loaded_file_is_judged_by_how_many_ranges_are_left() -> None:
+    """Its calibration samples are not known."""
+    model = Edgeq().load(_content(relu=False), reference=_reference(relu=False), name="layers")
+    assert _check(model, _vectors(8, 6, slice(8))) == ""
+    text = _check(model, _vectors(8, 6, slice(8, 16)))
+    assert text.startswith("FULLY_CONNECTED #"), text
+    assert "expected values within the range of its codes" in text
+
+
+def test_codes_of_a_relus_zeros_are_not_clipped() -> None:
+    """Half of what a layer gives lies below its range, and is what a RELU behind it leaves out."""
+    model = Edgeq().load(_content(relu=True), reference=_reference(relu=True), name="layers")
+    assert _check(model, _vectors(8, 6, slice(8))) == ""
+
+
+def test_tensors_are_clamped() -> None:
+    """Also one that is an output, and one that two ops take."""
+    file = FileWriter()
+    graph = file.graph()
+    x, y, z = (graph.tensor("float32", (1, 4), name=name) for name in "xyz")
+    graph.op("NEG", [x], [y], "NegOptions")
+    graph.op("ADD", [y, y], [z], "AddOptions")
+    graph.borders([x], [y, z])
+    whole = EdgeFile(file.content())
+    content = write_clamped(whole.graph, 0, {y: (-1.0, 2.0), z: (-1.5, 3.0)})
+    values = np.array([[-3.0, -1.0, 0.5, 3.0]], np.float32)
+    first, second = EdgeFile(content).run(["x"], [values], "builtin")
+    np.testing.assert_array_equal(first, [[2.0, 1.0, -0.5, -1.0]])
+    np.testing.assert_array_equal(second, [[3.0, 2.0, -1.0, -1.5]])

@@ -1,0 +1,173 @@
+"""Inputs whose changes no longer reach the output, in files that are written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fixtures.tflite.writer import FileWriter, GraphWriter
+from pytest_edgeq import Edgeq, QuantizedModel
+
+Array = npt.NDArray[Any]
+
+_LARGE = 300.0
+
+_G = np.random.default_rng(0)
+_ENCODE = (_G.normal(size=(32, 16)) / 4).astype(np.float32)
+_READ = (_G.normal(size=(8, 32)) / 6).astype(np.float32)
+
+
+def _weights(large: float) -> tuple[Array, Array]:
+    """Two channels of the code are large, and what reads them is as small: the model's the same."""
+    encode, read = _ENCODE.copy(), _READ.copy()
+    encode[:2] *= large
+    read[:, :2] /= large
+    return encode, read
+
+
+def _model(large: float, share: float = 0.3) -> Callable[..., Array]:
+    encode, read = _weights(large)
+
+    def model(source: Any, state: Any, extra: Any = None) -> Array:
+        del extra
+        code = np.asarray(source) @ encode.T @ read.T
+        return np.asarray(share * code + np.asarray(state), np.float32)
+
+    return model
+
+
+def _int8(graph: GraphWriter, shape: tuple[int, ...], peak: float, name: str) -> int:
+    return graph.tensor("int8", shape, scales=[peak / 127], name=name)
+
+
+def _constant(graph: GraphWriter, values: Array) -> int:
+    """Weights with a scale for each output channel."""
+    scales = (np.abs(values).max(axis=1) / 127).astype(np.float32)
+    codes = np.round(values / scales[:, None]).astype(np.int8)
+    return graph.tensor("int8", values.shape, data=codes, scales=scales.tolist())
+
+
+def _content(large: float, share: float = 0.3, *, extra: str | None = None) -> bytes:
+    """Write the quantized model: FULLY_CONNECTED, FULLY_CONNECTED, ADD of the state."""
+    encode, read = _weights(large)
+    file = FileWriter()
+    graph = file.graph()
+    inputs = {"source": _int8(graph, (1, 16), 4.0, "source")}
+    inputs["state"] = _int8(graph, (1, 8), 4.0, "state")
+    if extra is not None:
+        inputs["extra"] = graph.tensor(extra, (1, 4), name="extra")
+    value = np.stack([source[0] for source, _ in _samples(64, seed=5)])
+    last = inputs["source"]
+    for weights in (encode, share * read):
+        value = value @ weights.T
+        made = _int8(graph, (1, len(weights)), float(np.abs(value).max()), f"made_{len(weights)}")
+        stored = _constant(graph, weights)
+        graph.op("FULLY_CONNECTED", [last, stored, -1], [made], "FullyConnectedOptions")
+        last = made
+    result = _int8(graph, (1, 8), 4.0 + float(np.abs(value).max()), "result")
+    graph.op("ADD", [last, inputs["state"]], [result], "AddOptions")
+    graph.borders(list(inputs.values()), [result])
+    file.signature("encode", list(inputs.items()), [("result", result)])
+    return file.content()
+
+
+def _samples(n: int, seed: int = 1) -> list[tuple[Array, ...]]:
+    drawn = np.random.default_rng(seed)
+    return [
+        tuple(drawn.uniform(-4, 4, (1, size)).astype(np.float32) for size in (16, 8))
+        for _ in range(n)
+    ]
+
+
+def _loaded(large: float, share: float = 0.3, **options: Any) -> QuantizedModel:
+    reference = _model(large, share)
+    return Edgeq().load(_content(large, share, **options), reference=reference, name="seq2seq")
+
+
+def _check(model: QuantizedModel, samples: Any) -> str:
+    """Return the text of the failure; nothing of a model that passes."""
+    try:
+        Edgeq().check(model, samples)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:edgeq.check")
+
+
+def test_an_input_that_a_tensor_of_few_codes_loses_is_found() -> None:
+    """Named are the input and the tensor."""
+    text = _check(_loaded(_LARGE), _samples(6))
+    assert text.startswith("input 'source': expected 6.02 dB SQNR or more of what it changes in ")
+    assert "in the output of FULLY_CONNECTED #0 30 of 32 channels" in text
+    assert "channels 0, 1 take its range" in text or "channels 1, 0 take its range" in text
+
+
+def test_the_sound_file_passes() -> None:
+    """Of the same model without large channels."""
+    assert _check(_loaded(1.0), _samples(6)) == ""
+
+
+def test_a_change_within_the_rounding_of_the_output_is_not_judged() -> None:
+    """A sound file loses it, too."""
+    assert _check(_loaded(1.0, share=0.001), _samples(6)) == ""
+
+
+def _with_extra(samples: list[tuple[Array, ...]], dtype: Any, low: int, high: int) -> Any:
+    drawn = np.random.default_rng(9)
+    return [(*each, drawn.integers(low, high, (1, 4)).astype(dtype)) for each in samples]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"), [("bool", 0, 2), ("int32", 0, 2), ("int32", 0, 50)]
+)
+def test_inputs_that_change_nothing_raise_no_alarm(dtype: str, low: int, high: int) -> None:
+    """Masks, indices and what is not used."""
+    samples = _with_extra(_samples(6), np.dtype(dtype), low, high)
+    assert _check(_loaded(1.0, extra=dtype), samples) == ""
+    assert _check(_loaded(_LARGE, extra=dtype), samples).startswith("input 'source'")
+
+
+def test_a_reference_that_refuses_mixed_samples_is_not_asked_for_more() -> None:
+    """Of samples that fit only together nothing is known."""
+    samples, model = _samples(6), _model(_LARGE)
+    known = {each[0].tobytes() + each[1].tobytes() for each in samples}
+
+    def strict(source: Any, state: Any) -> Array:
+        if np.asarray(source).tobytes() + np.asarray(state).tobytes() not in known:
+            raise KeyError("not a sample")
+        return model(source, state)
+
+    loaded = Edgeq().load(_content(_LARGE), reference=strict, name="seq2seq")
+    assert _check(loaded, samples) == ""
+
+
+def test_one_sample_has_nothing_to_swap() -> None:
+    """Nothing is known."""
+    assert _check(_loaded(_LARGE), _samples(1)) == ""
+
+
+def test_equal_values_have_nothing_to_swap() -> None:
+    """Nothing is known of an input that never changes."""
+    first = _samples(1)[0]
+    samples = [(first[0], state) for _, state in _samples(6)]
+    assert _check(_loaded(_LARGE), samples) == ""
+
+
+def test_a_lost_input_beside_one_that_never_changes_is_found() -> None:
+    """The tensor of few codes is proof enough."""
+    first = _samples(1)[0]
+    samples = [(source, first[1]) for source, _ in _samples(6)]
+    assert _check(_loaded(_LARGE), samples).startswith("input 'source'")
+    assert _check(_loaded(1.0), samples) == ""
+
+
+def test_the_signature_that_is_chosen_is_looked_at() -> None:
+    """As of the whole file."""
+    model = _loaded(_LARGE).signature("encode")
+    assert _check(model, _samples(6)).startswith("input 'source'")
