@@ -110,8 +110,6 @@ def _reference(
     given: Any, opened: Callable[[TflitePath | bytes], EdgeFile], key: str | None
 ) -> Callable[..., Any]:
     """Return what is called for a signature: what was given, or the file that it names."""
-    if isinstance(given, torch.export.ExportedProgram):
-        return given.module()
     if isinstance(given, QuantizedModel):
         given = given.edge.apart()
     elif isinstance(given, (str, bytes, os.PathLike)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.annotations import is_constant
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import LEFT_IN_FLOAT, WEIGHT_ALONE, RefusedError, op_name
-from pytest_edgeq.litert.exported import DROPOUTS, drop_guards
+from pytest_edgeq.litert.exported import DROPOUTS
 from pytest_edgeq.litert.libraries import converter_module
 
 if TYPE_CHECKING:
@@ -295,17 +295,9 @@ def without_rounding(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def in_float(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return a copy of a quantized graph that rounds no activation; codes of weights are floats."""
-    import torch
-
-    plain = without_rounding(simulated)
-    drop_guards(plain)
-    with torch.no_grad():
-        computed = {
-            node: _value(plain, node)
-            for node in plain.graph.nodes
-            if op_name(node).startswith("dequantize_per_") and is_constant(node.args[0])
-        }
-    return _copied(plain, computed, {})
+    plain = copied_graph(simulated)
+    unfold_weights(plain)
+    return without_rounding(plain)
 
 
 def activation_scales(simulated: torch.fx.GraphModule) -> set[tuple[float, int]]:
