@@ -32,8 +32,9 @@ _BY_PT2E = (
 _NON_STRICT = (
     "cause: the model was exported non-strictly, and PT2E then finds no ADD, MUL and "
     "CONCATENATION.\n"
-    "fix: quantize with strict_export=True, which is the default; where a warning says that "
-    "torch.export refuses it, quantize by a recipe (recipe_static_wi8_ai8)."
+    "fix: quantize with strict_export=True, which is the default (an exported program: export it "
+    "with strict=True); where a warning says that torch.export refuses it, quantize by a recipe "
+    "(recipe_static_wi8_ai8)."
 )
 _BY_RECIPE = (
     "cause: no rule of the recipe takes {ops}, or ai-edge-quantizer has none for {them}.\n"

@@ -98,3 +98,42 @@ def test_tokens_of_64_bits(maker: Edgeq) -> None:
         "update: assert_input_dtypes(model, 'int32')",
     ]
     assert quantized.run(tokens)["output_0"].shape == (1, 8, 32)
+
+
+class _Frozen(nn.Module):
+    """A body that is not trained, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give four logits."""
+        with torch.no_grad():
+            x = self.body(x).mean((2, 3))
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_ops_below_no_grad_are_quantized(maker: Edgeq, trains: bool) -> None:
+    """As others are, with their modules; training gives them no gradients."""
+    images = [(normal(1, 3, 8, 8, seed=seed),) for seed in range(4)]
+    frozen: list[str] = []
+
+    def train(prepared: Any) -> None:
+        for (image,) in images:
+            torch.autograd.backward(prepared(image.repeat(2, 1, 1, 1)).sum())
+        frozen.extend(n for n, each in prepared.named_parameters() if each.grad is None)
+
+    how: dict[str, Any] = {"quantizer": "pt2e_qat_int8", "train": train}
+    quantized = maker.quantize(
+        seeded(_Frozen), images[0], **(how if trains else {"calibration": images})
+    )
+
+    assert_no_float_ops(quantized)
+    modules = [entry.module for entry in quantized.op_dtypes if entry.weight is not None]
+    assert modules == ["body.0", "head"]
+    body = ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias"]
+    assert sorted(frozen) == (sorted(body) if trains else [])

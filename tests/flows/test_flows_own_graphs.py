@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fixtures.models import ConvBnRelu, ResidualNet, samples, seeded
-from pytest_edgeq import Edgeq, QuantizedModel, litert
+from pytest_edgeq import Edgeq, QuantizedModel, assert_no_float_ops, litert
 from pytest_edgeq.litert import patterns
 
 INPUTS = ResidualNet.sample_inputs()
@@ -138,6 +138,15 @@ def test_a_prepared_graph_where_a_float_model_belongs(edgeq: Edgeq) -> None:
         edgeq.quantize(_prepared(seed=None), INPUTS, quantizer="recipe_static_wi8_ai8")
     with pytest.raises(ValueError, match="holds a graph that PT2E has prepared or converted"):
         edgeq.quantize(nn.Sequential(_prepared(seed=None)), INPUTS)
+
+
+def test_a_program_that_was_exported_non_strictly(edgeq: Edgeq) -> None:
+    """Its ADD stays in float, and the cause names the user's own export."""
+    calibration = samples(ResidualNet, 2, seed=1)
+    quantized = edgeq.quantize(_exported(strict=False), INPUTS, calibration=calibration)
+
+    with pytest.raises(AssertionError, match=r"an exported program: export it with strict=True"):
+        assert_no_float_ops(quantized, allow=("MEAN", "TRANSPOSE"))
 
 
 @pytest.mark.slow
