@@ -29,7 +29,7 @@ from pytest_edgeq.reference import call_reference, in_file_order
 from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.choices import choices
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.input_quantization import quantized_inputs
+from pytest_edgeq.tflite.end_quantization import quantized_inputs, quantized_output
 from pytest_edgeq.tflite.layout import mismatch_hint
 
 if TYPE_CHECKING:
@@ -223,10 +223,15 @@ class Measurement:
     ) -> None:
         self._edge: EdgeFile | None = edge
         self._input_names = input_names
-        chosen = choices(edge.graph, edge.signature)
+        graph, signature = edge.graph, edge.signature
+        chosen = choices(graph, signature)
         specs = [
-            border_spec(each.name, each.tensor, chosen=each.name in chosen)
-            for each in edge.signature.outputs
+            border_spec(
+                each.name,
+                quantized_output(graph, signature, each),
+                chosen=each.name in chosen,
+            )
+            for each in signature.outputs
         ]
         self._sides = sides
         # Both sides of a conversion are float: there is no LSB.
@@ -274,7 +279,8 @@ class Measurement:
         for watch, reference_side, edge_side, code in zip(
             self._health, sides["float"], sides["edge"], codes, strict=True
         ):
-            watch.update(reference_side, edge_side, code)
+            # Behind a DEQUANTIZE they are floats, which tell the codes.
+            watch.update(reference_side, edge_side, None if code.dtype.kind == "f" else code)
         for i, points in enumerate(self._points.values()):
             points.update(index, {side: values[i] for side, values in outcome.values.items()})
         self._inputs.update(self._edge, self._input_names, arrays)

@@ -10,7 +10,7 @@ import torch
 from fixtures.models import seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.numerics.findings import CLIPPED_INPUT, COARSE_INPUT, INPUT_KINDS
-from pytest_edgeq.tflite.input_quantization import quantized_inputs
+from pytest_edgeq.tflite.end_quantization import quantized_inputs
 from tests.detection.nets import Mlp
 
 pytestmark = pytest.mark.figures

@@ -21,7 +21,8 @@ from pytest_edgeq.parallel import MOST_AHEAD, waiting_threads
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.subgraph import SignatureTensor
+from pytest_edgeq.tflite.end_quantization import quantized_output
+from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 from pytest_edgeq.unmatched import UnmatchedError
 
 __all__ = ["assert_runtimes_agree"]
@@ -68,8 +69,9 @@ def assert_runtimes_agree(
     edge = edge_of(model)
     for runtime in names:
         edge.runtimes.check(runtime)
-    for border in edge.signature.outputs:
-        if not border.tensor.dtype.startswith(("int", "uint", "bool")):
+    held = [quantized_output(edge.graph, edge.signature, each) for each in edge.signature.outputs]
+    for border, tensor in zip(edge.signature.outputs, held, strict=True):
+        if not tensor.dtype.startswith(("int", "uint", "bool")):
             raise UnmatchedError(
                 f"output {border.name!r} is {border.tensor.dtype} and has no LSB: compare such a "
                 "model on each runtime with edgeq.compare(model, inputs, runtime=…) and a Budget"
@@ -82,7 +84,9 @@ def assert_runtimes_agree(
     edge.restart()
     first = names[0]
     pairs = [
-        _Pair(border, first, other) for other in names[1:] for border in edge.signature.outputs
+        _Pair(border, first, other, tensor)
+        for other in names[1:]
+        for border, tensor in zip(edge.signature.outputs, held, strict=True)
     ]
     worst = {other: WorstSamples() for other in names[1:]}
     n_samples = 0
@@ -155,6 +159,7 @@ class _Pair:
     border: SignatureTensor
     first: str
     other: str
+    tensor: Tensor  # holds its codes: behind a DEQUANTIZE, that op's input
     worst: float = 0.0
     at: str = ""
     n_differ: int = 0
@@ -163,7 +168,7 @@ class _Pair:
     @property
     def is_scaled(self) -> bool:
         """Whether a code is a step of a scale, and not a class or an index."""
-        return self.border.tensor.is_quantized
+        return self.tensor.is_quantized
 
     def update(self, sample: int, one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> None:
         """Hold the codes of one sample against each other."""
@@ -175,6 +180,8 @@ class _Pair:
                 self.worst = math.inf
                 self.at = f"sample {sample}: shape {list(one.shape)} and {list(two.shape)}"
             return
+        if self.tensor is not self.border.tensor:
+            one, two = (np.rint(each / float(self.tensor.scales[0])) for each in (one, two))
         # In floats the distance of two codes does not wrap; it may round to 0 where they differ.
         steps = np.abs(one.astype(np.float64) - two.astype(np.float64))
         steps = np.where(one != two, np.maximum(steps, 1.0), 0.0)

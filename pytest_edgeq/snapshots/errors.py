@@ -8,7 +8,7 @@ or the narrower ones that both builds' samples give, one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_edgeq.numerics.findings import (
@@ -146,13 +146,9 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
     before = _limits(old, new)
     rank = _rank(before, after)
     worse = _worse(before, after)
-    known = {key[:2] for key in after}
-    gone = sorted(
-        # Baselines may hold the top-1 class of another rank than 2, which is measured no more.
-        (k for k in before if k not in after and (k[2] != "top1_agreement" or k[:2] not in known)),
-        key=rank,
+    gone, came = (
+        sorted(_unpaired(*sides), key=rank) for sides in ((before, after), (after, before))
     )
-    came = sorted((key for key in after if key not in before), key=rank)
     built, fewer = describe_build(old, new), fewer_samples(old, new)
     if not (worse or gone or came or built or fewer):
         return None
@@ -225,6 +221,25 @@ def _harm(
     return max(lost, default=NO_HARM)
 
 
+_OF_RELEASES: Final = {"top1_agreement", "max_lsb_error"}
+"""
+Metrics that baselines of other releases hold of more outputs, or of fewer.
+
+Some measured the top-1 class over the last axis of any rank, and no LSB behind a DEQUANTIZE.
+"""
+
+
+def _unpaired(rows: Iterable[_RowKey], others: Iterable[_RowKey]) -> list[_RowKey]:
+    """Return the rows that others lack, but for what releases measure otherwise of an output."""
+    known = set(others)
+    outputs = {key[:2] for key in known}
+    return [
+        key
+        for key in rows
+        if key not in known and not (key[2] in _OF_RELEASES and key[:2] in outputs)
+    ]
+
+
 def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Tell the metrics that are better than their margin, of errors that did not regress."""
     before = _limits(old, new)
@@ -232,7 +247,7 @@ def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         f"{row['stage']}, output {row['output']!r}: {row['metric']} {_figure(was, 'value')} → "
         f"{_figure(row, 'value')}"
         for row in new["errors"]
-        if _is_better(was := before[_key(row)], row)
+        if (was := before.get(_key(row))) is not None and _is_better(was, row)
     ]
 
 
@@ -241,7 +256,10 @@ def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     before = {_key(row): row for row in old["errors"]}
     limits = _limits(old, new)
     rows = [
-        row if _is_better(limits[_key(row)], row) else before[_key(row)] for row in new["errors"]
+        row
+        if (was := limits.get(key := _key(row))) is None or _is_better(was, row)
+        else before[key]
+        for row in new["errors"]
     ]
     return {**new, "errors": rows}
 

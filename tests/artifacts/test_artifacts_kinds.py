@@ -11,7 +11,7 @@ import pytest
 from fixtures.shipped import FACES, shipped
 from fixtures.tflite.kinds import KINDS, Kind, reordered
 from fixtures.tflite.writer import one_op, pack, unpack
-from pytest_edgeq import Edgeq
+from pytest_edgeq import Budget, Edgeq, assert_runtimes_agree, assert_within_budget
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.unrunnable import CopyError, UnrunnableError
@@ -84,6 +84,21 @@ def test_another_output_is_no_other_order(loader: Edgeq) -> None:
         loader.check(model, kind.inputs)
 
     assert "another order" not in str(caught.value)
+
+
+def test_float_ends_have_the_steps_of_their_codes(loader: Edgeq) -> None:
+    """The LSB of the output is that of the DEQUANTIZE, and a range that cuts it is found."""
+    kind = KINDS["float_ends"]()
+    model = loader.load(kind.content, reference=kind.reference)
+
+    comparison = loader.compare(model, kind.inputs)
+    assert_within_budget(comparison, Budget(max_lsb_error=3))
+    with pytest.raises(AssertionError, match="max_lsb_error: expected at most 0"):
+        assert_within_budget(comparison, Budget(max_lsb_error=0.4))
+    assert comparison.total.outputs["y"].scale == pytest.approx(0.03, rel=0.5)
+    assert_runtimes_agree(model, kind.inputs, max_lsb_error=1)
+    far = loader.compare(model, [(8 * x,) for (x,) in kind.inputs])
+    assert {"clipped_input", "clipped_output"} <= {each.kind for each in far.health}
 
 
 def test_whole_codes_given_as_fractions_are_found(loader: Edgeq) -> None:

@@ -1,4 +1,4 @@
-"""How the inputs of a file are quantized: at the border, or by ops behind it."""
+"""How the inputs and outputs of a file are quantized: themselves, or by ops next to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor, Tensor
 
-__all__ = ["quantized_inputs"]
+__all__ = ["quantized_inputs", "quantized_output"]
 
 _MOVING = {"TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS"}
 """Ops that a converter puts between an input and what quantizes it, for the layout."""
@@ -37,3 +37,21 @@ def quantized_inputs(
                     waiting += [subgraph.tensors[index] for index in op.outputs]
         for tensor in found.values():
             yield border, tensor
+
+
+def quantized_output(graph: OpGraph, signature: Signature, border: SignatureTensor) -> Tensor:
+    """
+    Return the tensor that holds the codes of an output: behind a DEQUANTIZE, its input.
+
+    The output itself where no DEQUANTIZE of one scale makes it.
+    """
+    subgraph = graph.subgraphs[signature.subgraph]
+    tensor = border.tensor
+    while (op := subgraph.producer.get(tensor.index)) is not None and op.inputs[0] >= 0:
+        source = subgraph.tensors[op.inputs[0]]
+        if op.name == "DEQUANTIZE" and source.is_quantized and len(source.scales) == 1:
+            return source
+        if op.name not in _MOVING or tensor.is_quantized:
+            break
+        tensor = source
+    return border.tensor
