@@ -596,7 +596,7 @@ class Localizer:
 
     def _is_mask_cut(self, op: Op) -> bool:
         """Whether an op masks scores with less than torch does: what that cuts is no loss."""
-        limits = code_limits(self._subgraph.tensors[op.outputs[0]])
+        limits = code_limits(self._subgraph.tensors[op.outputs[0]]) if op.outputs else None
         if limits is None:
             return False
         low, _, scale, zero_point = limits

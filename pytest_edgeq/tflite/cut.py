@@ -124,9 +124,10 @@ def grouped_ops(
         for index in (*op.inputs, *op.outputs):
             if index >= 0:
                 tensor = graph.tensor(op, index)
-                shape = tensor.shape if tensor.is_constant else shape_of(index)
                 dtype = numpy_dtype(tensor.dtype)
-                size += math.prod(shape) * (1 if dtype is None else np.dtype(dtype).itemsize)
+                if dtype is not None:  # a handle of a variable must not be read
+                    shape = tensor.shape if tensor.is_constant else shape_of(index)
+                    size += math.prod(shape) * dtype.itemsize
         if not groups or total + size > _MOST_OF_A_GROUP:
             groups.append([])
             total = 0

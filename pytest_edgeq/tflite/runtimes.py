@@ -28,7 +28,7 @@ from pytest_edgeq.tflite.refusals import refusal
 from pytest_edgeq.tflite.registry import BUILT_IN, Runtimes
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
 from pytest_edgeq.tflite.unsafe import unsafe_ops
-from pytest_edgeq.unrunnable import CopyError, CrashedError, UnrunnableError
+from pytest_edgeq.unrunnable import CopyError, CrashedError, UnreadableError, UnrunnableError
 
 __all__ = [
     "BUILT_IN",
@@ -175,9 +175,16 @@ class Runner:
             raise self._refusal("run", error, inputs) from error.__cause__
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
-        """A tensor of the subgraph as the last run left it; of a runner that keeps them."""
+        """
+        A tensor of the subgraph as the last run left it; of a runner that keeps them.
+
+        Raises:
+            UnreadableError: It is a handle, whose memory interpreters take for numbers.
+        """
         subgraph = self._graph.subgraphs[self._opening.signature.subgraph]
         tensor = subgraph.tensors[index]
+        if tensor.dtype in ("resource", "variant"):
+            raise UnreadableError(f"tensor {tensor.name!r} is {tensor.dtype}: it is not read")
         is_stored = index not in subgraph.producer and index not in subgraph.inputs
         if is_stored and 0 in tensor.shape and not tensor.is_variable:
             # The empty shape that RESHAPE makes a scalar by: interpreters have no memory for it.

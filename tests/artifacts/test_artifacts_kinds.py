@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fixtures.shipped import FACES, shipped
+from fixtures.shipped import FACES, WAKE_WORDS, shipped
 from fixtures.tflite.kinds import KINDS, Kind, reordered
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Edgeq, assert_runtimes_agree, assert_within_budget
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.model_objects import packed, unpacked
-from pytest_edgeq.unrunnable import CopyError, UnrunnableError
+from pytest_edgeq.unrunnable import CopyError, UnreadableError, UnrunnableError
 
 
 @pytest.fixture
@@ -208,3 +208,37 @@ def test_a_real_sparse_file(loader: Edgeq) -> None:
 
     assert (errors.coverage, errors.culprit) == (1, None)
     assert wrong.culprit is not None
+
+
+def test_handles_of_variables_are_not_read(loader: Edgeq) -> None:
+    """A wake word keeps its state in variables; interpreters take their handles for numbers."""
+    path = shipped(WAKE_WORDS, "alexa")
+    x = np.random.default_rng(0).uniform(0, 20, (1, 3, 40)).astype(np.float32)
+    model = loader.load(path, reference=loader.load(path).run)
+
+    errors = loader.localize(model, [(x,)])
+
+    rows = [row for row in errors.rows if row.op in ("CONV_2D", "FULLY_CONNECTED")]
+    assert all(row.matched for row in rows)
+    runner = model.edge.runner("builtin", keep=True)
+    handle = next(op for op in model.graph.ops if op.name == "VAR_HANDLE").outputs[0]
+    with pytest.raises(UnreadableError, match="is resource: it is not read"):
+        runner.tensor(handle)
+
+
+REAL = (
+    *(shipped(FACES, f"face_detection_{name}") for name in ("front", "back", "full_range")),
+    *(shipped(FACES, name) for name in ("face_detection_full_range_sparse", "face_landmark")),
+    *(shipped(FACES, name) for name in ("face_detection_short_range", "iris_landmark")),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+def test_real_files_pass_against_themselves(loader: Edgeq, path: Path) -> None:
+    """Float16, sparse and PRELU, by TensorFlow's converters of several years."""
+    rng = np.random.default_rng(0)
+    model = loader.load(path, reference=loader.load(path).run)
+    shape = model.inputs[0].shape
+
+    loader.check(model, [(rng.uniform(-1, 1, shape).astype(np.float32),) for _ in range(2)])
