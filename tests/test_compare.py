@@ -213,7 +213,9 @@ def test_references_that_are_refused(maker: Edgeq, residual: QuantizedModel) -> 
         maker.load(residual.tflite, reference=seeded(ResidualNet).train())
     with pytest.raises(TypeError, match="got the class ResidualNet; instantiate it"):
         maker.load(residual.tflite, reference=ResidualNet)
-    with pytest.raises(TypeError, match="expected a torch module or a callable, got int"):
+    with pytest.raises(
+        TypeError, match="expected a torch module, a callable, a file or a QuantizedModel, got int"
+    ):
         maker.load(residual.tflite, reference=3)  # type: ignore[arg-type] # what is tested
 
 
