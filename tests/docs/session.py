@@ -22,6 +22,8 @@ _WITHOUT = (
 )
 
 _NUMBER = re.compile(r"[-−]?(?<![\w.#])\d+(\.\d+)?(e[-+]?\d+)?s?(?!\w|\.\w)|\binf\b")
+_CLOCK = re.compile(r"(?<=\ds) \(\d+:\d\d:\d\d\)")
+"""pytest adds it to durations of a minute and more: `83.23s (0:01:23)`."""
 _RULE = re.compile(r"([_=\-─])\1+")
 
 
@@ -154,4 +156,5 @@ def _plain(line: str, loosely: bool) -> str:
     def number(match: re.Match[str]) -> str:
         return "0" if loosely or "." in match[0] or "e" in match[0] else match[0]
 
+    line = _CLOCK.sub("", line)
     return " ".join(_NUMBER.sub(number, _RULE.sub(r"\1", line)).split())

@@ -83,6 +83,11 @@ def test_output_that_is_not_as_shown_fails(do: Do) -> None:
         do("text", "sqnr 36.5 dB, 9 ops\n== 2 failed in 3.21s ==\n")
 
 
+def test_the_duration_of_a_slow_run_is_not_compared() -> None:
+    """From a minute on pytest prints a clock as well."""
+    compare("== 2 failed in 5.14s ==", "= 2 failed in 83.23s (0:01:23) =", "here", loosely=False)
+
+
 def test_names_and_versions_are_compared_letter_by_letter() -> None:
     """A layer's path, an op's number, a dtype and a release are no measurements."""
     for text in ("layer1.0.conv", "CONV_2D #5", "int8", "torch 2.13.0"):
