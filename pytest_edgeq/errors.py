@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from pytest_edgeq.numerics.findings import Finding, text_of
 
-__all__ = ["failure", "findings_of"]
-
 _ATTRIBUTE = "edgeq_findings"
 
 
