@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib.util
 import os
@@ -42,6 +43,9 @@ LONGEST = (
     *("test_lowest.py", "test_packages.py", "test_runtime_tensorflow.py"),
     *("test_damaged_files.py", "test_kills.py"),
 )
+
+
+stderr_key = pytest.StashKey[int]()
 
 
 class _Modules:
@@ -90,8 +94,29 @@ def pytest_configure(config: pytest.Config) -> None:
         threads = max(1, available_cores() // worker["workercount"])
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     config.add_cleanup(gc.freeze)
+    config.stash[stderr_key] = os.dup(2)  # pytest captures what is written to the descriptor itself
     # mypy: a class cannot be assigned to.
     setattr(pytester, "SysModulesSnapshot", _Modules)  # noqa: B010
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """
+    End a test that hangs, with the stacks of all threads on stderr.
+
+    pytest-timeout's own thread writes them to the terminal, which a worker of pytest-xdist has not,
+    and does not run while native code holds the interpreter's lock.
+    """
+    file = item.config.stash[stderr_key]
+    faulthandler.dump_traceback_later(settings.timeout, exit=True, file=file)
+    return True
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_cancel_timer() -> bool:
+    """Let the test go on as long as it likes."""
+    faulthandler.cancel_dump_traceback_later()
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -119,12 +119,17 @@ def test_hangs():
 """
 
 
-def test_a_test_that_hangs_ends_with_its_stacks(pytester: pytest.Pytester) -> None:
-    """By the settings of this project."""
+@pytest.mark.parametrize("xdist", [("-p", "no:xdist"), ("-n", "1")], ids="-".join)
+def test_a_test_that_hangs_ends_with_its_stacks(
+    pytester: pytest.Pytester, xdist: tuple[str, str]
+) -> None:
+    """By the settings of this project, and also in a worker of pytest-xdist."""
     pytester.makepyfile(test_it=HANGS)
-    config = (f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={pytester.path}")
-    result = pytester.runpytest_subprocess(*config, "test_it.py", timeout=100)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        ["timeout: 120.0s", "*Timeout*", "*, in test_hangs", "*threading.Event().wait(*"]
+    pytester.makeconftest(
+        "from tests.conftest import (\n    pytest_configure,\n    pytest_timeout_cancel_timer,\n"
+        "    pytest_timeout_set_timer,\n)"
     )
+    config = (f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={pytester.path}")
+    result = pytester.runpytest_subprocess(*config, *xdist, "test_it.py", timeout=100)
+    assert result.ret == 1
+    result.stderr.fnmatch_lines(["Timeout (0:00:01)!", "*test_it.py*in test_hangs"])

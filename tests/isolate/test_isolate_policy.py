@@ -144,6 +144,8 @@ def test_outputs_are_the_same_to_the_last_bit(runtime: str) -> None:
     assert told["on"] == told["off"]
 
 
+# Two processes import the libraries and convert: 20 s of CPU time.
+@pytest.mark.timeout(300)
 def test_comparisons_are_the_same_to_the_last_bit() -> None:
     """With several samples at a time, on interpreters of their own."""
     data = list(samples(ConvBnRelu, 8, seed=2))
