@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["after_import"]
-
 
 def after_import(names: Sequence[str], call: Callable[[ModuleType], None]) -> None:
     """

@@ -6,8 +6,6 @@ from pytest_edgeq.numerics.error_sums import BorderSpec
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.subgraph import Tensor
 
-__all__ = ["border_spec"]
-
 
 def border_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> BorderSpec:
     """Return name, scale, zero point and range of codes; the name alone without one scale."""

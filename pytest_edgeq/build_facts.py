@@ -10,8 +10,6 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Tensor
 
-__all__ = ["build_of"]
-
 
 def build_of(
     edge: EdgeFile,

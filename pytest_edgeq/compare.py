@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.executors.parcel import Parcel
     from pytest_edgeq.executors.reading import Reading
 
-__all__ = ["Comparer", "compare"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.source import TflitePath
 
 
-__all__ = ["Edgeq"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

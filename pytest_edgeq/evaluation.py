@@ -16,18 +16,6 @@ from pytest_edgeq.numerics.results import OutputErrors
 from pytest_edgeq.numerics.wiped import accepts, is_below_a_step, wiped
 from pytest_edgeq.snapshots.paired_limits import FEWEST_SAMPLES, at_least, floor_db
 
-__all__ = [
-    "Evaluation",
-    "accepted",
-    "broken",
-    "cannot_fail",
-    "limits_of",
-    "notes_on",
-    "passes_zeros",
-    "samples_needed",
-    "too_wide",
-]
-
 _MOST_SAMPLES: Final = 1 << 13
 """Up to which a number of samples that would do is looked for."""
 

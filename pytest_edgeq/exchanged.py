@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from pytest_edgeq.numerics.comparison import Comparison
 
-__all__ = ["exchanged_sqnr_db"]
-
 Array = np.ndarray[Any, Any]
 
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.comparison import Comparison, WorstSample
     from pytest_edgeq.quantized import QuantizedModel
 
-__all__ = ["FailedSamples", "attach_samples", "attached_samples", "compared_samples"]
-
 _ATTRIBUTE = "edgeq_samples"
 
 

@@ -29,8 +29,6 @@ from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
 from pytest_edgeq.tflite.unsafe import unsafe_ops
 from pytest_edgeq.unmatched import UnmatchedError
 
-__all__ = ["conformance_findings", "state_findings", "static_findings", "unsafe_findings"]
-
 
 def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
     """Return the findings on scales, zero points and biases of a file."""

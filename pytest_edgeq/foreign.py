@@ -14,17 +14,6 @@ from pytest_edgeq.samples import SampleSpec
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
 
-__all__ = [
-    "FileReference",
-    "OnnxReference",
-    "call_keras",
-    "is_keras",
-    "keras_input_names",
-    "keras_output_names",
-    "looks_like_session",
-    "onnx_reference",
-]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -35,8 +35,6 @@ from pytest_edgeq.tflite.layout import mismatch_hint
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Arrays", "Measurement", "Outcome", "SampleRunner", "check_layout"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

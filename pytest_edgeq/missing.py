@@ -9,8 +9,6 @@ from typing import ParamSpec, TypeVar
 
 from pytest_edgeq.versions import requirement
 
-__all__ = ["names_missing_libraries", "naming_missing_libraries"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

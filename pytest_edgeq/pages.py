@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 
 from pytest_edgeq.suggest import nearest
 
-__all__ = ["FOLDER", "Page", "find_page", "pages"]
-
 FOLDER: Final = Path(__file__).parent / "docs"
 """The source folder for Sphinx."""
 

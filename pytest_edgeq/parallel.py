@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-__all__ = [
-    "MOST_WORKERS",
-    "AtOnce",
-    "Beside",
-    "available_cores",
-    "begin",
-    "in_order",
-    "on_one_thread",
-    "run_together",
-    "state_of",
-    "torch_threads",
-    "waiting_threads",
-]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

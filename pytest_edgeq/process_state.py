@@ -12,8 +12,6 @@ from contextlib import contextmanager
 
 import numpy as np
 
-__all__ = ["destructors_without_stderr", "frozen_heap", "paused_collector", "seeded"]
-
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator, Sized
 from typing import TypeVar
 
-__all__ = ["Progress", "Step"]
-
 _Sample = TypeVar("_Sample")
 
 

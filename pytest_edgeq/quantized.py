@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 
-__all__ = ["Border", "Counterpart", "QuantizedModel", "Reference"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -28,25 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = [
-    "as_module",
-    "as_tensor",
-    "call_reference",
-    "call_unflattened",
-    "flatten_outputs",
-    "in_file_order",
-    "in_train_mode",
-    "is_exported",
-    "is_quantized_by_torch_ao",
-    "model_name",
-    "module_tree",
-    "name_of",
-    "parameters_of",
-    "quantizes_by_itself",
-    "torch_module",
-    "undisturbed",
-]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

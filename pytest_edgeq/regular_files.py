@@ -7,8 +7,6 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["NotRegularError", "open_at_once", "open_regular"]
-
 
 class NotRegularError(Exception):
     """A pipe, a socket or a device."""

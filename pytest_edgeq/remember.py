@@ -32,8 +32,6 @@ from pytest_edgeq.numerics.results import UPPER_BOUNDED, OutputErrors, StageErro
 from pytest_edgeq.numerics.wiped import is_below_a_step, wiped
 from pytest_edgeq.snapshots.paired_limits import FLOAT_NOISE_DB, SUMS, at_least, floor_db
 
-__all__ = ["budget_to_suggest", "errors_to_remember"]
-
 _NO_SIGNAL = (
     "the reference is zero in all elements, so that no bound could fail; give samples in which it "
     "is not"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["SampleSource"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -20,8 +20,6 @@ from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.layout import UNTURNED, Layouts, mismatch_hint
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
-__all__ = ["InputSpec", "Sample", "SampleSpec", "as_array", "read_samples"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

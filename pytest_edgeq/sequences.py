@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-__all__ = ["common"]
-
 
 def common(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
     """

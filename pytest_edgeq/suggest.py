@@ -7,8 +7,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-__all__ = ["nearest", "nearest_op"]
-
 # By the name in torch, Keras or ONNX, without separators; those that are spelt alike are found.
 _OPS_BY_OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "adaptiveavgpool2d": ("AVERAGE_POOL_2D", "MEAN"),

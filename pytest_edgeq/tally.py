@@ -13,8 +13,6 @@ from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.evaluated import EvaluatedLedger
 from pytest_edgeq.numerics.health import SampleLedger
 
-__all__ = ["Tally"]
-
 _NOTHING = (math.inf, -math.inf)
 """The range of no values."""
 

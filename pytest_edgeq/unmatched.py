@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["UnmatchedError"]
-
 
 class UnmatchedError(AssertionError, ValueError):
     """

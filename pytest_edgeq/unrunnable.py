@@ -6,15 +6,6 @@ from collections.abc import Iterable
 
 from pytest_edgeq.numerics.findings import BLOCKING, CANNOT_RUN, Finding, Place
 
-__all__ = [
-    "CopyError",
-    "CrashedConversionError",
-    "CrashedError",
-    "UnreadableError",
-    "UnrunnableError",
-    "grouped",
-]
-
 
 class UnrunnableError(RuntimeError):
     """

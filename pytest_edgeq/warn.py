@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["Warned", "warn_user", "warnings_kept"]
-
 
 class Warned(NamedTuple):
     """A warning of a library, to be repeated where its result is used again."""

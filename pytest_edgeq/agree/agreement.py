@@ -22,8 +22,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.runtimes import KEEPING
 from pytest_edgeq.unrunnable import CrashedError, UnrunnableError, grouped
 
-__all__ = ["SAMPLES", "Agreement", "AgreementResult", "compared_runtimes"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -17,8 +17,6 @@ from pytest_edgeq.tflite.runtimes import Copied, Runner
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import CopyError
 
-__all__ = ["Alone", "cut_alone"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -24,8 +24,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op
 
-__all__ = ["GREATEST", "Pair", "make_pair", "problem_together"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from pytest_edgeq.executors.carriers import Engine
 
-__all__ = ["assert_accuracy_drop"]
-
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 

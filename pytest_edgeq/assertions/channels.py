@@ -5,8 +5,6 @@ from __future__ import annotations
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-__all__ = ["granularities"]
-
 _WEIGHT = 1
 """Position of the weight among the operands of every op below."""
 

@@ -13,8 +13,6 @@ from pytest_edgeq.tflite.conformance import RULE_NAMES
 from pytest_edgeq.unmatched import UnmatchedError
 from pytest_edgeq.warn import warn_user
 
-__all__ = ["assert_conforms"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -28,14 +28,6 @@ from pytest_edgeq.tflite.op_dtypes import BORDER_OPS, SCHEMES, OpDtypes
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.unmatched import UnmatchedError
 
-__all__ = [
-    "assert_input_dtypes",
-    "assert_no_float_ops",
-    "assert_op_counts",
-    "assert_op_dtypes",
-    "assert_output_dtypes",
-]
-
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 

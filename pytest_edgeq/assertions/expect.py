@@ -24,22 +24,6 @@ from pytest_edgeq.unmatched import UnmatchedError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Dtype",
-    "DtypeByName",
-    "Model",
-    "edge_of",
-    "known_op",
-    "op_of",
-    "parse_count",
-    "parse_dtype",
-    "parse_granularity",
-    "parse_number",
-    "select_ops",
-    "spread",
-    "table",
-]
-
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 

@@ -11,8 +11,6 @@ from pytest_edgeq.numerics.findings import ordered
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.unmatched import UnmatchedError
 
-__all__ = ["assert_healthy"]
-
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 

@@ -9,8 +9,6 @@ from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 
-__all__ = ["RECIPE_OPS", "is_left_in_float", "why_float"]
-
 _NOTHING_QUANTIZED = (
     "cause: no op of this file is quantized; it is a float model. Was it built with the quantizer, "
     "and is it the file that you mean?"

@@ -16,8 +16,6 @@ from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import FloatSize, QuantizedModel
 from pytest_edgeq.unmatched import UnmatchedError
 
-__all__ = ["assert_size", "assert_within_budget"]
-
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 

@@ -29,8 +29,6 @@ from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 from pytest_edgeq.unmatched import UnmatchedError
 
-__all__ = ["assert_qparams"]
-
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 

@@ -25,8 +25,6 @@ from pytest_edgeq.tflite.end_quantization import quantized_output
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 from pytest_edgeq.unmatched import UnmatchedError
 
-__all__ = ["assert_runtimes_agree"]
-
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 

@@ -14,15 +14,6 @@ import torch
 
 from pytest_edgeq.cache.digest import feed
 
-__all__ = [
-    "code_digest",
-    "is_filled",
-    "is_function",
-    "methods_of",
-    "qualified_name",
-    "writes_globals",
-]
-
 
 def is_function(code: Any) -> bool:
     """Whether it is neither in C nor the body of a module or a class, which run once."""

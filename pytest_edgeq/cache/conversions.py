@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.cache.directory import Store
     from pytest_edgeq.samples import Sample
 
-__all__ = ["ConversionCache"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

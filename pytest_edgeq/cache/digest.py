@@ -19,16 +19,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_edgeq.arrays import contiguous
 
-__all__ = [
-    "TORCH_FILES",
-    "TRUSTED_OPS",
-    "UnknownError",
-    "digest_of",
-    "feed",
-    "feed_graph",
-    "name_of",
-]
-
 TRUSTED_OPS = frozenset(
     {"aten", "prim", "prims", "quantized_decomposed", "higher_order", "litert_torch"}
 )

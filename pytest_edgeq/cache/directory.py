@@ -21,8 +21,6 @@ from pytest_edgeq.regular_files import NotRegularError, open_regular
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-__all__ = ["DEFAULT_LIMIT", "Store", "clear", "is_cache", "size_of"]
-
 DEFAULT_LIMIT: Final = 2 << 30
 """Bytes above which the entries that were used longest ago are deleted."""
 

@@ -20,8 +20,6 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import UnknownError, digest_of
 
-__all__ = ["libraries", "own_code", "second_pipeline", "settings"]
-
 _DISTRIBUTIONS: Final = (
     "absl-py",
     "flatbuffers",

@@ -20,8 +20,6 @@ from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import TRUSTED_OPS, UnknownError, digest_of
 from pytest_edgeq.cache.node_metadata import Formats, StackKeys, decode_metadata, encode_metadata
 
-__all__ = ["decode_graph", "decode_tensors", "encode_graph", "encode_tensors"]
-
 _NAMES = (
     *("getitem", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs"),
     *("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "not_"),

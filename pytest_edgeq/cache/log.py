@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from pytest_edgeq.warn import warn_user
 
-__all__ = ["CacheLog"]
-
 
 class CacheLog:
     """

@@ -27,8 +27,6 @@ from pytest_edgeq.cache.code_objects import (
 from pytest_edgeq.cache.digest import TORCH_FILES, UnknownError, feed
 from pytest_edgeq.cache.model_state import ModelState
 
-__all__ = ["code_and_result"]
-
 _Result = TypeVar("_Result")
 
 

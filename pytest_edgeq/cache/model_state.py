@@ -17,8 +17,6 @@ import torch
 
 from pytest_edgeq.cache.code_objects import code_digest, is_filled, writes_globals
 
-__all__ = ["ModelState"]
-
 _PLAIN = frozenset(
     {
         *(type(None), bool, int, float, complex, str, bytes, type(Ellipsis)),

@@ -12,8 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import name_of
 
-__all__ = ["Formats", "StackKeys", "decode_metadata", "encode_metadata"]
-
 _SOURCES = {
     "torch.nn": torch.nn,
     "torch.nn.functional": torch.nn.functional,

@@ -16,20 +16,6 @@ from pytest_edgeq.cache.graphs import decode_graph, decode_tensors, encode_graph
 from pytest_edgeq.cache.trace import graph_digest
 from pytest_edgeq.warn import Warned
 
-__all__ = [
-    "Exported",
-    "Run",
-    "Simulation",
-    "read_exported",
-    "read_file",
-    "read_ranges",
-    "read_run",
-    "read_simulation",
-    "write_exported",
-    "write_ranges",
-    "write_simulation",
-]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -16,8 +16,6 @@ import torch
 from pytest_edgeq.cache.digest import feed
 from pytest_edgeq.samples import Sample, as_array
 
-__all__ = ["Recording", "Tagged", "find_equal", "streams_of"]
-
 Tagged = tuple[str, Sample]
 """The signature that a sample is for, and the sample."""
 

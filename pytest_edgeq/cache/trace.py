@@ -10,8 +10,6 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import digest_of, feed, feed_graph
 
-__all__ = ["ProgramDigest", "graph_digest", "program_digest"]
-
 
 class ProgramDigest(NamedTuple):
     """

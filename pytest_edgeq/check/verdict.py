@@ -20,8 +20,6 @@ from pytest_edgeq.numerics.findings import (
     ordered,
 )
 
-__all__ = ["Verdict"]
-
 
 @dataclass(slots=True, eq=False)
 class Verdict:

@@ -12,8 +12,6 @@ from pytest_edgeq.suggest import nearest
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.budget import Budget
 
-__all__ = ["budget_option"]
-
 
 def _parse(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> Budget | None:
     """

@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-__all__ = ["json_option", "print_json"]
-
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of text."
 )

@@ -16,8 +16,6 @@ from pytest_edgeq.suggest import nearest
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Factory", "load_factory"]
-
 _LISTED = 10
 """Names of a module that are told where none is near."""
 

@@ -14,8 +14,6 @@ from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.reference import in_file_order
 from pytest_edgeq.tflite.edge import EdgeFile
 
-__all__ = ["compare_files"]
-
 Arrays = Sequence[npt.NDArray[Any]]
 
 

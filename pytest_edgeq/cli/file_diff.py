@@ -17,8 +17,6 @@ from pytest_edgeq.tflite.roles import role_of
 from pytest_edgeq.tflite.same import changed_options, source_of
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor, Tensor
 
-__all__ = ["Change", "FileDiff"]
-
 Array = npt.NDArray[Any]
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.registry import Runtimes
     from pytest_edgeq.tflite.subgraph import SignatureTensor
 
-__all__ = ["PATH", "border_document", "border_table", "open_file"]
-
 # The package itself says what is wrong with a path, and which files are near.
 PATH = click.Path(path_type=Path)
 

@@ -10,8 +10,6 @@ from pytest_edgeq.cli.first_measurement import CALIBRATION, CHECKED, COMPARED, M
 from pytest_edgeq.cli.placeholders import Placeholders
 from pytest_edgeq.presets import DEFAULT_PRESET
 
-__all__ = ["render"]
-
 _WIDTH = 88
 
 

@@ -10,8 +10,6 @@ import click
 from pytest_edgeq.cli import commands
 from pytest_edgeq.suggest import nearest
 
-__all__ = ["edgeq"]
-
 _EPILOG = """
 \b
 Exit codes of every command:

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.subgraph import SignatureTensor
 
-__all__ = ["read_samples"]
-
 Array = npt.NDArray[Any]
 
 _NUMBERED = ("args", "arr")

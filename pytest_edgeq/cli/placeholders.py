@@ -11,8 +11,6 @@ from pytest_edgeq.suggest import nearest
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Placeholder", "Placeholders", "parse_shape"]
-
 _FLOATS = ("float16", "float32", "float64")
 _INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 DTYPES = (*_FLOATS, *_INTEGERS, "bool")

@@ -11,8 +11,6 @@ from pytest_edgeq.presets import RUNTIMES
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.registry import Runtimes
 
-__all__ = ["project_runtimes"]
-
 
 @contextlib.contextmanager
 def project_runtimes(name: str) -> Iterator[Runtimes]:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
-__all__ = ["WIDTH", "count", "hanging", "indented", "metric_tables", "table", "wrapped"]
-
 WIDTH = 100
 """Columns that texts keep to where their words allow it."""
 

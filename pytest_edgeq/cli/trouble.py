@@ -12,8 +12,6 @@ import click
 
 from pytest_edgeq.missing import naming_missing_libraries
 
-__all__ = ["FOUND", "TroubleError", "exit_codes", "in_sentences", "output_lost"]
-
 FOUND = 1
 """Exit code of a command that ran, and found what it looks for."""
 

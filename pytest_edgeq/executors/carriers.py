@@ -18,8 +18,6 @@ from pytest_edgeq.executors.tasks import Answer, ExecutorError, Task
 from pytest_edgeq.executors.worker import run_chunk, run_on_dask
 from pytest_edgeq.parallel import available_cores
 
-__all__ = ["DaskEngine", "Engine", "engine_for"]
-
 _REFRESH_SECONDS = 5.0
 """After so many the number of a cluster's workers is asked for again."""
 

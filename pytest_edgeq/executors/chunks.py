@@ -9,8 +9,6 @@ from typing import Any
 from pytest_edgeq.executors.pickled import packed
 from pytest_edgeq.sample_source import SampleSource
 
-__all__ = ["Chunk", "Chunks", "SampleError", "chunk_size"]
-
 _SECONDS = 0.5
 """
 How long a chunk should take.

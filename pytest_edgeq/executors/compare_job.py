@@ -12,8 +12,6 @@ from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.samples import Sample
 from pytest_edgeq.tally import Tally
 
-__all__ = ["CompareJob", "bound"]
-
 
 @dataclass(frozen=True)
 class CompareJob:

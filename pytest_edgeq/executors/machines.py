@@ -13,8 +13,6 @@ from pathlib import Path
 from pytest_edgeq.numerics.machine import Machine
 from pytest_edgeq.versions import version_of
 
-__all__ = ["gathered", "this_machine"]
-
 _CPU_INFO = Path("/proc/cpuinfo")
 
 _FEATURES = re.compile(

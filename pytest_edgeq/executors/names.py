@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 
-__all__ = ["NEEDS_DASK", "SPEC", "check_spec"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -23,8 +23,6 @@ from pytest_edgeq.tally import Tally
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.warn import warn_user
 
-__all__ = ["CheckedChunk", "CheckedSample", "OpsJob", "OpsPart", "ops_part", "samples_of"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

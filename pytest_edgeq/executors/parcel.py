@@ -9,8 +9,6 @@ import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Label", "Parcel", "Shelf"]
-
 
 @dataclass(frozen=True, slots=True)
 class Parcel:

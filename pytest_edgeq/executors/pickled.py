@@ -26,8 +26,6 @@ import numpy as np
 
 from pytest_edgeq.samples import is_tensor
 
-__all__ = ["CannotTravelError", "packed", "pickled"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -10,8 +10,6 @@ from pytest_edgeq.executors.names import SPEC, check_spec
 if TYPE_CHECKING:
     from pytest_edgeq.executors.carriers import Engine
 
-__all__ = ["SessionExecutor", "check_executor"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

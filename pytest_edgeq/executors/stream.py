@@ -32,8 +32,6 @@ from pytest_edgeq.executors.tasks import (
 from pytest_edgeq.numerics.machine import Machine
 from pytest_edgeq.progress import Step
 
-__all__ = ["Stream"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.sample_source import SampleSource
 
-__all__ = [
-    "Answer",
-    "ExecutorError",
-    "Failure",
-    "Job",
-    "Station",
-    "Task",
-    "packed_failure",
-    "unpacked",
-]
-
 
 _PACKAGE = str(Path(__file__).parent.parent)
 

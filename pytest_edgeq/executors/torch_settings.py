@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["TorchSettings", "applied"]
-
 
 class TorchSettings(NamedTuple):
     """

@@ -27,17 +27,6 @@ from pytest_edgeq.targets.target import Target
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.registry import Runtimes
 
-__all__ = [
-    "Part",
-    "Probe",
-    "dependent",
-    "model_parcel",
-    "opened_model",
-    "opened_part",
-    "other_reference",
-    "probe_of",
-]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

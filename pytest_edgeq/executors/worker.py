@@ -20,8 +20,6 @@ from pytest_edgeq.executors.tasks import Answer, Job, Station, Task, packed_fail
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
 
-__all__ = ["forget", "run_chunk", "run_on_dask"]
-
 _MOST_KEPT = 4
 """Parcels of one kind that a worker keeps open, each with the weights of a model."""
 

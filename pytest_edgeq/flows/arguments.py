@@ -22,8 +22,6 @@ from pytest_edgeq.reference import (
 from pytest_edgeq.samples import SampleSpec, is_tensor
 from pytest_edgeq.suggest import nearest
 
-__all__ = ["make_request"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -16,9 +16,6 @@ from pytest_edgeq import litert
 from pytest_edgeq.names import readable
 from pytest_edgeq.versions import producer, requirement, untried
 
-__all__ = ["refusal"]
-
-
 # By who refuses, where its words are not known.
 _HINTS = {
     "torch.export": "its forward runs on the sample inputs, and fails while torch traces it",

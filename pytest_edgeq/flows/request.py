@@ -27,8 +27,6 @@ from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
 from pytest_edgeq.tflite.registry import Runtimes
 from pytest_edgeq.unrunnable import CrashedConversionError
 
-__all__ = ["Entry", "Request", "Session", "float_file"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.isolate.policy import Isolation
     from pytest_edgeq.tflite.registry import Runtimes
 
-__all__ = ["bare_isolation", "bare_runtimes"]
-
 
 def bare_isolation() -> Isolation:
     """Return the isolation that the innermost session asks for; the defaults outside of pytest."""

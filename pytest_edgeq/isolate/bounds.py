@@ -12,8 +12,6 @@ import re
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DEFAULT_SECONDS", "default_memory", "memory_bound", "parse_memory"]
-
 DEFAULT_SECONDS: Final = 300
 """
 Bound on one step, such as one run or the passes of the converter.

@@ -30,20 +30,6 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.generic]
 
-__all__ = [
-    "LostError",
-    "attempt",
-    "begin",
-    "close",
-    "drop",
-    "end",
-    "hello",
-    "load",
-    "run",
-    "step",
-    "tensor",
-]
-
 _Result = TypeVar("_Result")
 
 _PR_SET_PDEATHSIG = 1

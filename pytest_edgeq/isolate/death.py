@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Death", "DeathError", "Memory", "file_fact", "size_text"]
-
 _LINES = 20
 """Of what the child printed last, in a failure text."""
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-__all__ = ["sent", "source_file"]
-
 
 def sent(runner: Any) -> bytes:
     """

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS
 
-__all__ = ["IsolationSettings", "begin", "innermost", "is_abandoned"]
-
 
 @dataclasses.dataclass(frozen=True)
 class IsolationSettings:

@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["double_rounding", "quantized_multiplier", "rescale_excess"]
-
 Floats = npt.NDArray[np.float64]
 
 

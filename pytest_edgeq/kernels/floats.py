@@ -15,8 +15,6 @@ from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-__all__ = ["float_bound", "float_conditioning", "float_reach", "reduction_length"]
-
 #: What functions and the operations around a sum are off, in units in the last place: Eigen's
 #: rational approximations of tanh and the logistic function are within 6, measured; twice that.
 _FUNCTION = 12

@@ -20,18 +20,6 @@ from pytest_edgeq.kernels.site import (
 from pytest_edgeq.kernels.tables import table_excess
 from pytest_edgeq.tflite.subgraph import Tensor
 
-__all__ = [
-    "hard_swish",
-    "l2_normalized",
-    "log_softmax",
-    "reciprocal_root",
-    "sigmoid",
-    "softmax",
-    "square_root",
-    "table",
-    "tanh",
-]
-
 
 def table(site: Site) -> float | None:
     """

@@ -31,8 +31,6 @@ from pytest_edgeq.kernels.site import option
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-__all__ = ["HybridInput", "hybrid_position", "is_packed"]
-
 Floats = npt.NDArray[Any]
 
 _WEIGHTS = ("int8", "uint8", "int4", "int2")

@@ -27,24 +27,6 @@ from pytest_edgeq.kernels.site import (
     scale_of,
 )
 
-__all__ = [
-    "added",
-    "averaged",
-    "divided",
-    "interpolated",
-    "joined",
-    "leaky",
-    "mean",
-    "multiplied",
-    "parametric",
-    "product",
-    "quantized",
-    "rescaled",
-    "squared_difference",
-    "summed",
-    "summed_whole",
-]
-
 
 def joined(site: Site) -> float | None:
     """

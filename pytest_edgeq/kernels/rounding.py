@@ -15,8 +15,6 @@ from pytest_edgeq.kernels.xnnpack import xnnpack_excess
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
-__all__ = ["rounding_bound"]
-
 
 def rounding_bound(
     graph: OpGraph, op: Op, *, output: int = 0, runtime: str = "builtin"

@@ -11,8 +11,6 @@ from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-__all__ = ["ULP", "Site", "elements", "magnitude", "option", "reach_of", "scale_of", "site_of"]
-
 #: Half a unit in the last place of float32, relative: what one float32 operation may be off.
 ULP = 2.0**-24
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from pytest_edgeq.kernels.site import Site, option, scale_of
 
-__all__ = ["table_excess"]
-
 Floats = npt.NDArray[Any]
 
 _STEPS = 512

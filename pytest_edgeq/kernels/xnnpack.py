@@ -14,8 +14,6 @@ import numpy as np
 from pytest_edgeq.kernels.site import ULP, Site, magnitude, option, reach_of, scale_of
 from pytest_edgeq.tflite.subgraph import Tensor
 
-__all__ = ["xnnpack_excess"]
-
 _LEAKY = "LEAKY_RELU"
 
 

@@ -10,8 +10,6 @@ from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import WEIGHT_ALONE, RefusedError, op_name
 from pytest_edgeq.litert.libraries import pt2e_module
 
-__all__ = ["is_constant", "mend_annotations"]
-
 # Where the weight of an op has its output channels, the only axis that kernels take scales for;
 # and the places of weight and bias among the op's arguments.
 _WEIGHT, _BIAS = 1, 2

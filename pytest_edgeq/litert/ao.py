@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = [
-    "ao_weights",
-    "dequantized",
-    "holds_ao_weights",
-    "is_ao_config",
-    "quantize_ao",
-    "second_pipeline",
-]
-
 _INSTEAD = (
     "use IntxWeightOnlyConfig or Int8DynamicActivationIntxWeightConfig (int4: "
     "weight_dtype=torch.int4) in their default packing, Int8WeightOnlyConfig or "

@@ -8,8 +8,6 @@ import os
 import warnings
 from collections.abc import Iterator
 
-__all__ = ["quiet"]
-
 # Loggers that say nothing that a user could act on, and would fill the captured log of every test
 # that fails: torch 2.13's structured trace (hundreds of empty DEBUG records an export) and its
 # export ("always_classified is unsupported" for each failure); torchao 0.18 on extensions for GPUs

@@ -11,16 +11,6 @@ from typing import Any
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
 from pytest_edgeq.suggest import nearest
 
-__all__ = [
-    "LEFT_IN_FLOAT",
-    "NODE_METADATA",
-    "WEIGHT_ALONE",
-    "RefusedError",
-    "configs_as_set",
-    "op_name",
-    "replaced",
-]
-
 
 class RefusedError(ValueError):
     """What a quantizer asks for has no effect, or cannot be had in a `.tflite`."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["SIGNATURE", "Traced", "convert", "export"]
-
 # The name of a file's only entry point.
 SIGNATURE = "serving_default"
 

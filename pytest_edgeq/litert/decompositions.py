@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["graphs_compiled_on_call", "ops_listed_once"]
-
 
 @contextlib.contextmanager
 def ops_listed_once() -> Iterator[None]:

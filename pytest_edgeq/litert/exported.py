@@ -11,15 +11,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = [
-    "DROPOUTS",
-    "drop_dropouts",
-    "drop_guards",
-    "inline_contexts",
-    "number_paddings",
-    "part_shared_weights",
-]
-
 DROPOUTS = (
     *("alpha_dropout", "alpha_dropout_", "dropout", "dropout_", "feature_alpha_dropout"),
     *("feature_alpha_dropout_", "feature_dropout", "feature_dropout_"),

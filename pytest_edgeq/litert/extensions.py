@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from pytest_edgeq.litert.source_constants import constants_of_source
 
-__all__ = ["Extensions", "find_extensions"]
-
 _CHAIN: Final = (
     "litert_torch.",
     "ai_edge_torch.",

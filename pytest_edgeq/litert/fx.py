@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["is_prepared_by_torch_ao", "quantizer_from_fx"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -6,8 +6,6 @@ import functools
 from types import ModuleType
 from typing import Any
 
-__all__ = ["accept_none"]
-
 
 def accept_none(module: ModuleType) -> None:
     """

@@ -14,15 +14,6 @@ from typing import Any
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.process_state import paused_collector
 
-__all__ = [
-    "converter_module",
-    "converter_name",
-    "load_exporter",
-    "pt2e_module",
-    "recipe_module",
-    "register_operators",
-]
-
 # What torchao keeps in `torchao.quantization.pt2e`, torch before 2.10 keeps in
 # `torch.ao.quantization.pt2e`, but for these.
 _ELSEWHERE_IN_TORCH = {

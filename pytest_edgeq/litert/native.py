@@ -17,8 +17,6 @@ from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
 from pytest_edgeq.litert.libraries import converter_module, converter_name
 
-__all__ = ["Native", "lowered_by"]
-
 _Result = TypeVar("_Result")
 
 _LIBRARY = "litert_converter.mlir"

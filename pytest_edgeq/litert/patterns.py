@@ -14,8 +14,6 @@ from pytest_edgeq.litert.libraries import converter_module, pt2e_module
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ordered_partitions", "pattern_modules", "patterns_of_trained"]
-
 
 @contextlib.contextmanager
 def pattern_modules() -> Iterator[None]:

@@ -30,19 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = [
-    "finish_converted",
-    "finish_pt2e",
-    "holds_observers",
-    "holds_quantization",
-    "is_pt2e_quantizer",
-    "needs_data",
-    "prepare_pt2e",
-    "pt2e_preset",
-    "uncalibrated",
-]
-
-
 def pt2e_preset(name: str) -> Any:
     """Build the converter's `PT2EQuantizer` for one of our PT2E presets."""
     with quiet():

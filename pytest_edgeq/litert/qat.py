@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = [
-    "finish_own",
-    "finish_qat",
-    "float_side",
-    "not_finite",
-    "own_graph",
-    "prepare_qat",
-    "trains_quantization",
-    "unseen",
-]
-
 # Where a prepared graph keeps the momentum and the eps of its batch norms, by running mean.
 _BATCH_NORMS = "edgeq_batch_norms"
 

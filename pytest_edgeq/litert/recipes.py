@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     Recipe = list[dict[str, Any]]
 
 
-__all__ = ["biases_of_any_rank", "calibrate_recipe", "load_recipe", "quantize_recipe"]
-
-
 def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     """
     Give a recipe's rules from our preset's name, a `.json` path or the list itself.

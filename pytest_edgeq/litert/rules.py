@@ -15,8 +15,6 @@ from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.libraries import recipe_module
 from pytest_edgeq.suggest import nearest, nearest_op
 
-__all__ = ["Rule", "ScopedOp", "check_rules", "match_rules", "told_ops"]
-
 _ALL = "*"
 _NO_QUANTIZE = "no_quantize"
 _SHOWN = 8

@@ -16,23 +16,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = [
-    "activation_scales",
-    "constants_of",
-    "copied_graph",
-    "copied_to_run",
-    "fold_constants",
-    "holds_weights_alone",
-    "in_float",
-    "is_static",
-    "keep_floats_apart",
-    "modules_left_in_float",
-    "quantized_weights",
-    "share_scales",
-    "unfold_weights",
-    "without_rounding",
-]
-
 # Names of torch's ops with a weight, and what becomes of them.
 _FAMILIES = {
     "conv1d": ("CONV_2D", "DEPTHWISE_CONV_2D"),

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["constants_of_source"]
-
 
 @functools.cache
 def constants_of_source(file: Path) -> Mapping[tuple[str, str], Any]:

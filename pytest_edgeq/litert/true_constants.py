@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["true_constants"]
-
-
 @contextlib.contextmanager
 def true_constants() -> Iterator[None]:
     """

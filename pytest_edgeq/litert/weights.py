@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-__all__ = ["QuantizedWeight", "write_weights"]
-
-
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
     """

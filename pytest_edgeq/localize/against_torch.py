@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-__all__ = ["AgainstTorch", "OutputCheck", "Parting", "Standard"]
-
 Array = npt.NDArray[Any]
 
 _Torchs = list[tuple[Array, Array | None]]

@@ -57,8 +57,6 @@ from pytest_edgeq.numerics.findings import (
     Harm,
 )
 
-__all__ = ["NEAREST", "accumulated", "blame"]
-
 _LEAST_LAYERS = 5
 """
 Layers that it takes to tell an outlier.

@@ -17,18 +17,6 @@ from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import ratio_text
 from pytest_edgeq.tflite.subgraph import Op
 
-__all__ = [
-    "FOLDED",
-    "INPUT_AT",
-    "SAME_SCALE",
-    "check_bias",
-    "check_stored_weight",
-    "half_spacing",
-    "hold_all",
-    "written_scale",
-]
-
-
 Array: TypeAlias = npt.NDArray[Any]
 
 FOLDED = 2.0**-20

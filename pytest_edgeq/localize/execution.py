@@ -27,8 +27,6 @@ from pytest_edgeq.tflite.runtimes import Copied, Runner
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import CopyError
 
-__all__ = ["Execution", "Made"]
-
 Array = npt.NDArray[Any]
 
 _Results = tuple[

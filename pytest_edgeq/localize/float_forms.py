@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-__all__ = [
-    "Forms",
-    "axis_orders",
-    "by_name",
-    "forms_of",
-    "is_rounded_to",
-    "nearest_constants",
-    "paired",
-    "times_a_number",
-]
-
 
 Array = npt.NDArray[Any]
 

@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-__all__ = ["Localizer", "SampleErrors"]
-
 _UNKNOWN = 0.5
 """Rounding bound in LSB beyond ½ LSB of an op whose kernel has no rule: one more rounding."""
 

@@ -21,23 +21,6 @@ from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import shape_along
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-__all__ = [
-    "SMALL",
-    "Beside",
-    "Codes",
-    "Ends",
-    "Measured",
-    "Sums",
-    "by_channel",
-    "channel_maxima",
-    "channel_steps",
-    "code_limits",
-    "ends_of",
-    "is_at_limit",
-    "summed",
-]
-
-
 Array = npt.NDArray[Any]
 
 # Elements that are looked at together: a quarter of a MB each of a few arrays.

@@ -13,26 +13,6 @@ from pytest_edgeq.localize.rows import Evidence, LayerError
 from pytest_edgeq.numerics.calibration import LEAST_SCALE, Reason
 from pytest_edgeq.numerics.health import more_than_chance
 
-__all__ = [
-    "BIT_DB",
-    "FAR",
-    "Mistake",
-    "OtherSamples",
-    "at_bias_limit",
-    "calibrated_on_nothing",
-    "clipped",
-    "is_cut_off",
-    "lossy",
-    "mistake",
-    "never_calibrated",
-    "one_channel",
-    "other_samples",
-    "overshoot",
-    "too_narrow",
-    "too_wide",
-]
-
-
 FAR = 0.1
 """Share of a range's width; values that go beyond it so far are no chance of a few samples more."""
 

@@ -31,17 +31,6 @@ from pytest_edgeq.tflite.op_facts import (
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
-__all__ = [
-    "MASKING",
-    "NARROWING",
-    "Readers",
-    "changed_input",
-    "masking_ops",
-    "rule_findings",
-    "what_is_lost",
-]
-
-
 # Shares that float32 adds to one another and to 1 without a trace: torch leaves such values out.
 _NOTHING = 2.0**-24
 

@@ -19,8 +19,6 @@ from pytest_edgeq.tflite.same import option_differences
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.tflite.transposed import write_transposed
 
-__all__ = ["misordered_op", "repaired_op"]
-
 _CHANGED = "a changed copy of the file"
 
 _MOST = 32

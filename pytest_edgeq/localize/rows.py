@@ -10,16 +10,6 @@ from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration, Reason
 from pytest_edgeq.numerics.findings import NO_HARM, WRONG_KINDS, Finding, Harm, Place
 from pytest_edgeq.numerics.metrics import json_number
 
-__all__ = [
-    "LOWERING",
-    "QUANTIZATION",
-    "SOUND",
-    "UNMATCHED",
-    "Evidence",
-    "LayerError",
-    "LayerErrors",
-]
-
 SOUND = "sound"
 """The op computes what torch does, up to rounding, and loses as much as others of its kind."""
 

@@ -32,9 +32,6 @@ from pytest_edgeq.tflite.roles import StoredTensor, role_of, roles_of, stored_co
 from pytest_edgeq.tflite.same import option_differences, source_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
-__all__ = ["OF_QUANTIZATION", "ConstantPair", "Pairs", "Structure", "pair_ops"]
-
-
 Array = npt.NDArray[Any]
 
 

@@ -38,8 +38,6 @@ from .metrics import json_number
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
 from .sums import Array
 
-__all__ = ["CHOICE_METRICS", "RESAMPLES", "SEED", "Limit", "limits", "remembered"]
-
 CHOICE_METRICS: Final = ("top1_agreement",)
 """Metrics that say something of an output that holds a choice."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["LEAST_SCALE", "UNKNOWN", "Calibration", "Reason"]
-
 LEAST_SCALE: Final = 2.0**-12
 """The least scale that torchao's observers give (`eps` of its quantizers)."""
 

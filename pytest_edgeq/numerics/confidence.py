@@ -5,8 +5,6 @@ from __future__ import annotations
 from statistics import NormalDist
 from typing import Final
 
-__all__ = ["LEVEL", "student"]
-
 LEVEL: Final = 0.9999
 """
 One-sided, of one metric: three stages of eight metrics in 200 rebuilds are 4800 tests, of which

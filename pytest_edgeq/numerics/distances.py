@@ -10,8 +10,6 @@ import numpy as np
 from .metrics import sqnr_db
 from .sums import Array
 
-__all__ = ["Distances", "least_sqnr_db"]
-
 
 class Distances:
     """

@@ -12,8 +12,6 @@ from .checks import sample_digest
 from .fingerprints import BY_SAMPLE
 from .sums import Array
 
-__all__ = ["NOT_COUNTED", "EvaluatedLedger", "EvaluatedSamples"]
-
 
 class EvaluatedSamples(NamedTuple):
     """

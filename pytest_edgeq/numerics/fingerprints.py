@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BY_SAMPLE"]
-
 BY_SAMPLE: Final = "by sample "
 """
 Begins a fingerprint over a digest of each sample.

@@ -13,8 +13,6 @@ from .findings import CLIPPED_INPUT, COARSE_INPUT, Finding, Harm, Place
 from .health import CLIPPED_LSB, Outside
 from .sums import Array
 
-__all__ = ["InputHealth"]
-
 _FEWEST_CODES = 8
 """
 Codes, 0 among them, that an input must span: 3 bits of whatever it has.

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Machine", "told_mixture"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Machine:

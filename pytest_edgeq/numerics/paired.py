@@ -19,21 +19,6 @@ import numpy as np
 
 from .sums import Array
 
-__all__ = [
-    "CONFIDENCE",
-    "MOST_SAMPLES",
-    "SEED",
-    "Bounds",
-    "Resampled",
-    "RightWrong",
-    "acceleration_of_mean",
-    "binomial_bounds",
-    "bootstrap_bounds",
-    "mcnemar_p",
-    "resampled_means",
-    "unseen_share",
-]
-
 CONFIDENCE = 0.95
 """Of each bound."""
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from .sums import Array, dot
 
-__all__ = ["Side"]
-
 
 class Side:
     """

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["TargetMachine"]
-
 _KERNELS = re.compile(
     r"AVX2?|F16C|FMA3|AVX512(F|VNNI|_FP16)|AMX\w*|NEON|ASIMD(DP|HP)?|FPHP|SVE\w*|I8MM|VSX\w*|RVV"
 )

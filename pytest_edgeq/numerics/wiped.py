@@ -11,8 +11,6 @@ import math
 
 from .results import LOWER_BOUNDED, OutputErrors
 
-__all__ = ["accepts", "is_below_a_step", "wiped"]
-
 _FIXED = (1 / 256, 1 / 128, 1 / 32768)
 """
 Scales that TFLite fixes for SOFTMAX, LOGISTIC and TANH.

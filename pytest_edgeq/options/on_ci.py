@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["CI_VARIABLES", "ci_variable"]
-
 CI_VARIABLES: Final = (
     "CI",
     "BUILD_NUMBER",

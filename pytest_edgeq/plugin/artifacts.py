@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.report.bundle import Evidence
     from pytest_edgeq.report.run import Failure, PhaseReport
 
-__all__ = ["Artifacts", "artifacts_key"]
-
 
 class Artifacts:
     """

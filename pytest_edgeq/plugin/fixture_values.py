@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["fixture_values"]
-
 
 def fixture_values(item: pytest.Item, module: str, name: str) -> list[Any]:
     """

@@ -13,8 +13,6 @@ from pytest_edgeq.presets import NEEDS_REPORT
 if TYPE_CHECKING:
     from pytest_edgeq.report.journal import PhaseJournal
 
-__all__ = ["add_extras", "writes_html"]
-
 
 def writes_html(config: pytest.Config) -> bool:
     """Whether pytest-html is installed and was asked for a report."""

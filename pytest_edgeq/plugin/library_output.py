@@ -13,8 +13,6 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
-__all__ = ["LibraryOutput", "split_output"]
-
 # ai-edge-litert 2.3.0, litert-torch 0.10.0, torch 2.13, tensorflow 2.21. Errors are no part of it:
 # they stay beside the test's own output.
 _LOGGED = re.compile(

@@ -6,8 +6,6 @@ import pytest
 
 from pytest_edgeq.options import target_options
 
-__all__ = ["project_targets"]
-
 
 class _Reader:
     """Takes what the ini says, before any test is collected."""

@@ -17,8 +17,6 @@ import pytest
 from pytest_edgeq.options import ci_variable
 from pytest_edgeq.progress import Progress, Step
 
-__all__ = ["progress_of"]
-
 _DELAY = 0.5
 """Seconds before a step is shown: those that are over by then would flicker."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.report.run import Run
 
-__all__ = ["Evidence", "bundle_name", "remove_bundle", "write_bundle"]
-
 _SIDES = {"float": "expected", "edge": "got"}
 """File names of outputs by side; a side that is not listed keeps its own name."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.quantized import Border, QuantizedModel
 
-__all__ = ["comparison_facts", "model_facts", "model_key"]
-
 _PICTURE_SIDE = 96
 """Greatest height and width of a picture in the record, in pixels."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from pytest_edgeq.report.run import Run, findings_in
 
-__all__ = ["annotation_lines"]
-
 _LIMIT = 4_000
 """Characters of a message: GitHub shows a few lines, and the log has the whole."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.findings import Finding
     from pytest_edgeq.quantized import QuantizedModel
 
-__all__ = ["Booking", "Journal", "PhaseJournal", "booking"]
-
 EventKind = Literal["quantize", "load", "compare", "localize", "check"]
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from pytest_edgeq.report.model_rows import HEADINGS, LEFT_ALIGNED, ModelRow, cells, model_rows
 from pytest_edgeq.report.run import Run, findings_in
 
-__all__ = ["LIMIT", "markdown_page"]
-
 LIMIT = 65_000
 """Characters of a page: GitHub refuses a comment of more than 65,536."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.op_dtypes import OpDtypes
     from pytest_edgeq.tflite.subgraph import Subgraph
 
-__all__ = ["graph_ids", "node_data", "node_keys", "write_node_data"]
-
 Layers = Mapping[int, Mapping[str, Any]]
 """By subgraph: `LayerErrors.to_dict()`, as the record of a run has it, too."""
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pytest_edgeq.report.run import Run
 
-__all__ = ["HEADINGS", "ModelRow", "cells", "model_rows", "number_of"]
-
 Verdict = Literal["failed", "passed", "skipped"]
 
 

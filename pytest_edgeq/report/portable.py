@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["portable"]
-
 _FREE = frozenset({"cause", "change", "error", "findings", "message", "note", "records"})
 """Fields of texts that hold whatever an error says."""
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_edgeq.report.journal import PhaseJournal
 
-__all__ = ["PREFIX", "properties_of"]
-
 PREFIX = "edgeq."
 """Of the name of every property."""
 

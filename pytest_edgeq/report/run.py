@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.snapshots.record import ClaimRecord, TestRecord
     from pytest_edgeq.tflite.edge import EdgeFile
 
-__all__ = [
-    "FORMAT",
-    "VERSION",
-    "Failure",
-    "PhaseReport",
-    "Run",
-    "RunRecorder",
-    "findings_in",
-    "read_run",
-]
-
 FORMAT = "pytest-edgeq run"
 VERSION = 1
 """Of the schema in `run.schema.json`: a reader of version n refuses what is newer."""

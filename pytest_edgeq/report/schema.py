@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["schema_problem"]
-
 
 def _is_number(value: Any, *kinds: type) -> bool:
     """Whether a value is a number that fits into a float, as every view takes it."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pytest_edgeq.report.model_rows import HEADINGS, LEFT_ALIGNED, cells, model_rows
 from pytest_edgeq.report.run import Run
 
-__all__ = ["table_lines"]
-
 
 def table_lines(run: Run) -> list[tuple[str, bool]]:
     """

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from pytest_edgeq.regular_files import open_at_once
 
-__all__ = ["write_whole"]
-
 
 def write_whole(path: Path, text: str) -> None:
     """

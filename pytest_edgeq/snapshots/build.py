@@ -18,17 +18,6 @@ from typing import Any, TypeGuard
 
 from pytest_edgeq.sequences import common
 
-__all__ = [
-    "build_problem",
-    "data_changes",
-    "describe_build",
-    "fewer_samples",
-    "has_range_of",
-    "is_known",
-    "option_changes",
-    "other_input",
-]
-
 _NUMBERS = re.compile(r"\d+")
 
 _CHOSEN = tuple(f"quantizer.{of}_config." for of in ("module_name", "module_type", "operator_type"))

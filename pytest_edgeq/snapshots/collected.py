@@ -13,8 +13,6 @@ from typing import TypedDict
 
 from pytest_edgeq.snapshots.paths import Layout
 
-__all__ = ["CollectedModule", "collected_modules", "merged"]
-
 
 class CollectedModule(TypedDict):
     """

@@ -38,15 +38,6 @@ from pytest_edgeq.snapshots.paired_limits import (
     on_other_kernels,
 )
 
-__all__ = [
-    "changes",
-    "describe_change",
-    "is_explained_by",
-    "loose",
-    "problem",
-    "tightened",
-]
-
 _SHOWN_ROWS: Final = 4
 """The first ones tell it; the others are metrics of the same loss."""
 

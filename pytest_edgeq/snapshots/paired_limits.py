@@ -19,22 +19,6 @@ from typing import Any, Final
 
 from pytest_edgeq.numerics.confidence import student
 
-__all__ = [
-    "FEWEST_SAMPLES",
-    "FLOAT_NOISE_DB",
-    "FLOOR_DB",
-    "FLOOR_DB_AVERAGED",
-    "FLOOR_DB_KERNELS",
-    "FLOOR_DB_LOWERING",
-    "HIGHER_IS_BETTER",
-    "SUMS",
-    "at_least",
-    "floor_db",
-    "margin_db",
-    "narrowed",
-    "on_other_kernels",
-]
-
 SUMS: Final = {"sqnr_db": "noise", "mean_abs_error": "absolute"}
 """Metrics that are held sample by sample, and the sum of each sample that they are made of."""
 

@@ -22,8 +22,6 @@ from typing import IO, Any, BinaryIO, Final, cast
 from pytest_edgeq.targets import far_side
 from pytest_edgeq.targets.far_side import FrameError, Head, pack, unpack
 
-__all__ = ["Answer", "Link", "LinkError", "LostError"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

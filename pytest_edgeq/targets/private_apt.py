@@ -8,8 +8,6 @@ from pathlib import Path
 
 from pytest_edgeq.targets.programs import EmulatedRootError, last_lines, run, start
 
-__all__ = ["PrivateApt", "candidate", "ubuntu_sources"]
-
 # `Dir::Etc` stays the system's: its mirrors, proxies and keys. The hooks do not: they clear the
 # system's cache (in container images) or index what was downloaded for the desktop. With an empty
 # status file nothing is installed, so that apt-get downloads all that a package depends on.

@@ -7,8 +7,6 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 
-__all__ = ["EmulatedRootError", "last_lines", "run", "start"]
-
 _LAST_LINES = 6
 """How many lines of output are shown: enough for the errors of apt-get and of pip."""
 

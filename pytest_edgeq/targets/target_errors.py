@@ -10,8 +10,6 @@ from typing import Any, Final
 from pytest_edgeq.targets.link import LinkError
 from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
 
-__all__ = ["LOST", "link_error", "raise_error"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

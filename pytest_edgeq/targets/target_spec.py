@@ -11,8 +11,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-__all__ = ["DEFAULT_KERNELS", "KERNELS", "checked_command", "parse_targets", "split_runtime"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -14,8 +14,6 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.model_objects import packed
 from pytest_edgeq.tflite.runtimes import Runtimes
 
-__all__ = ["Trial", "try_target"]
-
 _KERNELS = ("xnnpack", "builtin")
 
 

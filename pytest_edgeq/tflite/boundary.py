@@ -15,8 +15,6 @@ import numpy.typing as npt
 from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
-__all__ = ["code_range", "decode", "encode", "numpy_dtype", "qparams"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -18,23 +18,6 @@ from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import ratio_text, unexpected_qparams
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-__all__ = [
-    "BIAS_SCALE",
-    "CHANNEL_AXIS",
-    "DTYPES",
-    "INT16_ZERO_POINT",
-    "OUTPUT_SCALE",
-    "POWER_OF_TWO",
-    "RULE_NAMES",
-    "SAME_SCALE",
-    "WEIGHT_ZERO_POINT",
-    "Violation",
-    "hands_on",
-    "is_shared",
-    "violations",
-    "violations_of",
-]
-
 SAME_SCALE = "same_scale"
 """An op that does not rescale has one scale and zero point at its input and its output."""
 

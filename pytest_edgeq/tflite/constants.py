@@ -14,8 +14,6 @@ from pytest_edgeq.tflite.roles import StoredTensor
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 from pytest_edgeq.unrunnable import UnreadableError
 
-__all__ = ["Constant", "dequantized", "read_constant", "shape_along"]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 

@@ -16,8 +16,6 @@ from pytest_edgeq.tflite.opening import Opening
 from pytest_edgeq.tflite.refused import first_failing
 from pytest_edgeq.tflite.subgraph import Op
 
-__all__ = ["SECONDS_OF_A_TRIAL", "Inputs", "crashing_op_text"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

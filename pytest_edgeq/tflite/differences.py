@@ -20,8 +20,6 @@ import numpy.typing as npt
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import Constant
 
-__all__ = ["Claim", "claim_of", "explain"]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 _LISTED = 3

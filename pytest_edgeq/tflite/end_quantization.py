@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor, Tensor
 
-__all__ = ["quantized_inputs", "quantized_output"]
-
 _MOVING = {"TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS"}
 """Ops that a converter puts between an input and what quantizes it, for the layout."""
 

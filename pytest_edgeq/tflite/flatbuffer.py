@@ -16,20 +16,6 @@ import numpy.typing as npt
 
 from pytest_edgeq.names import printable
 
-__all__ = [
-    "Buffers",
-    "Quantization",
-    "aligned_buffer",
-    "checked",
-    "enum_names",
-    "fused_activation",
-    "indices",
-    "integers",
-    "op_name",
-    "read_quantization",
-    "text",
-]
-
 
 @functools.cache
 def enum_names(enum: str) -> dict[int, str]:

@@ -23,8 +23,6 @@ from pytest_edgeq.tflite.op_facts import CASTS
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
-__all__ = ["bias_scales", "is_cast", "write_in_float"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

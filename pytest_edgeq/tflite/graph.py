@@ -34,8 +34,6 @@ from pytest_edgeq.tflite.verify import verify
 from pytest_edgeq.tflite.verify.sparsity import densified
 from pytest_edgeq.unrunnable import UnreadableError
 
-__all__ = ["OpGraph", "operator_names", "tensor_types"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
-__all__ = ["LAYOUTS", "UNTURNED", "LayoutArgument", "Layouts", "mismatch_hint"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

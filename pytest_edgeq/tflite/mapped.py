@@ -6,8 +6,6 @@ import mmap
 from pathlib import Path
 from typing import TypeAlias
 
-__all__ = ["Buffer", "MappedFile"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from pytest_edgeq.tflite.graph import OpGraph
 
-__all__ = ["packed", "unpacked"]
-
 
 def unpacked(file: OpGraph) -> Any:
     """Return the `ModelT` of a file, made anew: changes of it are the caller's."""

@@ -29,8 +29,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
-__all__ = ["ModuleNode", "ModulePaths", "ModuleTree", "SignatureModules"]
-
 # The kind of module that an op with weights stands for.
 _KIND_OF_OP = {
     "CONV_2D": "conv",

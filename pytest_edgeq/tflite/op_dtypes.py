@@ -13,8 +13,6 @@ from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.roles import Roles, roles_of, stored_constant
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-__all__ = ["BORDER_OPS", "SCHEMES", "OpDtypeMap", "OpDtypes"]
-
 _QUANTIZED = ("int16x8", "int8", "uint8", "int4", "int2", "uint4", "int32")
 SCHEMES = (*_QUANTIZED, "dynamic", "weight_only", "float16", "float", "integer")
 """What an op computes in; see `OpDtypes.scheme`."""

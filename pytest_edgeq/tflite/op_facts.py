@@ -4,16 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "ACTIVATIONS",
-    "CASTS",
-    "CLAMPS",
-    "COMMUTATIVE",
-    "COMPARISONS",
-    "HOLDING",
-    "MOVING",
-]
-
 CASTS = frozenset({"QUANTIZE", "DEQUANTIZE"})
 """Ops that change how a value is held, and not what it is."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.modules import ModulePaths
     from pytest_edgeq.tflite.subgraph import Signature
 
-__all__ = ["Isolation", "Opening", "Remote", "Runtime", "RuntimeSession"]
-
 
 class RuntimeSession(Protocol):
     """

@@ -18,8 +18,6 @@ from pytest_edgeq.tflite.roles import StoredTensor, role_of
 from pytest_edgeq.tflite.same import parameter_difference, unexpected_qparams
 from pytest_edgeq.tflite.subgraph import Op
 
-__all__ = ["left_in_float", "origin_findings"]
-
 _CONVERSIONS = frozenset({"QUANTIZE", "DEQUANTIZE"})
 
 

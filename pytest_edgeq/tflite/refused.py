@@ -8,8 +8,6 @@ from pytest_edgeq.tflite.cut import cut_ops
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
-__all__ = ["first_failing", "refused_op"]
-
 
 def refused_op(graph: OpGraph, subgraph: int, load: Callable[[bytes], object]) -> Op | None:
     """

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.mapped import Buffer
     from pytest_edgeq.tflite.opening import Isolation, Remote, Runtime
 
-__all__ = ["BUILT_IN", "Closable", "Runtimes"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
-__all__ = ["Roles", "StoredTensor", "role_of", "roles_of", "stored_constant"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Operands:

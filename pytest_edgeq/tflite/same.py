@@ -12,17 +12,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.subgraph import Op, Signature, Tensor
 
-__all__ = [
-    "border_differences",
-    "changed_options",
-    "op_differences",
-    "option_differences",
-    "parameter_difference",
-    "ratio_text",
-    "source_of",
-    "unexpected_qparams",
-]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

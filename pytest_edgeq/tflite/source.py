@@ -17,8 +17,6 @@ from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 from pytest_edgeq.tflite.verify import problem_unbuilt
 from pytest_edgeq.unrunnable import UnrunnableError
 
-__all__ = ["TflitePath", "build_interpreter", "open_tflite"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from pytest_edgeq.numerics.findings import WRONG_OP, Finding, Place
 
-__all__ = ["Op", "Signature", "SignatureTensor", "Subgraph", "Tensor"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:

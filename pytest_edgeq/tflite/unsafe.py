@@ -14,8 +14,6 @@ from pytest_edgeq.tflite.unsafe_scales import (
     null_logger,
 )
 
-__all__ = ["unsafe_ops"]
-
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True
 

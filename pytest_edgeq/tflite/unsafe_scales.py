@@ -9,8 +9,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.options import op_options
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-__all__ = ["aborts_at_scales", "aborts_at_softmax", "lacks_parameters", "null_logger"]
-
 # Inputs are shifted left by so many bits before they are added, and the sum is then multiplied by
 # 2 · (greatest input scale) / (2^shift · output scale), for which the kernels demand less than 1:
 # QuantizeMultiplierSmallerThanOneExp in tensorflow/lite/kernels/{add,sub}.cc, ai-edge-litert 2.3.0.

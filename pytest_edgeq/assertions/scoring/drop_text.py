@@ -8,8 +8,6 @@ from pytest_edgeq.assertions.expect import table
 from pytest_edgeq.assertions.scoring.scores import Scores
 from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
 
-__all__ = ["drop_text"]
-
 
 def drop_text(scores: Scores, limit: float, n_samples: int) -> str:
     """

@@ -20,8 +20,6 @@ from pytest_edgeq.numerics.paired import (
 )
 from pytest_edgeq.samples import as_array, is_tensor
 
-__all__ = ["CallableScorer"]
-
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 

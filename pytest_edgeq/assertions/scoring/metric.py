@@ -15,8 +15,6 @@ from pytest_edgeq.assertions.scoring.scores import Floats, Scores
 from pytest_edgeq.numerics.paired import SEED, Resampled, bootstrap_bounds
 from pytest_edgeq.samples import as_array, is_tensor
 
-__all__ = ["MetricScorer", "ScoredSample"]
-
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 

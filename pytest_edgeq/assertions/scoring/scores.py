@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from pytest_edgeq.numerics.paired import Resampled, RightWrong
 
-__all__ = ["Floats", "Scorer", "Scores"]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -10,8 +10,6 @@ from pytest_edgeq.cli.document import json_option, print_json
 from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.trouble import TroubleError, exit_codes, in_sentences
 
-__all__ = ["command"]
-
 _BELOW = Path(".pytest_cache", "d", "edgeq")
 """Where the plugin keeps it by default, below pytest's rootdir."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.budget import Budget, Violation
     from pytest_edgeq.numerics.comparison import Comparison
 
-__all__ = ["command"]
-
 
 @click.command(
     epilog=exit_codes(

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.cli.file_diff import Change, FileDiff
     from pytest_edgeq.tflite.edge import EdgeFile
 
-__all__ = ["command"]
-
 _SHOWN = 40
 """Changes of parameters and constants that the text lists."""
 

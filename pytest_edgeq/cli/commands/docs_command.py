@@ -12,8 +12,6 @@ import click
 from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.trouble import TroubleError, exit_codes, in_sentences
 
-__all__ = ["command"]
-
 _NEEDED = ("sphinx", "myst_parser", "furo")
 
 

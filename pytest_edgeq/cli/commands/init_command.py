@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pytest_edgeq.cli.placeholders import Placeholder, Placeholders
 
-__all__ = ["command"]
-
 # pt2e_qat_int8 needs a function that trains the model.
 _QUANTIZERS = tuple(preset for preset in PRESETS if preset != "pt2e_qat_int8")
 

@@ -12,8 +12,6 @@ from pytest_edgeq.cli.text import count
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
 from pytest_edgeq.presets import NEEDS_REPORT
 
-__all__ = ["command"]
-
 
 @click.command(
     epilog=exit_codes(

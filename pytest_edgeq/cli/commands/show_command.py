@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.edge import EdgeFile
     from pytest_edgeq.tflite.op_dtypes import OpDtypes
 
-__all__ = ["command"]
-
 
 @click.command(
     epilog=exit_codes(

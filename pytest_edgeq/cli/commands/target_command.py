@@ -12,8 +12,6 @@ from pytest_edgeq.cli.document import json_option, print_json
 from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.trouble import exit_codes, in_sentences
 
-__all__ = ["command"]
-
 
 @click.group(
     epilog=exit_codes("done", None, "wrong usage, or the target cannot be made or does not start")

@@ -38,8 +38,6 @@ from pytest_edgeq.report.html.distribution import Distribution
 from pytest_edgeq.report.html.layers import LayerPoints
 from pytest_edgeq.report.html.stages import OutputNoise
 
-__all__ = ["Chart", "histogram", "layer_chart", "scatter", "stage_bar"]
-
 Figure = Any
 """A figure of Bokeh, which ships no types that hold."""
 

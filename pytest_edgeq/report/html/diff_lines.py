@@ -6,8 +6,6 @@ import dataclasses
 import re
 from typing import Literal
 
-__all__ = ["DiffLine", "diff_lines"]
-
 Kind = Literal["added", "removed", "changed", "heading", "plain"]
 PartKind = Literal["old", "new", "same"]
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from pytest_edgeq.tflite.boundary import code_range
 
-__all__ = ["Distribution", "Points", "distribution", "limits_of", "points_of"]
-
 _BINS = 64
 _GREATEST = np.finfo(np.float32).max
 _SIDES = ("float", "float_tflite", "simulated", "edge")

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from pytest_edgeq.report.html.stages import decibels
 from pytest_edgeq.report.model_rows import number_of
 
-__all__ = ["LayerPoints", "layer_points"]
-
 _MARGIN = 4.0
 """dB between the finite errors and the marks of those that are not."""
 

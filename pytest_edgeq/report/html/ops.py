@@ -10,8 +10,6 @@ from typing import Any
 from pytest_edgeq.report.html.stages import decibels
 from pytest_edgeq.report.model_rows import number_of
 
-__all__ = ["OpRow", "op_rows"]
-
 
 @dataclasses.dataclass(frozen=True)
 class OpRow:

@@ -19,8 +19,6 @@ from pytest_edgeq.report.whole_files import write_whole
 if TYPE_CHECKING:
     from pytest_edgeq.report.run import Run
 
-__all__ = ["html_page", "write_html"]
-
 
 def html_page(run: Run) -> str:
     """

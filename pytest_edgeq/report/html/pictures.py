@@ -7,8 +7,6 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["png_url"]
-
 
 def png_url(picture: Mapping[str, Any]) -> str:
     """Return a picture of the record as the data URL of a PNG."""

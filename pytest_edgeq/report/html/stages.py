@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["OutputNoise", "decibels", "noise_by_output", "stage_sentence"]
-
 _STAGES = ("conversion", "quantization", "lowering")
 """In the order of the pipeline. A flow has at most two of them."""
 

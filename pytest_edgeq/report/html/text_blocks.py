@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 
-__all__ = ["text_blocks"]
-
 _TWO_GAPS = re.compile(r"\S {2,}\S.* {2,}\S")
 
 

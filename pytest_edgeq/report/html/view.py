@@ -20,8 +20,6 @@ from pytest_edgeq.report.run import findings_in
 if TYPE_CHECKING:
     from pytest_edgeq.report.run import Run
 
-__all__ = ["Claim", "Measured", "ModelView", "OutputView", "PageLimits", "model_views"]
-
 Record = Mapping[str, Any]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["is_flexbuffer"]
-
 _INLINE = (0, 1, 2, 3, 26)
 """NULL, INT, UINT, FLOAT, BOOL: the value itself stands there."""
 

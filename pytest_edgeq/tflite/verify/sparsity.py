@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["densified", "stored_elements"]
-
 _DENSE = 0
 """`DimensionType.DENSE`; 1 is `SPARSE_CSR`."""
 

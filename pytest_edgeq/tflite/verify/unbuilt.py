@@ -12,8 +12,6 @@ from pytest_edgeq.tflite.verify.flexbuffer import is_flexbuffer
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.mapped import Buffer
 
-__all__ = ["problem_unbuilt"]
-
 _WITH_FLEXBUFFERS = (
     b"AudioSpectrogram",
     b"Mfcc",
