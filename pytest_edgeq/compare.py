@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.executors.parcel import Parcel
     from pytest_edgeq.executors.reading import Reading
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def compare(
     quantized: QuantizedModel,

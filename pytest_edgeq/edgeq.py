@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.source import TflitePath
 
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
-
 class Edgeq:
     """
     Quantize models, load files, compare them with torch, and remember what was accepted.

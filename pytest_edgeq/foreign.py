@@ -14,9 +14,6 @@ from pytest_edgeq.samples import SampleSpec
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _KERAS = ("keras", "tf_keras")
 
 # What the framework passes to `call` beside the inputs.

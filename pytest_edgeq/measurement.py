@@ -35,8 +35,6 @@ from pytest_edgeq.tflite.layout import mismatch_hint
 if TYPE_CHECKING:
     import torch
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 

@@ -12,8 +12,6 @@ from pytest_edgeq.versions import requirement
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Frames of this module are hidden in tracebacks.
-__tracebackhide__ = True
 
 _PACKAGES = frozenset(
     {

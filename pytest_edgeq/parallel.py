@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 MOST_WORKERS = 8
 """Each has interpreters of its own, which hold the weights as their kernels want them."""

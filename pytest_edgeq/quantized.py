@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
-
 Reference: TypeAlias = "Callable[..., Any] | str | os.PathLike[str] | bytes | QuantizedModel"
 """What a loaded file should compute, as `Edgeq.load` takes it."""
 

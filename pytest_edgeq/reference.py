@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
-
 def call_reference(
     reference: Callable[..., Any], sample: Sample
 ) -> list[tuple[str | None, np.ndarray[Any, Any]]]:

@@ -37,9 +37,6 @@ _NO_SIGNAL = (
     "is not"
 )
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
     """

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _TOGETHER = 16
 """Samples that are asked for at once where they are read one after another."""
 

@@ -20,10 +20,6 @@ from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.layout import UNTURNED, Layouts, mismatch_hint
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
-
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 

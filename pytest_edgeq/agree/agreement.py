@@ -22,9 +22,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.runtimes import KEEPING
 from pytest_edgeq.unrunnable import CrashedError, UnrunnableError, grouped
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 Array = npt.NDArray[Any]
 
 SAMPLES = 4

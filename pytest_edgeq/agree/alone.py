@@ -17,9 +17,6 @@ from pytest_edgeq.tflite.runtimes import Copied, Runner
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import CopyError
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 Array = npt.NDArray[Any]
 
 

@@ -17,9 +17,6 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import CopyError, UnrunnableError
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 _BASE = "builtin"

@@ -24,9 +24,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 Array = npt.NDArray[Any]
 
 GREATEST = float(np.finfo(np.float32).max)

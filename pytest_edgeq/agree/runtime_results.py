@@ -15,9 +15,6 @@ from pytest_edgeq.numerics.findings import NO_HARM, RUNTIMES_DIFFER, Finding, Ha
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.edge import EdgeFile
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 Array = npt.NDArray[Any]
 
 _ERROR_RATIO = 4

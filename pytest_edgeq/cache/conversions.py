@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.cache.directory import Store
     from pytest_edgeq.samples import Sample
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 _Program = tuple[torch.export.ExportedProgram, str | None]
 """An exported program, and why strict export refused the model, if it did."""

@@ -13,8 +13,6 @@ from pytest_edgeq.cache.sample_replay import Recording, Tagged, find_equal
 if TYPE_CHECKING:
     from pytest_edgeq.cache.directory import Store
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 Parts = Mapping[str, bytes]
 """The content of an entry, by name."""

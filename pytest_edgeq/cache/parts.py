@@ -16,9 +16,6 @@ from pytest_edgeq.cache.graphs import decode_graph, decode_tensors, encode_graph
 from pytest_edgeq.cache.trace import graph_digest
 from pytest_edgeq.warn import Warned
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 @dataclasses.dataclass(frozen=True)
 class Exported:

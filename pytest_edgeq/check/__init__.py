@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckResult", "check"]
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
 

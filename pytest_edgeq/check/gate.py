@@ -41,8 +41,6 @@ from pytest_edgeq.tflite.same import border_differences, op_differences
 if TYPE_CHECKING:
     from pytest_edgeq.executors.carriers import Engine
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 UNREMEMBERED = "baselines were not checked: outside a test nothing is remembered"
 """A note."""

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.executors.chunks import Chunk
     from pytest_edgeq.executors.ops_job import CheckedSample
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 _CHOSEN = 2
 """Samples on which the ops are measured in any case."""

@@ -19,9 +19,6 @@ from pytest_edgeq.progress import Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 class _Choice(Protocol):
     @property

@@ -13,9 +13,6 @@ from pytest_edgeq.parallel import on_one_thread
 from pytest_edgeq.progress import Step
 from pytest_edgeq.quantized import QuantizedModel
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 class OpsFolder:
     """

@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 NEEDS_DASK = (
     "dask:ADDRESS needs dask.distributed, which is not installed: pip install 'pytest-edgeq[dask]'"
 )

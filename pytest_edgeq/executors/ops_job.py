@@ -23,9 +23,6 @@ from pytest_edgeq.tally import Tally
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.warn import warn_user
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 @dataclass(frozen=True)
 class OpsPart:

@@ -26,9 +26,6 @@ import numpy as np
 
 from pytest_edgeq.samples import is_tensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 class CannotTravelError(TypeError):
     """A user's object cannot be sent to another process."""

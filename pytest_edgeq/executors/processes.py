@@ -23,9 +23,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 # Not forked: torch has threads.
 _SPAWN = multiprocessing.get_context("spawn")
 

@@ -20,9 +20,6 @@ from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.samples import Sample
 from pytest_edgeq.warn import warn_user
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 class Reading:
     """

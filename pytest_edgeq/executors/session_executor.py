@@ -10,9 +10,6 @@ from pytest_edgeq.executors.names import SPEC, check_spec
 if TYPE_CHECKING:
     from pytest_edgeq.executors.carriers import Engine
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def check_executor(executor: object) -> Executor:
     """

@@ -32,9 +32,6 @@ from pytest_edgeq.executors.tasks import (
 from pytest_edgeq.numerics.machine import Machine
 from pytest_edgeq.progress import Step
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _IN_FLIGHT = 2
 """Chunks a worker: one that it measures, and one that waits there."""
 

@@ -27,9 +27,6 @@ from pytest_edgeq.targets.target import Target
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.registry import Runtimes
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 Part = tuple[str, Any]
 """How something travels, `graph` or `pickle`, and what."""
 

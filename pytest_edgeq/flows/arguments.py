@@ -22,9 +22,6 @@ from pytest_edgeq.reference import (
 from pytest_edgeq.samples import SampleSpec, is_tensor
 from pytest_edgeq.suggest import nearest
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def make_request(
     model: Any,

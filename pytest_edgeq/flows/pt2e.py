@@ -26,9 +26,6 @@ from pytest_edgeq.samples import Sample
 from pytest_edgeq.unrunnable import CrashedConversionError
 from pytest_edgeq.warn import Warned, warn_user, warnings_kept
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _Result = TypeVar("_Result")
 
 

@@ -21,9 +21,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.unrunnable import CrashedConversionError
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> QuantizedModel:
     """

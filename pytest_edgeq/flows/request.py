@@ -27,9 +27,6 @@ from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
 from pytest_edgeq.tflite.registry import Runtimes
 from pytest_edgeq.unrunnable import CrashedConversionError
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _KEPT = 4
 """Calibration samples that are kept, to compare the losses of others with."""
 

@@ -14,9 +14,6 @@ from pytest_edgeq.flows.torchao import quantize_torchao
 from pytest_edgeq.presets import PRESETS, unknown_preset
 from pytest_edgeq.quantized import QuantizedModel
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def describe(quantizer: Any) -> str:
     """

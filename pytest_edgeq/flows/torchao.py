@@ -26,9 +26,6 @@ from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference
 from pytest_edgeq.tflite.edge import EdgeFile
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
     """

@@ -31,9 +31,6 @@ from pytest_edgeq.isolate import child
 from pytest_edgeq.isolate.death import Death, DeathError, Memory
 from pytest_edgeq.isolate.sessions import is_abandoned
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _Result = TypeVar("_Result")
 
 _TICK = 0.05

@@ -24,9 +24,6 @@ from pytest_edgeq.tflite.opening import Opening
 from pytest_edgeq.tflite.runtimes import open_here
 from pytest_edgeq.unrunnable import CrashedError
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _Result = TypeVar("_Result")
 
 _keys = itertools.count()

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.engines import Engine
     from pytest_edgeq.tflite.graph import OpGraph
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 _Result = TypeVar("_Result")
 

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
-
 def quantizer_from_fx(prepared: torch.fx.GraphModule) -> Any:
     """
     Take over the quantization parameters of a model that FX graph mode prepared.

@@ -20,9 +20,6 @@ __all__ = ["LayerError", "LayerErrors", "OnLocalized", "explain", "localize"]
 
 OnLocalized: TypeAlias = Callable[[LayerErrors, float], None]
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def localize(
     quantized: QuantizedModel,

@@ -22,9 +22,6 @@ from typing import IO, Any, BinaryIO, Final, cast
 from pytest_edgeq.targets import far_side
 from pytest_edgeq.targets.far_side import FrameError, Head, pack, unpack
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 Answer = tuple[Head, list[Any]]
 
 _HELLO: Final = 0

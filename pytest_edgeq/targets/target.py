@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.engines import Engine, Source
     from pytest_edgeq.tflite.opening import Opening
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 _Result = TypeVar("_Result")
 

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.opening import Opening
     from pytest_edgeq.tflite.subgraph import Tensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 class FarFile:
     """

@@ -10,9 +10,6 @@ from typing import Any, Final
 from pytest_edgeq.targets.link import LinkError
 from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _ERRORS: Final = {each.__name__: each for each in (RuntimeError, ValueError, KeyError, MemoryError)}
 
 

@@ -11,9 +11,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 KERNELS: tuple[str, ...] = ("xnnpack", "builtin", "reference")
 """What a target can run a file on."""
 

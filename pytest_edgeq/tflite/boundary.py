@@ -15,9 +15,6 @@ import numpy.typing as npt
 from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _NUMPY_DTYPES = {
     "float32": np.float32,
     "float64": np.float64,

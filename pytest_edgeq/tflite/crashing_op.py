@@ -16,9 +16,6 @@ from pytest_edgeq.tflite.opening import Opening
 from pytest_edgeq.tflite.refused import first_failing
 from pytest_edgeq.tflite.subgraph import Op
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _MOST_TRIALS: Final = 16
 """Files that are tried; by halves this is enough for 2 ** 8 ops."""
 

@@ -24,9 +24,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 # They give other values in every run.
 _RANDOM = frozenset({"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"})
 

@@ -24,9 +24,6 @@ from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.tflite.subgraph import Signature
 from pytest_edgeq.unrunnable import CopyError
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 class EdgeFile:
     """

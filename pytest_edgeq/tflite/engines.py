@@ -24,9 +24,6 @@ from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 Source = Path | bytes
 Arrays = list[npt.NDArray[Any]]
 

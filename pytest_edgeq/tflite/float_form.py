@@ -23,10 +23,6 @@ from pytest_edgeq.tflite.op_facts import CASTS
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
-
 _BIAS_DTYPES = ("int32", "int64")
 
 

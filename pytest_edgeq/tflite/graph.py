@@ -34,10 +34,6 @@ from pytest_edgeq.tflite.verify import verify
 from pytest_edgeq.tflite.verify.sparsity import densified
 from pytest_edgeq.unrunnable import UnreadableError
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
-
 _STATEFUL_OPS = frozenset({"VAR_HANDLE", "ASSIGN_VARIABLE", "READ_VARIABLE", "CALL_ONCE"})
 
 

@@ -16,9 +16,6 @@ import numpy.typing as npt
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 LAYOUTS = ("nwc", "nhwc", "ndhwc", "ncw", "nchw", "ncdhw")
 """As many letters as dimensions: batch, channels, depth, height, width."""
 

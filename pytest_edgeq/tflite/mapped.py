@@ -6,9 +6,6 @@ import mmap
 from pathlib import Path
 from typing import TypeAlias
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 Buffer: TypeAlias = "bytes | MappedFile"
 
 

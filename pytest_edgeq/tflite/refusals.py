@@ -13,9 +13,6 @@ from pytest_edgeq.tflite.refused import refused_op
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import UnrunnableError
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 # What the kernels' own words mean, and the way out.
 _KNOWN_REFUSALS = (
     (

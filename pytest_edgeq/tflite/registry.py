@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.mapped import Buffer
     from pytest_edgeq.tflite.opening import Isolation, Remote, Runtime
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 # What `--edgeq-runtime`, an ini file and a header line can all spell.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

@@ -42,9 +42,6 @@ __all__ = [
     "source_of",
 ]
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 # Kernels without a delegate, which would compute whole stretches of the file in its own memory.
 KEEPING = ("builtin", "reference")

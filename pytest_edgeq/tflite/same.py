@@ -12,9 +12,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.subgraph import Op, Signature, Tensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 _SCALE_TOLERANCE = 2.0**-10
 """
 How far two scales may be apart, relative: the furthest code of int8 moves by 1/8 LSB.

@@ -17,9 +17,6 @@ from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 from pytest_edgeq.tflite.verify import problem_unbuilt
 from pytest_edgeq.unrunnable import UnrunnableError
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 TflitePath: TypeAlias = "str | os.PathLike[str]"
 
 _IDENTIFIER = b"TFL3"

@@ -12,9 +12,6 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.subgraph import Op
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def write_transposed(file: OpGraph, op: Op, order: Sequence[int]) -> bytes:
     """

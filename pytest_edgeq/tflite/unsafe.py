@@ -14,9 +14,6 @@ from pytest_edgeq.tflite.unsafe_scales import (
     null_logger,
 )
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def unsafe_ops(graph: OpGraph, runtime: str | None = None) -> Iterator[tuple[Op, str]]:
     """

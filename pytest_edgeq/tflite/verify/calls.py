@@ -14,8 +14,6 @@ from pytest_edgeq.tflite.verify.flexbuffer import is_flexbuffer
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 _CALLS = {
     "CALL_ONCE": ("InitSubgraphIndex",),

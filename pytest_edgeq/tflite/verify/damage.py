@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 _NAME_CHARACTERS = 80
 

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.mapped import Buffer
     from pytest_edgeq.tflite.subgraph import Signature, Subgraph
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def verify(
     model: Any,

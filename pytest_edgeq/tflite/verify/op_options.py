@@ -10,8 +10,6 @@ from pytest_edgeq.tflite.verify.damage import damaged, op_place
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.subgraph import Subgraph
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 _OPTIONS = {
     "ADD": "AddOptions",

@@ -11,9 +11,6 @@ from pytest_edgeq.tflite.verify.damage import damaged, op_place, tensor_place
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def verify_ops(raw: Any, subgraph: Subgraph) -> None:
     """

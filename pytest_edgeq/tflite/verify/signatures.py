@@ -10,9 +10,6 @@ from pytest_edgeq.tflite.verify.damage import damaged
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.subgraph import Signature, Subgraph
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
-
 
 def _output_problem(signature: Signature, subgraph: Subgraph) -> str:
     """Say which output the interpreter cannot hand out without ending the process, else ""."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.mapped import Buffer
     from pytest_edgeq.tflite.subgraph import Subgraph, Tensor
 
-# A user's test shows the user's line and the message, not how we came to it.
-__tracebackhide__ = True
 
 _BITS = {
     **dict.fromkeys(("int2", "uint2"), 2),
