@@ -10,13 +10,7 @@ from types import ModuleType
 
 
 def after_import(names: Sequence[str], call: Callable[[ModuleType], None]) -> None:
-    """
-    Call a function with each of these modules, now or as soon as it has been imported.
-
-    Args:
-        names: Full names of modules, which are not imported for this.
-        call: Is given the module, before the code that imports it goes on.
-    """
+    """Call a function with each of these modules, now or as soon as it has been imported."""
     for name in names:
         if name in sys.modules:
             call(sys.modules[name])

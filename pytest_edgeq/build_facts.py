@@ -17,25 +17,7 @@ def build_of(
     reference: object,
     inputs: Mapping[str, tuple[float, float]],
 ) -> dict[str, Any]:
-    """
-    Give what is remembered of a file beside the errors.
-
-    Args:
-        edge: The file.
-        ledger: Of the samples that it was calibrated on, as far as they are known.
-        reference: The float model.
-        inputs: The least and the greatest evaluated value of each input.
-
-    Returns:
-        `scales`: of each op's first output, where that is a quantized activation.
-        `asymmetric`: ops with a weight whose zero points are not all 0.
-        `shared`: ops whose first output has the scale and zero point of their first input.
-        `n_calibrated`: how many different samples calibrated it; 0 where that is not known.
-        `calibration`: SHA-256 over these samples; empty where they are not known.
-        `weights`: SHA-256 over the parameters and buffers of the reference; empty of what is no
-            torch module, or has parameters that cannot be read.
-        `inputs`: as given, of inputs with finite values.
-    """
+    """Give what is remembered of a file beside the errors."""
     scales, asymmetric, shared = {}, [], []
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
         roles = roles_of(edge.graph, op)

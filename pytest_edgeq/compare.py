@@ -52,19 +52,6 @@ def compare(
     """
     Measure the errors of every stage that the model's flow has.
 
-    Args:
-        quantized: The file and its references.
-        inputs: Samples, read once, in order; as many are held at a time as are measured together.
-        runtime: Kernels that run the file (and a recipe flow's float file).
-        threads: How many samples may be measured at the same time, each on one core. The figures
-            are the same for any number.
-        localize_seconds: How long the comparison may look for the layer to blame when a check of it
-            fails; 0 for not at all.
-        progress: Told of the comparison, and of that search.
-        on_localized: Called with what was measured when it has looked, and the seconds of it.
-        keeps_points: Whether to keep elements of the outputs, for charts.
-        engine: Measures the samples elsewhere, to the same figures; None for this process.
-
     Raises:
         ValueError: No sample, one that does not fit, no reference, or outputs that differ in
             number or shape.
@@ -104,16 +91,6 @@ class Comparer:
 
     The samples are given inside of `with`, which leaves the reference's buffers as they were; the
     result is asked for behind it.
-
-    Args:
-        quantized: The file and its references.
-        runtime: Kernels that run the file (and a recipe flow's float file).
-        localize_seconds: As `compare` takes it.
-        progress: As `compare` takes it.
-        on_localized: As `compare` takes it.
-        keeps_points: As `compare` takes it.
-        by_sample: Whether the fingerprint is one over a digest of each sample, which processes that
-            read the samples themselves can put together.
 
     Attributes:
         count: How many samples were read.
@@ -209,12 +186,6 @@ class Comparer:
         """
         Measure samples elsewhere.
 
-        Args:
-            engine: Runs the tasks.
-            parcel: Of the model.
-            reading: Of the samples.
-            step: Told of the progress.
-
         Returns:
             The machines that have measured.
 
@@ -280,12 +251,7 @@ class Comparer:
         return self._tally.calibration._replace(averages=averages)
 
     def result(self, machines: Sequence[Machine] = ()) -> Comparison:
-        """
-        Give what was measured.
-
-        Args:
-            machines: Where, if elsewhere.
-        """
+        """Give what was measured."""
         quantized, measurement = self._quantized, self._measurement
         findings = measurement.findings(self.calibration)
         count, overlap, _ = self.calibration

@@ -14,10 +14,6 @@ def failure(findings: Iterable[Finding], text: str | None = None) -> AssertionEr
     Return an AssertionError with these findings.
 
     It is no class of its own: pytest's summary would show the class before the first line.
-
-    Args:
-        findings: The first one is the headline.
-        text: Of the error; by default that of the findings.
     """
     found = tuple(findings)
     error = AssertionError(text_of(found) if text is None else text)

@@ -69,9 +69,6 @@ class Evaluation:
     Judges limits on the outputs of a comparison by whether an output of zeros would pass them.
 
     Limits are judged in the stage total, which holds the file's output against the reference's.
-
-    Args:
-        comparison: What was measured.
     """
 
     def __init__(self, comparison: Comparison) -> None:
@@ -81,12 +78,7 @@ class Evaluation:
         self.notes: Sequence[str] = notes_on(comparison.evaluated)
 
     def refusal(self, data: Mapping[str, Any]) -> Finding | None:
-        """
-        Return why errors must not be stored: the SQNR limit of an output, or all, accept zeros.
-
-        Args:
-            data: What would be stored, or what is.
-        """
+        """Return why errors must not be stored: a limit, or all of them, would accept zeros."""
         for name, output, given in self._judged(data):
             found = broken(output, self._flow) or too_wide(output, self._flow, given)
             if found is not None:
@@ -136,11 +128,6 @@ def too_wide(output: OutputErrors, flow: str, given: Limits) -> Finding | None:
 
     That they keep the SQNR limit alone counts where more samples would narrow it. Where no number
     would, a single sample bears the error, and the other limits have to do.
-
-    Args:
-        output: What was measured.
-        flow: That made the file.
-        given: Its limits by metric.
     """
     kept = accepted(output, given)
     if "sqnr_db" not in kept:
@@ -205,15 +192,7 @@ def broken(output: OutputErrors, flow: str) -> Finding | None:
 def limits_of(
     output: OutputErrors, flow: str, times: int = 1, metrics: Collection[str] | None = None
 ) -> dict[str, float]:
-    """
-    Return the limit of metrics of an output in the stage total.
-
-    Args:
-        output: What was measured.
-        flow: That made the file.
-        times: How many times as many samples to assume, of the same distribution.
-        metrics: Which; None for all.
-    """
+    """Return the limit of metrics of an output in the stage total."""
     floor = floor_db(flow, "total", output.sqnr_db)
     found = {}
     for metric, limit in limits(output, times, metrics).items():
@@ -230,12 +209,6 @@ def samples_needed(
 
     The same samples, each as many times, stand for more of their kind: sums over samples then
     spread by 1/√n, as those of other samples would.
-
-    Args:
-        output: What was measured.
-        flow: That made the file.
-        metric: Its name.
-        wrong: Its value for the wrong output; None for an output of zeros.
 
     Returns:
         A multiple of the number of samples measured; None where no number would do.

@@ -29,10 +29,6 @@ def exchanged_sqnr_db(comparison: Comparison) -> dict[str, float]:
     Return the SQNR of the reference's own outputs of one sample in place of another's.
 
     The reference is run again, on the worst samples that the comparison keeps.
-
-    Returns:
-        By name of the output, in dB; without an output whose samples are all equal, or of different
-        shapes. Empty where the model is not known, or its reference is no torch module.
     """
     model = comparison.quantized
     if model is None or len(comparison.worst_samples) < 2:

@@ -52,13 +52,7 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
 
 
 def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Finding, ...]:
-    """
-    Return a finding for each op whose quantization TFLite's kernels do not compute.
-
-    Args:
-        edge: The file.
-        warnings: Return instead those that the CPU kernels compute and accelerators may not.
-    """
+    """Return a finding for each op whose quantization TFLite's kernels do not compute."""
     entries = {(entry.subgraph, entry.index): entry for entry in edge.op_dtypes}
     return tuple(
         Finding(
@@ -83,11 +77,6 @@ def state_findings(edge: EdgeFile, states: Mapping[str, str] | None = None) -> t
 
     Codes that one signature gives and another one takes, such as those of a cache, are passed on as
     they are: scale and zero point of both must be equal.
-
-    Args:
-        edge: The file.
-        states: By name of an output, the name of the input that takes it, in any signature; None
-            for outputs and inputs of other signatures that have the same name.
 
     Raises:
         UnmatchedError: No signature has such an output or input.

@@ -54,13 +54,7 @@ class Outcome:
 
 
 class SampleRunner:
-    """
-    Runs a file and its references on samples, in one thread at a time.
-
-    Args:
-        quantized: The file and its references.
-        runtime: Kernels that run the file (and a recipe flow's float file).
-    """
+    """Runs a file and its references on samples, in one thread at a time."""
 
     def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
         self._quantized = quantized
@@ -72,12 +66,7 @@ class SampleRunner:
         """Whether the reference gives its outputs by the file's names."""
 
     def apart(self, cores: contextlib.AbstractContextManager[object] | None = None) -> SampleRunner:
-        """
-        Return a runner of the same models with interpreters of its own.
-
-        Args:
-            cores: Held while the references are computed; those of this runner by default.
-        """
+        """Return a runner of the same models with interpreters of its own."""
         other = SampleRunner(self._quantized, self._runtime)
         other._edge = self._edge.apart()
         other._between = None if self._between is None else self._between.apart()
@@ -167,13 +156,7 @@ AVERAGING = ("recipe", "prebuilt")
 
 
 class InputWatches:
-    """
-    Health of every quantized input, over some of the samples; watches merge.
-
-    Args:
-        edge: The file.
-        averaged: Whether the file may have been calibrated by moving averages.
-    """
+    """Health of every quantized input, over some of the samples; watches merge."""
 
     def __init__(self, edge: EdgeFile, *, averaged: bool) -> None:
         self._watches = [
@@ -200,16 +183,7 @@ class InputWatches:
 
 
 class Measurement:
-    """
-    Errors of every stage and health, over some of the samples; measurements merge.
-
-    Args:
-        edge: The file.
-        input_names: Of the arrays of a sample, in order.
-        sides: Of every stage, what is the reference and what the actual side.
-        averaged: Whether the file may have been calibrated by moving averages.
-        keeps_points: Whether to keep elements of the outputs, for charts.
-    """
+    """Errors of every stage and health, over some of the samples; measurements merge."""
 
     def __init__(
         self,
@@ -258,15 +232,7 @@ class Measurement:
     def update(
         self, index: int, arrays: Arrays, outcome: Outcome, make_inputs: Callable[[], Any]
     ) -> None:
-        """
-        Add one sample.
-
-        Args:
-            index: Over all threads.
-            arrays: Of the sample.
-            outcome: Outputs of every side.
-            make_inputs: Gives what is kept of the sample if it is among the worst.
-        """
+        """Add one sample."""
         assert self._edge is not None, "unreachable because what was pickled is merged alone"
         sides = {name: list(map(Side, values)) for name, values in outcome.values.items()}
         for name, accumulator in self._stages.items():

@@ -67,10 +67,6 @@ class AtOnce:
     """
     How many samples are measured at once.
 
-    Args:
-        threads: Cores that may be used.
-        is_far: Whether files run on a target, and this process waits for it.
-
     Attributes:
         workers: How many are under way.
         cores: Held by those that compute in this process.
@@ -109,12 +105,6 @@ def begin(
 
     Where a sample changes the reference's state, so does each.
 
-    Args:
-        samples: Read in order; none is held while the next one is made.
-        quantized: The file and its references.
-        threads: Cores that may be used; on one all are measured here.
-        update: Measures one sample.
-
     Returns:
         Whether there are samples left that may be measured together.
     """
@@ -137,12 +127,6 @@ def run_together(
 ) -> list[_Worker]:
     """
     Measure samples in several threads, as many at a time as there are workers.
-
-    Args:
-        samples: With their indices, in order; read in this thread, one ahead of the workers.
-        make: Makes a worker, when there is a sample that no other one is free for.
-        measure: Measures one sample by one worker, which keeps what it found.
-        count: How many workers there may be.
 
     Returns:
         The workers.
@@ -169,12 +153,6 @@ def in_order(
 ) -> Iterator[_Result]:
     """
     Measure items in several threads, and give the results in the order of the items.
-
-    Args:
-        items: Read in this thread, one ahead of the workers.
-        make: Makes a worker, when there is an item that no other one is free for.
-        measure: Measures one item by one worker.
-        count: How many workers there may be.
 
     Raises:
         Exception: What reading or measuring raised for the first item that failed.

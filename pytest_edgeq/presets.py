@@ -47,9 +47,6 @@ def unknown_preset(name: str) -> str:
     """
     Say that no preset has this name, and which ones there are.
 
-    Args:
-        name: What the user wrote.
-
     Returns:
         A text whose first line names the nearest presets, if any, and whose second lists all.
     """

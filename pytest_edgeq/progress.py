@@ -13,11 +13,6 @@ class Step:
     """
     A step that is running.
 
-    Args:
-        what: It does, in one word: `convert`.
-        model: Its name.
-        total: Number of samples; None where it is not known.
-
     Attributes:
         done: Number of samples read so far; by an executor measured so far.
         in_flight: Number of chunks that an executor has; None without one.
@@ -54,14 +49,7 @@ class Progress:
 
     @contextlib.contextmanager
     def step(self, what: str, model: str, *sources: object) -> Iterator[Step]:
-        """
-        Report a step while it is running.
-
-        Args:
-            what: It does, in one word: `convert`.
-            model: Its name.
-            sources: What its samples are read from, any iterables.
-        """
+        """Report a step while it is running."""
         step = Step(what, model, _total(sources))
         self.begin(step)
         try:

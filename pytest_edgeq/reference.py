@@ -168,10 +168,6 @@ def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
     Those that torch's eager or FX graph mode has quantized are made with the flag set, and compute
     the same either way; all but its recurrent ones, which drop out. So is what torch.export gives,
     which has no `eval()` besides: its graph tells.
-
-    Args:
-        model: Looked through.
-        path: Its own.
     """
     if is_exported(model):
         return [path] if _graph_trains(model) else []
@@ -273,12 +269,6 @@ def in_file_order(
     By name where the names are the same ones; an output without a key bears the name that the
     converter gives it, `output_<position>`, or its alias. By position where no name is known to
     both.
-
-    Args:
-        outputs: As `flatten_outputs` gives them.
-        wanted: The file's names, in order.
-        name: Of the model, for texts.
-        aliases: Names of outputs without a key, where the reference has some.
 
     Raises:
         ValueError: Another number of outputs, or names that are known to both in part.

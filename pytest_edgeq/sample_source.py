@@ -13,11 +13,6 @@ class SampleSource:
     """
     An iterable of n samples, any range of which can be read by itself, in any process.
 
-    Args:
-        factory: Called with a range of indices, gives the samples of these, in order: a generator,
-            a list, any iterable. The same index always gives the same sample.
-        n: How many samples there are.
-
     Raises:
         TypeError: A factory that cannot be called, or a number that is none.
         ValueError: A negative number.

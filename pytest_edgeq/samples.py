@@ -184,13 +184,6 @@ class SampleSpec:
         file's own order counts. Where there are no parameters (no reference, or one that takes
         anything) the file's own names are what a sample may use.
 
-        Args:
-            signature: The file's entry point.
-            parameters: Names of the reference's parameters, in order.
-            positional: How many of them may be given by position.
-            layouts: Where the reference has another layout than the file.
-            keeps_names: Whether the reference takes any name.
-
         Raises:
             ValueError: The file's names are the reference's in part only.
         """
@@ -235,10 +228,6 @@ class SampleSpec:
     def bind(self, sample: Any, where: str) -> Sample:
         """
         Bind a sample to the model's inputs and check it.
-
-        Args:
-            sample: As the module's docstring says.
-            where: For texts, for instance `calibration sample 3`.
 
         Raises:
             TypeError: Of another kind, or a tensor of another dtype.
@@ -341,12 +330,6 @@ def read_samples(
 ) -> Iterator[Sample]:
     """
     Read samples once, in order, holding one at a time.
-
-    Args:
-        samples: Any iterable of samples.
-        spec: What each must be.
-        kind: `calibration` or `evaluation`, for texts.
-        finite: Refuse NaN and infinities.
 
     Raises:
         TypeError: Not an iterable of samples.

@@ -32,14 +32,7 @@ class Tally:
         self._count = self._overlap = 0
 
     def add(self, index: int, arrays: Arrays, ledger: SampleLedger) -> None:
-        """
-        Count one sample.
-
-        Args:
-            index: Of the sample, over all processes.
-            arrays: Of its inputs.
-            ledger: Digests of the calibration samples.
-        """
+        """Count one sample."""
         self.evaluated.add(index, arrays)
         self._widen([_range(np.asarray(array)) for array in arrays])
         self._overlap += arrays in ledger

@@ -49,12 +49,7 @@ def producer() -> dict[str, str | None]:
 
 
 def untried(versions: Mapping[str, str | None]) -> dict[str, str]:
-    """
-    Return the releases that pytest-edgeq was not run with.
-
-    Returns:
-        Texts such as `torch 2.15.0 (tried: 2.13, 2.14)`, by distribution.
-    """
+    """Return the releases that pytest-edgeq was not run with."""
     return {
         name: f"{name} {version} (tried: {', '.join(TRIED[name])})"
         for name, version in versions.items()
@@ -65,13 +60,7 @@ def untried(versions: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def version_changes(before: Mapping[str, str | None], after: Mapping[str, str | None]) -> list[str]:
-    """
-    Return what was upgraded since a file was written.
-
-    Returns:
-        Texts such as `torch 2.13.0 → 2.14.0`, of the distributions whose releases differ. Builds
-        of one release (`2.13.0+cpu`) do not.
-    """
+    """Return what was upgraded since a file was written."""
     return [
         f"{name} {before[name] or 'none'} → {version or 'none'}"
         for name, version in after.items()

@@ -71,12 +71,7 @@ class AgreementResult:
 
 
 class Agreement:
-    """
-    Runs the first `SAMPLES` samples on every runtime, and tells what differs.
-
-    Args:
-        quantized: The file and its references.
-    """
+    """Runs the first `SAMPLES` samples on every runtime, and tells what differs."""
 
     def __init__(self, quantized: QuantizedModel) -> None:
         self._quantized = quantized
@@ -113,14 +108,7 @@ class Agreement:
         self._alone = Alone(edge, self._base) if self._base in KEEPING else None
 
     def update(self, sample: Sample, reference: Sequence[Array] | None) -> None:
-        """
-        Take one sample in; those behind the first `SAMPLES` are left out.
-
-        Args:
-            sample: What the model takes.
-            reference: What torch gives for it, in the file's order of outputs; None where it cannot
-                be told.
-        """
+        """Take one sample in; those behind the first `SAMPLES` are left out."""
         if self._count >= SAMPLES or self._base is None:
             return
         inputs = self._edge.encode(self._quantized.input_names, sample.arrays())

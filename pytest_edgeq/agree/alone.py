@@ -37,13 +37,7 @@ class _Group:
 
 
 class Alone:
-    """
-    Runs each op alone on two runtimes; the files that hold them are made when first needed.
-
-    Args:
-        edge: The whole file.
-        base: Kernels that keep every tensor, which the others are held against.
-    """
+    """Runs each op alone on two runtimes; the files that hold them are made when first needed."""
 
     def __init__(self, edge: EdgeFile, base: str) -> None:
         # Interpreters of its own: those of `edge` may be running in another thread.
@@ -53,14 +47,7 @@ class Alone:
         self._groups: list[_Group] = []
 
     def look(self, results: RuntimeResults, inputs: Mapping[str, Array], index: int) -> None:
-        """
-        Hold every op of a runtime against the base.
-
-        Args:
-            results: The runtime; findings are added to it.
-            inputs: Of the whole file.
-            index: Of the sample.
-        """
+        """Hold every op of a runtime against the base."""
         if not results.runs_alone:
             return
         kept = self._edge.runner(self._base, keep=True)
@@ -136,11 +123,6 @@ class Alone:
 def cut_alone(edge: EdgeFile, kept: Runner, ops: Iterable[Op]) -> tuple[Cut, EdgeFile]:
     """
     Return the file in which each of these ops stands alone, and the same, open.
-
-    Args:
-        edge: The whole file.
-        kept: Has run it, and keeps every tensor.
-        ops: Of the signature's subgraph.
 
     Raises:
         ValueError: The constants are too many for one flatbuffer.

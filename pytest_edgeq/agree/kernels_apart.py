@@ -51,12 +51,6 @@ def kernels_apart(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> str:
     """
     Name the first op of which two runtimes give other codes when each runs it alone.
 
-    Args:
-        edge: The file.
-        one: A runtime.
-        other: Another one, of which at least one is a target's.
-        inputs: Of the whole file, as it takes them.
-
     Returns:
         One sentence; empty where each op alone gives the same on both, or where the ops cannot be
         run alone there.

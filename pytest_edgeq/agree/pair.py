@@ -209,16 +209,7 @@ def problem_together(pairs: Iterable[Pair]) -> str:
 def make_pair(
     graph: OpGraph, op: Op, tensor: int, names: tuple[str, str], *, kernels: str | None
 ) -> Pair:
-    """
-    Return what two sound kernels may differ by at one output of an op.
-
-    Args:
-        graph: The file.
-        op: The op.
-        tensor: The output's index.
-        names: Of the runtime, and of the built-in one that it is held against.
-        kernels: The built-in runtime whose kernels the first one has; None where any may be.
-    """
+    """Return what two sound kernels may differ by at one output of an op."""
     info = graph.tensor(op, tensor)
     if info.is_floating_point:
         # Kernels that quantize their input are off by its rounding, whose signs are chance up to

@@ -93,11 +93,6 @@ class RuntimeResults:
         Take note of the first sample that gives, bit by bit, what the one before gave.
 
         Outputs without any finite value are alike whatever made them.
-
-        Args:
-            index: Of the sample.
-            codes: What it gives here.
-            repeats: Whether it does on the kernels that this is held against.
         """
         is_same = bool(self.last) and all(map(equal, self.last, codes))
         if self.stale is None and is_same and not repeats and any(map(_has_finite, codes)):

@@ -40,15 +40,7 @@ _Program = tuple[torch.export.ExportedProgram, str | None]
 
 
 class ConversionCache:
-    """
-    Runs the steps of a conversion, or reads their results.
-
-    Args:
-        store: None where nothing is kept.
-        note: Called with the reason where a result cannot be kept.
-        refresh: Replace what earlier sessions stored.
-        seed: Of the session's random number generators.
-    """
+    """Runs the steps of a conversion, or reads their results."""
 
     def __init__(
         self,
@@ -123,13 +115,7 @@ class ConversionCache:
     def prepared_key(
         self, name: str, prepared: Callable[[], tuple[torch.fx.GraphModule, Any]]
     ) -> str | None:
-        """
-        Return the key of a graph with observers; None where it cannot be known.
-
-        Args:
-            name: Of the model, for texts.
-            prepared: Returns the graph, and what else a simulation of it remembers.
-        """
+        """Return the key of a graph with observers; None where it cannot be known."""
 
         def ingredients() -> Sequence[Any]:
             graph, facts = prepared()
@@ -155,15 +141,7 @@ class ConversionCache:
     def exported(
         self, name: str, model: torch.nn.Module, key: str | None, export: Callable[[], _Program]
     ) -> Exported:
-        """
-        Return a copy of the exported graph of a model, exported once for equal keys.
-
-        Args:
-            name: Of the model, for texts.
-            model: Its parameters are the exported program's own.
-            key: From `exported_key`; None exports anew.
-            export: Returns the program, and why strict export refused it, if it did.
-        """
+        """Return a copy of the exported graph of a model, exported once for equal keys."""
         if key is None or self._entries is None:
             return _copied(export())
         known = self._exported.get(model)
@@ -201,17 +179,7 @@ class ConversionCache:
         second_pipeline: bool = False,
         native: litert.Native | None = None,
     ) -> bytes:
-        """
-        Convert as `litert.convert` does.
-
-        Args:
-            name: Of the model, for texts.
-            signatures: What is converted; of simulations without the model.
-            simulations: The graphs that PT2E made, in place of the models.
-            static: As `litert.convert` takes it.
-            second_pipeline: As `litert.convert` takes it.
-            native: As `litert.convert` takes it.
-        """
+        """Convert as `litert.convert` does."""
         programs: dict[str, torch.export.ExportedProgram] = {}
 
         def ingredients() -> Sequence[Any]:
@@ -250,16 +218,7 @@ class ConversionCache:
         make: Callable[[Iterator[Sample]], tuple[Simulation, bool]],
         exported: str | None = None,
     ) -> Simulation:
-        """
-        Return the quantized graph of a model and its calibration samples.
-
-        Args:
-            key: Of the prepared graph; None where nothing is to be kept.
-            name: Of the model, for texts.
-            samples: To calibrate with; read only where the quantizer needs them.
-            make: Calibrates; returns the graph, and whether it read the samples.
-            exported: The key of the exported graph, where `key` stands for it.
-        """
+        """Return the quantized graph of a model and its calibration samples."""
         if key is None or self._entries is None:
             return make(samples)[0]
 
@@ -288,17 +247,7 @@ class ConversionCache:
         *,
         threads: int,
     ) -> Any:
-        """
-        Return the ranges that a recipe needs, None where it needs none.
-
-        Args:
-            name: Of the model, for texts.
-            float_tflite: What is calibrated.
-            recipe: Its rules, plain.
-            samples: By signature.
-            make: Calibrates on samples, one signature after the other.
-            threads: Of the interpreter.
-        """
+        """Return the ranges that a recipe needs, None where it needs none."""
         key = self._key(name, lambda: (float_tflite, recipe, list(samples)), threads=threads)
         if key is None or self._entries is None:
             return make(samples)

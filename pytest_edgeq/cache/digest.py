@@ -178,12 +178,6 @@ def feed_graph(
     """
     Add a graph to a hash: nodes, the metadata that is read of them, and every constant.
 
-    Args:
-        hasher: Of hashlib.
-        module: The graph.
-        metadata: Keys of nodes that are read beside those of torch.
-        values: Whether the elements of its constants count, or their shapes alone.
-
     Raises:
         UnknownError: A node calls what cannot be identified.
     """

@@ -65,11 +65,6 @@ class Store:
     Entries of named byte strings, one file each, below one directory.
 
     Nothing here raises: an entry that cannot be read or written is a miss, and is reported.
-
-    Args:
-        directory: Made with the first write; it may be deleted at any time.
-        warn: Called with a sentence for each problem, once for equal sentences.
-        limit: Bytes that all entries may take.
     """
 
     def __init__(self, directory: Path, warn: Report, *, limit: int = DEFAULT_LIMIT) -> None:
@@ -81,13 +76,7 @@ class Store:
         self._written = 0
 
     def read(self, kind: str, key: str) -> dict[str, bytes] | None:
-        """
-        Return the parts of an entry; None where there is none or it is damaged.
-
-        Args:
-            kind: The step, such as `convert`.
-            key: Of the entry: letters, digits and dots.
-        """
+        """Return the parts of an entry; None where there is none or it is damaged."""
         path = self._path(kind, key)
         try:
             with open_regular(path) as file:
@@ -323,11 +312,6 @@ def _unpack(file: BinaryIO, name: str, limit: int) -> dict[str, bytes]:
     Read an entry and verify every byte of it.
 
     The lengths are compared with the file's own before the parts are read.
-
-    Args:
-        file: A regular one.
-        name: Of the entry.
-        limit: Bytes that no entry exceeds.
 
     Raises:
         _DamagedError: Not an entry, another one's, cut off, or changed.

@@ -37,10 +37,6 @@ class Entries:
     """
     The entries of a store by kind and key.
 
-    Args:
-        store: The directory.
-        refresh: Replace what earlier sessions stored.
-
     Attributes:
         steps: The steps run since this list was put here, in order.
     """
@@ -97,16 +93,7 @@ class Entries:
         make: Callable[[Iterator[Tagged]], tuple[_Result, Parts | None, bool]],
         decode: Callable[[Parts], _Result],
     ) -> _Result:
-        """
-        Return what a stored run on equal samples gave, or run on them.
-
-        Args:
-            kind: Of the entry.
-            key: Of all but the samples.
-            samples: By signature, in order.
-            make: Returns the result, its parts if they can be kept, and whether it read samples.
-            decode: Returns the result that parts hold.
-        """
+        """Return what a stored run on equal samples gave, or run on them."""
         recording = Recording(samples)
         with self.lock(kind, key):
             stored = self._runs(kind, key)

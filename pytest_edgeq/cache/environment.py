@@ -127,10 +127,6 @@ def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
     """
     Return, by distribution, its version and a hash of its files.
 
-    Args:
-        names: Of the distributions.
-        path: `sys.path`, by which they are found.
-
     Raises:
         UnknownError: One of them is installed from a working tree, which may change at any time,
             or its code is imported from elsewhere.
@@ -191,10 +187,6 @@ def _edited(distribution: importlib.metadata.Distribution, files: Sequence[str])
 
     Only files are read whose size is not the one of the list, or that are newer than the list,
     which installers write last.
-
-    Args:
-        distribution: To find its files.
-        files: Lines of its list: name, hash, size.
     """
     root = str(distribution.locate_file(""))
     rows = [line.rsplit(",", 2) for line in files if line.count(",") >= 2]

@@ -13,10 +13,6 @@ class CacheLog:
 
     They are no warnings of Python inside pytest, because a suite that turns warnings into errors
     would fail of a damaged entry, which costs nothing but time.
-
-    Args:
-        warn: Takes problems of the directory.
-        note: Takes reasons why a result was not kept, and the rules of kernels that a file breaks.
     """
 
     def __init__(

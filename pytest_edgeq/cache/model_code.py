@@ -93,9 +93,6 @@ class _Record:
     """
     What a call of a model ran. It is what `sys.setprofile` calls.
 
-    Args:
-        state: Kept of each function before it runs for the first time.
-
     Attributes:
         state: As given.
         called: The functions that each function called, functions in C by their names; of a
@@ -353,13 +350,7 @@ _GENERATED = ("torch", "torchao", "pytest_edgeq", *sys.stdlib_module_names)
 
 
 def _is_a_librarys(code: types.CodeType, names: Mapping[str, Any]) -> bool:
-    """
-    Whether a function belongs to torch, to this package or to Python's own library.
-
-    Args:
-        code: Of the function.
-        names: Its global variables.
-    """
+    """Whether a function belongs to torch, to this package or to Python's own library."""
     file = code.co_filename
     if file.startswith("<eval_with_key"):  # of torch.fx
         return True

@@ -57,10 +57,6 @@ class ModelState:
     Objects, classes and functions are looked into that a project defines, or a package that the
     model's classes come from: an object of another one may hold anything, as pytest's fixtures do.
 
-    Args:
-        model: Attributes of its modules and of their classes are kept at once, and global and
-            enclosing variables of functions when `enter` sees them.
-
     Attributes:
         types: Where values are that are no plain data, and their types: of two types that compute
             the same, strict export may read one and refuse the other.

@@ -27,9 +27,6 @@ class Recording:
     """
     Samples in order, with a running hash after each.
 
-    Args:
-        samples: Read once.
-
     Attributes:
         hashes: One for each sample read so far, of it and of all before it.
     """
@@ -58,11 +55,6 @@ def find_equal(
 ) -> tuple[str | None, Iterator[Tagged]]:
     """
     Read samples until no stored run began with the same ones.
-
-    Args:
-        recording: The samples.
-        stored: By key, the running hashes of a stored run.
-        report: Called with a sentence where samples have to be kept in memory.
 
     Returns:
         The key of the run on just these samples, or None; and all samples, to be run where nothing
@@ -112,12 +104,7 @@ class _Head(NamedTuple):
 
 
 class _Spool:
-    """
-    Copies of samples to be read once, in memory as long as they are few, then in a file.
-
-    Args:
-        report: Called with a sentence where the file cannot be written; then memory takes the rest.
-    """
+    """Copies of samples to be read once, in memory as long as they are few, then in a file."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report

@@ -50,10 +50,6 @@ def graph_digest(module: torch.fx.GraphModule, *, values: bool = True) -> str:
     """
     Return a hash of a graph with observers: nodes, annotations, observers and constants.
 
-    Args:
-        module: The graph.
-        values: Whether the elements of its constants count, or their shapes alone.
-
     Raises:
         UnknownError: A part of it cannot be identified.
     """

@@ -64,20 +64,6 @@ def check(
     """
     Hold a model against everything that is known of it, in one pass over the samples.
 
-    Args:
-        quantized: The file and its references.
-        inputs: Samples, read once, in order, one held at a time.
-        runtime: Kernels that the errors are measured on.
-        threads: Cores that may be used; the figures are the same for any number.
-        claims: Gives, for what was measured, the checks of what is remembered, which raise.
-        writes: Whether those write what is new or changed.
-        progress: Told of the samples.
-        on_result: Called with what was measured and found, whatever it is.
-        keeps_points: Whether to keep elements of the outputs, for charts.
-        engine: Measures the samples behind the first few elsewhere, to the same figures; None for
-            this process.
-        states: By name of an output, the name of the input that takes its codes over.
-
     Raises:
         AssertionError: Lists all that is wrong.
         UnmatchedError: The file has no such output or input.

@@ -69,13 +69,6 @@ def clipping_findings(
     how many values lie beyond, by two: a few of them are kept and run, and the worst counts. Where
     they are not known, as of a loaded file, values must leave an eighth of all ranges by a tenth of
     their width, or one by half of it, and more often than chance explains.
-
-    Args:
-        quantized: The file and its references.
-        runtime: Kernels that run the file.
-        localizer: Has measured the samples.
-        comparison: The errors of the outputs.
-        calibration: How the samples relate to those of the calibration.
     """
     ranges = localizer.clipped_ranges()
     left = [each for each in ranges if each.is_clipped]

@@ -69,11 +69,6 @@ class Gate:
     """
     Measures a model, and gathers what is wrong with it.
 
-    Args:
-        quantized: The file and its references.
-        runtime: Kernels that the errors are measured on.
-        keeps_points: Whether to keep elements of the outputs, for charts.
-
     Attributes:
         verdict: The findings.
         comparison: The errors; None before `look`, and where they could not be measured.

@@ -116,10 +116,6 @@ class Influence:
 
     The first pair that keeps a bit ends the measurement of an input: one run more of reference and
     file for each input.
-
-    Args:
-        quantized: The file and its references.
-        runtime: Kernels that run the file.
     """
 
     def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
@@ -135,12 +131,7 @@ class Influence:
             self._kept.append(_Kept(sample.clone(), values["float"], values["edge"]))
 
     def findings(self, localizer: Localizer | None) -> list[Finding]:
-        """
-        Return a finding for each input that is lost.
-
-        Args:
-            localizer: Of the file, which has measured a sample; None where ops cannot be measured.
-        """
+        """Return a finding for each input that is lost."""
         swapped = {
             place: found
             for place in range(len(self._quantized.input_names) if len(self._kept) > 1 else 0)

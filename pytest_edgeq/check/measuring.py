@@ -104,13 +104,6 @@ class Measuring:
 
     What keeps it from measuring becomes a finding or a note, and the rest is measured all the same.
 
-    Args:
-        quantized: The file and its references.
-        runtime: Kernels that the errors are measured on.
-        verdict: Takes the findings and notes.
-        keeps_points: Whether to keep elements of the outputs, for charts.
-        by_sample: Whether workers may read the samples themselves.
-
     Raises:
         ValueError, TypeError: There is no reference, or no such runtime.
     """
@@ -148,12 +141,6 @@ class Measuring:
     ) -> Measured:
         """
         Measure everything, each sample once: from the second one on ops beside the outputs.
-
-        Args:
-            inputs: Samples, read once, in order.
-            threads: Cores that may be used.
-            step: Told of the samples.
-            engine: Measures the samples behind the first few elsewhere; None for this process.
 
         Raises:
             ValueError, TypeError: No sample, or one that is none.

@@ -67,11 +67,6 @@ def judge_choices(
     the reference chose is greater there, and what the file chose is in the file. So such an output
     is as good as its scores: less than one bit of them (4.4 dB SQNR) is a finding, and what is
     left is noted as near ties. Where the scores are not known, half of the rows must match.
-
-    Args:
-        quantized: The file and its references.
-        localizer: Has measured a sample; None where ops cannot be measured.
-        comparison: The errors of the outputs.
     """
     judged = Judged([], [])
     found = choices(quantized.graph, quantized.edge.signature)

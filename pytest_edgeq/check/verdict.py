@@ -79,13 +79,7 @@ class Verdict:
         return merged
 
     def text(self, name: str, *, unwritten: bool) -> str:
-        """
-        Return the text of the failure: all findings and the notes.
-
-        Args:
-            name: Of the model.
-            unwritten: Whether baselines were to be written, and were not because of the findings.
-        """
+        """Return the text of the failure: all findings and the notes."""
         found = self.merged()
         first, *lines = found[0].lines
         if len(found) > 1:

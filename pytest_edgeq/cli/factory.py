@@ -51,10 +51,6 @@ class Factory:
         """
         Return a model in eval mode.
 
-        Returns:
-            The model, its sample inputs (None where only a model was made), and whether the factory
-            gives a pair of both.
-
         Raises:
             TypeError: It cannot be called without arguments, or makes something else.
             RuntimeError: It fails.

@@ -28,14 +28,6 @@ def compare_files(
     """
     Run both files on each sample, in order, and measure the errors of one against the other.
 
-    Args:
-        reference: The file that is right by definition.
-        edge: The file whose errors are measured.
-        samples: Where each comes from, and floats (integers for integer inputs without a scale) in
-            the order of the reference's inputs.
-        runtime: Kernels that run both.
-        name: For texts.
-
     Returns:
         The stage `total`. `worst_samples` hold where the samples come from as their inputs.
 

@@ -46,10 +46,6 @@ class FileDiff:
     """
     Two files, op by op as baselines are aligned.
 
-    Args:
-        old: The file before.
-        new: The file after.
-
     Raises:
         ValueError: A constant lies in a file of its own, which is not read.
     """

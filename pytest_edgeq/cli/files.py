@@ -22,10 +22,6 @@ def open_file(path: Path, runtimes: Runtimes | None = None) -> EdgeFile:
     """
     Open a file.
 
-    Args:
-        path: The file.
-        runtimes: What it can be run on; the built-in ones by default.
-
     Raises:
         OSError, ValueError: As `open_tflite` says.
     """

@@ -21,16 +21,7 @@ def render(
     quantizer: str,
     gives_inputs: bool,
 ) -> str:
-    """
-    Return the module's text.
-
-    Args:
-        factory: Of the model.
-        samples: Of its inputs.
-        measured: What holds today, and is asserted.
-        quantizer: The preset.
-        gives_inputs: The factory gives a pair of the model and its inputs.
-    """
+    """Return the module's text."""
     sections = [
         _head(factory, measured),
         _samples(samples),

@@ -25,15 +25,6 @@ def read_samples(
     """
     Yield the samples of several files, one after another.
 
-    Args:
-        paths: Of the files.
-        inputs: Of the model; an array stands for each, by its name, or `args_0`, `arr_0` and so on
-            by its position.
-
-    Yields:
-        Where a sample comes from, such as `x.npz[3]`, and its arrays in the order of the inputs,
-        floats as float32.
-
     Raises:
         OSError: A file cannot be read.
         TypeError: A `.npy` file.

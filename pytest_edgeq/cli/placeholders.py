@@ -63,9 +63,6 @@ class Placeholders:
         """
         Return placeholders of the shapes and dtypes of sample inputs.
 
-        Args:
-            inputs: A tensor, a tuple or list of tensors, or a dict of them by argument.
-
         Raises:
             TypeError: Anything else.
         """

@@ -16,14 +16,7 @@ WIDTH = 100
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()
 ) -> list[str]:
-    """
-    Return the lines of a table; columns that are empty in all rows are left out.
-
-    Args:
-        head: A title for each column.
-        rows: As many cells each.
-        numbers: Titles of the columns that are aligned to the right.
-    """
+    """Return the lines of a table; columns that are empty in all rows are left out."""
     cells = [tuple(row) for row in rows]
     columns = [
         (title, [row[at] for row in cells])

@@ -17,14 +17,7 @@ FOUND = 1
 
 
 def exit_codes(done: str, found: str | None, trouble: str) -> str:
-    """
-    Return the epilog of a command's help that tells its exit codes.
-
-    Args:
-        done: Meaning of 0.
-        found: Meaning of 1; None where the command never ends with it.
-        trouble: Meaning of 2.
-    """
+    """Return the epilog of a command's help that tells its exit codes."""
     meanings = (done, found, trouble)
     lines = [f"  {code}  {text}" for code, text in enumerate(meanings) if text is not None]
     return "\n".join(["\b", "Exit codes:", *lines])

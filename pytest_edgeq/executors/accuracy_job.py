@@ -74,15 +74,6 @@ def score_by(
     """
     Score all samples, and return their number.
 
-    Args:
-        engine: Runs the tasks.
-        parcel: Of the model.
-        metric: As the user gave it.
-        reading: Of the pairs.
-        name: Of the model.
-        scorer: Adds the scores, in order.
-        worst: Keeps the samples that lost most.
-
     Raises:
         CannotTravelError: The metric or the factory cannot be pickled.
         Exception: As `Stream.run` does.

@@ -31,15 +31,7 @@ Held = Callable[[CheckedSample, Callable[[bool], None]], None]
 
 
 class CheckingElsewhere:
-    """
-    Measures samples of a check by an engine.
-
-    Args:
-        engine: Runs the tasks.
-        reading: Of the samples; the first few are read in this process.
-        runtime: Kernels that the errors are measured on.
-        keeps_points: Whether to keep elements of the outputs, for charts.
-    """
+    """Measures samples of a check by an engine."""
 
     def __init__(self, engine: Engine, reading: Reading, runtime: str, keeps_points: bool) -> None:
         self.reading = reading
@@ -70,13 +62,6 @@ class CheckingElsewhere:
     ) -> Sequence[Machine] | None:
         """
         Measure the samples that are left.
-
-        Args:
-            comparer: Adds errors and health.
-            localizer: Adds errors of ops; it has measured the first sample. None for no ops.
-            choice: Of the samples whose ops are measured.
-            held: Called with each sample, in order.
-            step: Told of the progress.
 
         Returns:
             The machines that have measured; None where the ops cannot be measured elsewhere, so

@@ -25,15 +25,7 @@ _MOST_SAMPLES = 512
 
 
 def chunk_size(seconds: float | None, left: int | None, workers: int) -> int:
-    """
-    Return the number of samples of the next chunk.
-
-    Args:
-        seconds: That a sample takes on a worker; None while nothing is known, when one sample is
-            sent.
-        left: How many samples are left; None where that is not known.
-        workers: How many chunks run at a time: towards the end each gets a part of what is left.
-    """
+    """Return the number of samples of the next chunk."""
     if seconds is None:
         return 1
     size = _MOST_SAMPLES if not seconds else min(_MOST_SAMPLES, int(_SECONDS / seconds))

@@ -15,14 +15,7 @@ from pytest_edgeq.quantized import QuantizedModel
 
 
 class OpsFolder:
-    """
-    Adds what workers measured of ops to a localizer, in the order of the samples.
-
-    Args:
-        localizer: It has measured the first sample.
-        quantized: The file and its references.
-        job: What the workers do.
-    """
+    """Adds what workers measured of ops to a localizer, in the order of the samples."""
 
     def __init__(self, localizer: Localizer, quantized: QuantizedModel, job: OpsJob) -> None:
         self._localizer, self._quantized, self._job = localizer, quantized, job
@@ -35,12 +28,6 @@ class OpsFolder:
     def add(self, chunk: Chunk, place: int, each: CheckedSample, *, is_chosen: bool = True) -> None:
         """
         Add one sample.
-
-        Args:
-            chunk: That it was in.
-            place: In the chunk.
-            each: What is known of it.
-            is_chosen: Whether the errors of its ops are added.
 
         Raises:
             RuntimeError: torch or the kernels fail.
@@ -66,13 +53,6 @@ def localize_by(
 ) -> bool:
     """
     Measure the ops on all samples.
-
-    Args:
-        engine: Runs the tasks.
-        localizer: Adds what is measured.
-        runtime: Kernels that keep intermediate tensors.
-        reading: Of the samples.
-        step: Told of the progress.
 
     Returns:
         Whether that was done; else the samples that are left are to be measured in this process.

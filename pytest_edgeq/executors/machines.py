@@ -46,12 +46,7 @@ def this_machine() -> Machine:
 
 
 def gathered(processes: Iterable[Machine]) -> tuple[Machine, ...]:
-    """
-    Put the machines of processes together that are alike.
-
-    Args:
-        processes: The machine of each process.
-    """
+    """Put the machines of processes together that are alike."""
     kinds: dict[object, list[Machine]] = defaultdict(list)
     for each in processes:
         kinds[each.kind].append(each)

@@ -46,15 +46,6 @@ def ops_part(localizer: Localizer, runtime: str, probe: Probe) -> OpsPart | None
     """
     Return what workers need to measure ops as a localizer does that has seen a sample.
 
-    Args:
-        localizer: It has measured the first sample.
-        runtime: Its own.
-        probe: A sample.
-
-    Returns:
-        None where the graph that the form is held against has no copy that gives the same bits,
-        which a warning tells: the samples are to be measured in this process.
-
     Raises:
         CannotTravelError: That graph cannot be pickled.
     """
@@ -152,14 +143,7 @@ class _OpsStation:
             self._check = OutputCheck(self._model, ops.standard, reference)
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> CheckedChunk:
-        """
-        Measure samples.
-
-        Args:
-            items: With their indices.
-            extra: Whether the form has left torch, so that outputs are held against it no more,
-                whether ops are measured, and the greatest distances of outputs so far.
-        """
+        """Measure samples."""
         is_parted, measures_ops, worst = extra
         distances = Distances(worst)
         measurement = tally = None

@@ -39,11 +39,6 @@ def pickled(value: Any, what: str, fix: str) -> bytes:
     """
     Return the pickle of a user's object.
 
-    Args:
-        value: Any object.
-        what: For texts, for instance `the reference <lambda>`.
-        fix: What the user can do where it cannot be pickled.
-
     Raises:
         CannotTravelError: It cannot be pickled, or holds an open file.
     """
@@ -59,10 +54,6 @@ def packed(item: Any, index: int) -> bytes:
     Return the pickle of a sample, or of a pair of a sample and its label.
 
     Of a tensor that is a view its own elements travel, not all that it is a view of.
-
-    Args:
-        item: Any object.
-        index: Of the sample, for texts.
 
     Raises:
         CannotTravelError: As `pickled` does.

@@ -54,9 +54,6 @@ class SpawnedPool(Executor):
 
     A process that dies fails its own task alone, and another one takes its place. Processes end
     with this one, however it ends.
-
-    Args:
-        processes: How many.
     """
 
     def __init__(self, processes: int) -> None:

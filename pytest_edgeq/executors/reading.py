@@ -25,12 +25,6 @@ class Reading:
     """
     Samples that are read once, here or by workers.
 
-    Args:
-        quantized: The file and its references.
-        inputs: What the user gave.
-        items: Reads it here: samples, or what holds one each.
-        sample_of: Returns the sample of an item.
-
     Attributes:
         source: Where workers read the items; None where they are read here.
         probe: What the reference was tried on, once the model is prepared.
@@ -70,9 +64,6 @@ class Reading:
     def prepared(self, runtime: str) -> Parcel | None:
         """
         Make the parcel of the model.
-
-        Args:
-            runtime: Kernels that run the file.
 
         Returns:
             None where samples depend on those before them, which a warning tells: they are to be
@@ -143,19 +134,6 @@ def streamed(
 ) -> Stream:
     """
     Measure samples by an engine; a mixture of machines is told by a warning.
-
-    Args:
-        engine: Runs the tasks.
-        model: The model's parcel.
-        job: What to measure.
-        reading: Of the samples.
-        fold: Called with a chunk and what was measured of it.
-        step: Told of the progress.
-        on_read: Called with each sample that is read here.
-        start: Index of the first sample.
-        in_order: Whether to fold in the order of the samples.
-        extra: What goes with each task that is begun.
-        keeps_errors: Raise `SampleError` where a sample fails, not what it raised.
 
     Raises:
         Exception: What the first sample that failed raised.

@@ -34,9 +34,6 @@ class SessionExecutor:
     """
     The executor of a session, made when it is first used, and engines of those of its calls.
 
-    Args:
-        default: `processes:N`, `dask:ADDRESS`, an executor, or None to measure in this process.
-
     Raises:
         ValueError, ModuleNotFoundError, TypeError: As `check_spec` and `check_executor` do.
     """
@@ -55,12 +52,6 @@ class SessionExecutor:
     def engine(self, executor: Executor | None = None) -> Engine | None:
         """
         Return the engine of a call.
-
-        Args:
-            executor: Of the call; None for the session's own.
-
-        Returns:
-            None where the call is to be measured in this process.
 
         Raises:
             TypeError: Not an executor.

@@ -107,11 +107,6 @@ class Stream:
         """
         Measure all samples.
 
-        Args:
-            chunks: Of the samples.
-            fold: Called with a chunk and what was measured of it.
-            extra: Called when a chunk is begun; what it returns goes with its tasks.
-
         Raises:
             SampleError: Of the first sample that failed.
             ExecutorError: A chunk's worker died three times, or the engine fails.

@@ -135,11 +135,6 @@ def model_parcel(quantized: QuantizedModel, runtime: str, probe: Probe) -> tuple
     The reference travels as an exported program where that gives the same bits on the probe, else
     as it is, by cloudpickle.
 
-    Args:
-        quantized: The file and its references.
-        runtime: Kernels that run the file.
-        probe: A sample.
-
     Raises:
         CannotTravelError: The reference, or a runtime of the user's own, cannot be pickled.
     """
@@ -208,12 +203,7 @@ def _target(quantized: QuantizedModel, runtime: str) -> tuple[str, tuple[str, ..
 
 
 def opened_model(content: bytes) -> tuple[QuantizedModel, str, TorchSettings]:
-    """
-    Return the model of a parcel, with interpreters of its own, its runtime and torch's settings.
-
-    Args:
-        content: The parcel's.
-    """
+    """Return the model of a parcel with new interpreters, its runtime and torch's settings."""
     told: _Model = pickle.loads(content)
     own = {} if told.own is None else {told.runtime: pickle.loads(told.own)}
     targets = {} if told.target is None else {told.target[0]: Target(*told.target)}
@@ -316,9 +306,6 @@ def _graph(module: Callable[..., Any]) -> Part:
 def other_reference(reference: Callable[..., Any], probe: Probe) -> Part | None:
     """
     Return how a torch graph travels that is used in place of the reference.
-
-    Returns:
-        None where no copy gives the same bits on the probe.
 
     Raises:
         CannotTravelError: It cannot be pickled.

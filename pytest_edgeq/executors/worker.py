@@ -126,11 +126,6 @@ def run_chunk(task: Task, of_model: bytes | None = None, of_job: bytes | None = 
     """
     Measure a chunk of samples.
 
-    Args:
-        task: Says which.
-        of_model: Content of the model's parcel, where the engine has brought it.
-        of_job: Content of the job's.
-
     Raises:
         RuntimeError: The worker has another release of pytest-edgeq or of Python.
     """
@@ -186,15 +181,7 @@ def run_chunk(task: Task, of_model: bytes | None = None, of_job: bytes | None = 
 
 
 def run_on_dask(name: str, task: Task, of_model: bytes | None, of_job: bytes | None) -> Answer:
-    """
-    Do as `run_chunk` does, on a worker of dask, which has an address.
-
-    Args:
-        name: Of this call alone.
-        task: Says which samples.
-        of_model: Content of the model's parcel, where dask has brought it.
-        of_job: Content of the job's.
-    """
+    """Do as `run_chunk` does, on a worker of dask, which has an address."""
     from distributed import get_worker
 
     del name

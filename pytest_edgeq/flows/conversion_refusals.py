@@ -131,17 +131,7 @@ def refusal(
     *,
     is_annotated: bool = False,
 ) -> str:
-    """
-    Our hint, then the library's own message.
-
-    Args:
-        name: Of the model.
-        who: Refuses it: `torch.export`, `the quantizer`, `calibration sample 3`, `the converter`
-            (which calls torch.export).
-        error: As it came.
-        tried: The user's own models, where it may be these that fail, and not who traces them.
-        is_annotated: Whether a quantizer has annotated the graph that is refused.
-    """
+    """Our hint, then the library's own message."""
     tried = list(tried)
     for traced in tried:
         own = _own_error(traced)
@@ -230,13 +220,7 @@ def _is_export(frame: tuple[types.FrameType, int]) -> bool:
 
 
 def _is_own(frame: tuple[types.FrameType, int], packages: Collection[str]) -> bool:
-    """
-    Whether a frame runs the model's own code.
-
-    Args:
-        frame: With its line.
-        packages: Those that define the classes of the model's modules.
-    """
+    """Whether a frame runs the model's own code."""
     file = Path(frame[0].f_code.co_filename)
     if str(frame[0].f_globals.get("__name__")).partition(".")[0] in packages:
         return True

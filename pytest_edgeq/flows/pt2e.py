@@ -33,10 +33,6 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     """
     Quantize a model with a PT2E quantizer.
 
-    Args:
-        request: The model and its data.
-        quantizer: A torchao PT2E `Quantizer`, or the name of a preset.
-
     Raises:
         ValueError: No or bad calibration data for a static quantizer, observers that saw none of
             it, a training that never ran the graph or broke it, annotations without effect or
@@ -117,12 +113,6 @@ def _tell_left_in_float(quantized: QuantizedModel, annotated: Container[tuple[st
 class _Preparation:
     """
     A model on its way to observers; exported and annotated when that is asked for.
-
-    Args:
-        entry: The model and its data.
-        quantizer: A torchao PT2E `Quantizer`, or the name of a preset.
-        strict: Whether to export strictly.
-        session: Its cache keeps the exported graph.
 
     Attributes:
         key: Of the exported graph; None exports anew.

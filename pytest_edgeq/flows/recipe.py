@@ -26,10 +26,6 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
     """
     Convert a model, and quantize the file by a recipe.
 
-    Args:
-        request: The model and its data.
-        recipe: ai-edge-quantizer's rules; None leaves the file in float.
-
     Raises:
         ValueError: No or bad calibration data for a static recipe; a rule that matches no op, or
             leaves in float what it is for; nothing quantized.

@@ -203,16 +203,6 @@ class Request:
         """
         Check the finished file and put it together with its references.
 
-        Args:
-            flow: Its name.
-            edge: The file.
-            simulated: Return the quantized torch graphs, one an entry, where the flow has them.
-            float_edge: The float file, where the flow has one.
-            float_files: The references converted in float, one an entry, where it has none.
-            left_in_float: Paths of the modules that a recipe leaves in float by a rule.
-            quantizer: As the user gave it; of a recipe its rules.
-            strict_export: `True`, `False`, or that it was refused; None where the flow has none.
-
         Raises:
             RuntimeError: The runtime cannot allocate or run the file.
             ValueError: Nothing in it is quantized, or two outputs came out with one name.
@@ -265,15 +255,7 @@ class Request:
 def float_file(
     name: str, key: str, session: Session, traced: Callable[[Sample], litert.Traced]
 ) -> FloatFile:
-    """
-    Return the float file of a signature, to be converted when it is asked for.
-
-    Args:
-        name: Of the model, for texts.
-        key: Of the signature.
-        session: Its cache keeps the file.
-        traced: Give the model and its inputs for a sample that it takes.
-    """
+    """Return the float file of a signature, to be converted when it is asked for."""
 
     def convert(given: litert.Traced) -> bytes:
         try:

@@ -36,10 +36,6 @@ def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
     activations as its kernels do, whatever the config says of them: row by row, XNNPACK
     asymmetrically, the others symmetrically.
 
-    Args:
-        request: The model and its data.
-        config: An `AOBaseConfig`.
-
     Raises:
         ValueError: Nothing was quantized, or in a way that no `.tflite` can hold.
         RuntimeError: torchao, torch.export or the converter refuses the model.

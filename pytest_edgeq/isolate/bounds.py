@@ -75,9 +75,6 @@ def default_memory(workers: int = 1) -> int:
     Return the bound of a session that names none: half of what there is, shared by the workers.
 
     At least 4 GiB, or all that there is.
-
-    Args:
-        workers: Sessions that share the machine.
     """
     total = _total_memory()
     return max(min(_LEAST_MEMORY, total), total // 2 // workers)

@@ -47,14 +47,7 @@ _engines: dict[int, Engine] = {}
 
 
 def begin(output: Connection, parent: int, memory: int) -> None:
-    """
-    Prepare this process: its output, its end and its bounds.
-
-    Args:
-        output: Pipe that takes the place of stdout and stderr.
-        parent: Id of the process that started this one.
-        memory: Bytes of private writable memory that it may map.
-    """
+    """Prepare this process: its output, its end and its bounds."""
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     for stream in (sys.stdout, sys.stderr):
@@ -133,18 +126,7 @@ def load(
     keep: bool,
     own: bytes | None,
 ) -> None:
-    """
-    Open a file, and keep the engine under a key.
-
-    Args:
-        key: By which later calls name the engine.
-        source: Path or content of the file.
-        signature: Key of the entry point.
-        runtime: Its name.
-        threads: Of the interpreter.
-        keep: Keep every intermediate tensor.
-        own: A user's own runner, as cloudpickle writes it; None for a built-in runtime.
-    """
+    """Open a file, and keep the engine under a key."""
     from pytest_edgeq.tflite.graph import OpGraph
     from pytest_edgeq.tflite.opening import Opening
     from pytest_edgeq.tflite.runtimes import open_here
@@ -211,16 +193,7 @@ def end() -> None:
 def attempt(
     key: int, content: bytes, runtime: str, threads: int, inputs: Mapping[str, Array] | None
 ) -> None:
-    """
-    Open a file under a key, run it once where inputs are given, and close it.
-
-    Args:
-        key: By which the engine is known meanwhile.
-        content: Of the file, with the one signature `cut`.
-        runtime: A built-in one.
-        threads: Of the interpreter.
-        inputs: By name.
-    """
+    """Open a file under a key, run it once where inputs are given, and close it."""
     load(key, content, "cut", runtime, threads, False, None)
     try:
         if inputs is not None:

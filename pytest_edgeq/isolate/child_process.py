@@ -127,11 +127,6 @@ class Child:
         """
         Call a function in the child.
 
-        Args:
-            seconds: After which the child is ended.
-            function: One that can be imported there.
-            arguments: They are sent through a pipe of the two processes.
-
         Raises:
             DeathError: The child ended, or was ended by the bounds of time and memory.
             KeyboardInterrupt: The controller of this worker of pytest-xdist has ended.

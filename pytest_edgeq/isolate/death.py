@@ -136,14 +136,7 @@ class Death:
         return [line[:_WIDTH] for line in lines if line][-_LINES:]
 
     def told(self, facts: Sequence[str], *, own: str | None) -> list[str]:
-        """
-        Return the lines behind the first of a failure text.
-
-        Args:
-            facts: Lines on what was run.
-            own: Where the user's own code ran, the path of the file that defines it, or nothing if
-                that is not known; None where it did not.
-        """
+        """Return the lines behind the first of a failure text."""
         lines = list(facts)
         if self.frames and own is not None:
             lines.append("where:")
@@ -228,14 +221,7 @@ def _signal_name(number: int) -> str:
 
 
 def file_fact(source: Path | bytes, digest: str, size: int) -> str:
-    """
-    Return the line of a failure text that tells which file was open.
-
-    Args:
-        source: Its path or content.
-        digest: SHA-256 of the content, in hexadecimal digits.
-        size: In bytes.
-    """
+    """Return the line of a failure text that tells which file was open."""
     where = "held in memory" if isinstance(source, bytes) else str(source)
     return f"file: {where} ({size:,} bytes, sha256 {digest[:16]})"
 

@@ -44,12 +44,6 @@ class IsolatedEngine(Engine):
     """
     An engine in the child process.
 
-    Args:
-        opening: The file.
-        process: The child.
-        seconds: Bound on the time of one step.
-        own: The user's own runner, as it is sent; None of a built-in runtime.
-
     Raises:
         CrashedError: The child ended.
         RuntimeError, ValueError: The kernels cannot allocate the file.
@@ -198,11 +192,6 @@ class TriedEngine(Engine):
 
     What the kernels refuse there is not tried here: memory has no bound in this process. A user's
     own runtime is, as it may depend on what only this process has.
-
-    Args:
-        opening: The file.
-        trial: Opens the file in the child.
-        survived: Called once the first run has come back from there.
 
     Raises:
         CrashedError: The child ended.

@@ -44,14 +44,6 @@ class Isolation:
     """
     Opens files in this process or in a child process.
 
-    Args:
-        mode: `auto`, `on` or `off`.
-        seconds: Bound on the time of one step in the child.
-        memory: Bound on its memory, in bytes.
-        store: Remembers across sessions what has survived; None for this process alone.
-        refresh: Try again what earlier sessions remember.
-        note: Called with what could not be done in the child, and why.
-
     Raises:
         ValueError: All is to run in a child on a system where there is none.
     """
@@ -212,15 +204,7 @@ class Isolation:
 
 
 class IsolatedConversion:
-    """
-    Runs native steps of a conversion in the child, as `litert.Native` says.
-
-    Args:
-        name: Of the model, for texts.
-        process: The child.
-        seconds: Bound on the time of one step.
-        note: Called with what runs in this process all the same, and why.
-    """
+    """Runs native steps of a conversion in the child, as `litert.Native` says."""
 
     def __init__(
         self, name: str, process: Child, seconds: float, note: Callable[[str], None]

@@ -40,14 +40,7 @@ def double_rounding(shift: npt.ArrayLike) -> Floats:
 
 
 def rescale_excess(real: npt.ArrayLike, reach: float, *, wide: bool = False) -> float:
-    """
-    How far beyond 1/2 a whole number times the multiplier lies from the true product, in LSB.
-
-    Args:
-        real: The multiplier, or one a channel, of which the worst counts.
-        reach: The greatest product that is not clipped, in LSB.
-        wide: By the int64 way.
-    """
+    """How far beyond 1/2 a whole number times the multiplier lies from the true product, in LSB."""
     real = np.asarray(real, np.float64)
     significand, shift = quantized_multiplier(real)
     if wide:

@@ -65,12 +65,6 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False) -> float:
     Kernels that quantize their input sum whole numbers, exactly. Against a sum in float64 of
     `hybrid_input` and float32 weights only the weights' own roundings are left, 8 · √Σw².
 
-    Args:
-        graph: The file.
-        op: An op with a float32 output.
-        exact: The result is held against a sum in float64. Against another one in float32, as
-            torch's, allow twice what this gives without it: both are off.
-
     Returns:
         A factor of the greatest absolute value of the op's inputs and output, for instance 2e-5.
     """
@@ -103,13 +97,6 @@ def float_conditioning(op: Op, inputs: Iterable[npt.NDArray[Any]]) -> float:
 
     The relative error of eˣ is the absolute error of the exponent, which grows with x. Negative
     exponents add nothing: there |x| · eˣ is less than 1.
-
-    Args:
-        op: An op with a float32 output.
-        inputs: The values of its inputs.
-
-    Returns:
-        A factor of the greatest absolute value, like that of `float_bound`; 0 for most ops.
     """
     if op.name != "EXP":
         return 0.0

@@ -89,14 +89,7 @@ class Halves(NamedTuple):
 
 
 class HybridInput:
-    """
-    What the kernel of an op makes of its input before it multiplies.
-
-    Args:
-        graph: The file.
-        op: An op with a `hybrid_position`.
-        runtime: `builtin`, `reference` or `xnnpack`.
-    """
+    """What the kernel of an op makes of its input before it multiplies."""
 
     def __init__(self, graph: OpGraph, op: Op, *, runtime: str = "builtin") -> None:
         weights = graph.tensor(op, op.inputs[1])
@@ -118,24 +111,13 @@ class HybridInput:
         """
         The op's input as the kernel sees it after quantizing it.
 
-        Args:
-            x: The input that is quantized, of the shape that it has in the file, of one sample or
-                of several along axes in front. The kernel takes float32; float64 is rounded to it
-                first.
-
         Returns:
             Dequantized, of the same shape and dtype.
         """
         return self.look(x)[0]
 
     def look(self, x: Floats, ends: tuple[float, float] | None = None) -> tuple[Floats, Halves]:
-        """
-        The same, and where the kernel may see another code: `ties` says what that is worth.
-
-        Args:
-            x: As of `seen`.
-            ends: The least of all values and the greatest, where they are known.
-        """
+        """The same, and where the kernel may see another code: `ties` says what that is worth."""
         rows = self._rows(x)
         seen = np.empty(rows.shape, x.dtype)
         near = []
@@ -160,10 +142,6 @@ class HybridInput:
 
         A quotient of float32 is known to two units in the last place, so which code such a value
         takes depends on the order in which a processor multiplies and adds. Each is worth one step.
-
-        Args:
-            x: What was looked at.
-            halves: What was found.
 
         Returns:
             In units of the input; the results are off by as much times the largest weight at most.

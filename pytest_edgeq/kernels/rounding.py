@@ -25,12 +25,6 @@ def rounding_bound(
     Holds for |code − clip(r/S + zp)|, where r is the real result on the op's own dequantized
     inputs, with the file's weights and the bias before it was rounded to codes, summed in float64.
 
-    Args:
-        graph: The file.
-        op: One of its ops.
-        output: Position among the op's outputs.
-        runtime: `builtin`, `reference` or `xnnpack`.
-
     Returns:
         The excess in LSB, of the worst channel, 0 exactly where codes are moved and not computed;
         None for an output without one scale and codes of 8 or 16 bits, and for an op that has no

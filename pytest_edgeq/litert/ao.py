@@ -58,11 +58,6 @@ def quantize_ao(model: torch.nn.Module, config: Any, name: str) -> torch.nn.Modu
     compute nonsense with what lies below (ai-edge-litert 2.3.0: 15 dB instead of 40). By torchao's
     default mapping such a weight lies half-way between the two, so nothing is lost.
 
-    Args:
-        model: In eval mode.
-        config: An `AOBaseConfig`.
-        name: For texts.
-
     Raises:
         ValueError: A key of an `FqnToConfig` matches nothing, or no weight was quantized.
         RuntimeError: torchao refuses.
@@ -130,10 +125,6 @@ def _nothing_quantized(quantized: torch.nn.Module, config: Any, name: str) -> st
 def ao_weights(quantized: torch.nn.Module, name: str) -> list[QuantizedWeight]:
     """
     Read the quantized weights of a module.
-
-    Args:
-        quantized: From `quantize_ao`.
-        name: For texts.
 
     Raises:
         ValueError: A weight is of a kind that no `.tflite` kernel takes.

@@ -48,17 +48,7 @@ class Traced:
 def export(
     traced: Traced, *, strict: bool = False, nodes_only: bool = False, trains: bool = False
 ) -> torch.export.ExportedProgram:
-    """
-    Export a model; by default as the converter does.
-
-    Args:
-        traced: The model and its inputs.
-        strict: As `torch.export.export` takes it.
-        nodes_only: Whether the graph is read and not run: its nodes do not know the lines of code
-            that they come from, which the converter's error messages quote, and intermediate graphs
-            are not compiled. The lines take torch 2.13 a third of its time, the code a tenth.
-        trains: Whether the graph will be trained.
-    """
+    """Export a model; by default as the converter does."""
     import torch
 
     with quiet(), _nodes_only() if nodes_only else contextlib.nullcontext():
@@ -105,20 +95,7 @@ def convert(
     programs: Mapping[str, torch.export.ExportedProgram] | None = None,
     native: Native | None = None,
 ) -> bytes:
-    """
-    Convert torch models to one `.tflite`.
-
-    Args:
-        signatures: What each entry point of the file is converted from, by its name.
-        static: Of PT2E graphs: whether activations are quantized statically. None for float models.
-            The quantizer's own config is not passed on: the converter looks at nothing but
-            `global_config.is_dynamic` (litert-torch 0.10.0, `quant_config.py`), which a quantizer
-            that sets configs by module or by operator does not have. So it gets one of that kind.
-        second_pipeline: Convert by the one that needs TensorFlow; see `litert.second_pipeline`.
-        programs: Of models that were exported before, by signature: what `export` gave. The
-            converter changes them.
-        native: The process that runs the converter's native code; None for this one.
-    """
+    """Convert torch models to one `.tflite`."""
     with quiet():
         QuantConfig = converter_module("quantize.quant_config").QuantConfig
 

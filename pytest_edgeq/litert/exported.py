@@ -27,10 +27,6 @@ def inline_contexts(exported: torch.fx.GraphModule, *, trains: bool = False) -> 
     torch 2.13 exports such a region as a call of a graph of its own. torchao 0.18.0 annotates no op
     in it, without a word (executorch#22069; ao#4861 refuses the graph instead), and the converter
     names all its ops after the call.
-
-    Args:
-        exported: A graph, changed in place.
-        trains: Whether it will be trained: what a region without gradients gives is detached.
     """
     import torch
 

@@ -212,13 +212,7 @@ class _Params:
 
 
 class _Matcher:
-    """
-    Pairs the nodes of torch's decomposed form with those of an exported graph.
-
-    Args:
-        theirs: The decomposed form, with its quantize and dequantize nodes.
-        ours: The graph to annotate.
-    """
+    """Pairs the nodes of torch's decomposed form with those of an exported graph."""
 
     def __init__(self, theirs: torch.fx.GraphModule, ours: torch.fx.GraphModule) -> None:
         self._theirs, self._ours = theirs, ours

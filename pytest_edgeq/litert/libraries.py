@@ -29,10 +29,6 @@ def converter_module(name: str = "") -> Any:
     """
     Import a module of the converter, under whichever of its two names it is installed.
 
-    Args:
-        name: Within litert_torch, for instance `quantize.pt2e_quantizer`; the package itself if
-            empty.
-
     Raises:
         ImportError: There is no converter, or one that cannot be used.
     """
@@ -78,9 +74,6 @@ def converter_name() -> str:
 def pt2e_module(name: str) -> Any:
     """
     Import a module of PT2E quantization, from where the converter's own quantizer has it.
-
-    Args:
-        name: Within `torchao.quantization.pt2e`, for instance `observer`.
 
     Raises:
         ImportError: As `converter_module` says.

@@ -31,11 +31,6 @@ class Native(Protocol):
         """
         Call a function that can be imported there.
 
-        Args:
-            step: For texts, such as `convert`.
-            function: It is sent by name.
-            *arguments: Bytes, arrays and plain data.
-
         Raises:
             RuntimeError: The process ended.
         """
@@ -51,10 +46,6 @@ def lowered_by(native: Native | None, *, second_pipeline: bool) -> Iterator[None
 
     litert-torch 0.10.0 calls both through its module `_convert.litert_converter`. There they end
     the process for some graphs, as compilers do at a failed check.
-
-    Args:
-        native: The process; None for this one.
-        second_pipeline: Whether the converter uses TensorFlow, which starts from files of its own.
     """
     if native is None:
         yield
@@ -91,13 +82,7 @@ class _Elsewhere:
 
 
 def lower(bytecode: bytes, settings: Mapping[str, Any]) -> bytes:
-    """
-    Lower a module to a `.tflite` file.
-
-    Args:
-        bytecode: The module, as MLIR writes it.
-        settings: Attributes of the converter's config.
-    """
+    """Lower a module to a `.tflite` file."""
     with quiet():
         ir = importlib.import_module(f"{_LIBRARY}.ir")
         passes = importlib.import_module(f"{_LIBRARY}.passmanager")

@@ -127,10 +127,6 @@ def own_graph(graph: torch.nn.Module, *, trains: bool = False) -> torch.fx.Graph
     """
     Copy a graph that the user has exported, or has prepared or converted by PT2E.
 
-    Args:
-        graph: It is left as it is.
-        trains: Whether the copy will be trained.
-
     Returns:
         The copy; if it is prepared in eval mode, and as `prepare_qat` gives it.
     """

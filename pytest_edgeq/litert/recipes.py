@@ -29,9 +29,6 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     """
     Give a recipe's rules from our preset's name, a `.json` path or the list itself.
 
-    Returns:
-        The rules, plain: as JSON holds them.
-
     Raises:
         FileNotFoundError: The path does not exist.
         ValueError: The file is not JSON, there is no rule in it, or a rule says something that the
@@ -96,13 +93,6 @@ def calibrate_recipe(
 ) -> Any | None:
     """
     Collect the ranges that a recipe needs, by running the float `.tflite`.
-
-    Args:
-        float_tflite: What will be quantized.
-        recipe: Its rules.
-        samples: By signature, each a stream of inputs by name; read only if the recipe needs them.
-        threads: Of the interpreter.
-        native: The process that runs the library; None for this one.
 
     Returns:
         What `quantize_recipe` wants, None where the recipe needs no calibration.
@@ -224,15 +214,7 @@ def biases_of_any_rank() -> Iterator[None]:
 def quantize_recipe(
     float_tflite: bytes, recipe: Recipe, calibration: Any | None, native: Native | None = None
 ) -> bytes:
-    """
-    Quantize a float `.tflite` by a recipe.
-
-    Args:
-        float_tflite: The file.
-        recipe: Its rules.
-        calibration: From `calibrate_recipe`.
-        native: The process that runs the library; None for this one.
-    """
+    """Quantize a float `.tflite` by a recipe."""
     native = _that_can_run("quantize", native)
     if native is not None:
         return native.call("quantize", quantize_recipe, float_tflite, recipe, calibration)

@@ -101,10 +101,6 @@ def check_rules(recipe: Sequence[Mapping[str, Any]], where: str) -> list[Rule]:
     """
     Check what the rules say, without a model.
 
-    Args:
-        recipe: The rules, plain.
-        where: For texts: what the recipe is called.
-
     Raises:
         ValueError: A key, an operation, an algorithm or a config that the library does not know;
             it would be passed over in silence (a key), or match nothing (an operation).
@@ -216,10 +212,6 @@ def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | No
 
     The last rule wins that matches an op and whose config the library supports for it. A rule all
     of whose ops are taken by later ones is sound: it says what the rest would get.
-
-    Args:
-        rules: As `check_rules` gives them.
-        ops: Of the float file, its borders included.
 
     Returns:
         The index of the rule for each op, None where no rule applies.

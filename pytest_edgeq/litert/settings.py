@@ -14,15 +14,7 @@ _LIBRARIES = ("torch", "torchao", "litert_torch", "ai_edge_torch")
 
 
 def settings_of(quantizer: Any) -> dict[str, str]:
-    """
-    Return the settings of a quantizer by their path, `global_config.weight.qscheme`.
-
-    Args:
-        quantizer: The rules of a recipe, a PT2E quantizer or a torchao config; None has none.
-
-    Returns:
-        `settings: unknown` where its code or its state is the user's own.
-    """
+    """Return the settings of a quantizer by their path, `global_config.weight.qscheme`."""
     if quantizer is None:
         return {}
     try:

@@ -183,14 +183,7 @@ def _copied(
     computed: Mapping[torch.fx.Node, torch.Tensor],
     functions: Mapping[Any, Callable[..., Any]],
 ) -> torch.fx.GraphModule:
-    """
-    Copy a graph.
-
-    Args:
-        module: The original.
-        computed: Values that stand as constants in the place of nodes.
-        functions: What the copy calls in the place of operators.
-    """
+    """Copy a graph."""
     import torch
 
     graph = torch.fx.Graph()
@@ -296,12 +289,7 @@ def activation_scales(simulated: torch.fx.GraphModule) -> set[tuple[float, int]]
 
 
 def constants_of(simulated: torch.fx.GraphModule) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """
-    Return the floating-point constants of a quantized graph, and what is computed from them alone.
-
-    Returns:
-        Each as the graph rounds it, and as it is without any rounding.
-    """
+    """Return a quantized graph's floating-point constants and what is computed from them."""
     import torch
 
     rounded: dict[torch.fx.Node, Any] = {}

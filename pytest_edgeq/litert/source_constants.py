@@ -19,12 +19,6 @@ def constants_of_source(file: Path) -> Mapping[tuple[str, str], Any]:
 
     Names that the module's code sets in a second place are left out, and so are empty collections,
     which it fills.
-
-    Args:
-        file: The module's source.
-
-    Returns:
-        By the name of the class, empty for the module itself, and the constant's own.
     """
     source = file.read_bytes()
     rebound = {name for names in _GLOBALS.findall(source) for name in names.decode().split(", ")}

@@ -67,10 +67,6 @@ def write_weights(
     each row. Blocks behind a DEQUANTIZE, which its kernels do not know, are stored as the rows of a
     longer matrix, with a RESHAPE behind them.
 
-    Args:
-        float_tflite: Converted from the model with the weights' `values` in it.
-        weights: Those to write.
-
     Returns:
         The file, and the names of the weights that are nowhere in it, or stand at an op that takes
         no quantized weight; in that case the file is the float one.

@@ -33,15 +33,6 @@ def localize(
     """
     Measure every op of a file on the values that it really took.
 
-    Args:
-        quantized: The file and its references.
-        inputs: Samples, read once, in order; as many are held at a time as are measured together.
-        runtime: Kernels that keep every tensor.
-        threads: Cores that may be used; the figures are the same for any number.
-        progress: Told of the samples.
-        engine: Measures the samples behind the first elsewhere, to the same figures; None for this
-            process.
-
     Raises:
         ValueError, TypeError, RuntimeError: As `Edgeq.localize` says.
     """
@@ -71,12 +62,6 @@ def explain(
 ) -> Finding:
     """
     Localize on a few samples, to explain a failure.
-
-    Args:
-        quantized: The model whose check failed.
-        samples: The worst ones.
-        seconds: After so many no further sample is begun; the first one always is.
-        on_localized: Called with what was measured, and the seconds that it took.
 
     Returns:
         The finding, with the coverage and the worst five rows as evidence. Where localizing fails,

@@ -146,14 +146,7 @@ def _together(distances: Sequence[_Distance]) -> _Distance:
 
 
 class Tolerance:
-    """
-    How far outputs of a float form may be from torch's at the precision of float32.
-
-    Args:
-        outputs: Names, in the order of the file.
-        n_ops: Of the form.
-        noise: By output, how far float32 is off from float64 in torch, relative.
-    """
+    """How far outputs of a float form may be from torch's at the precision of float32."""
 
     def __init__(
         self, outputs: Sequence[str], n_ops: int, noise: Mapping[str, float] = MappingProxyType({})
@@ -194,17 +187,7 @@ class Tolerance:
         peak: float = 0.0,
         rounding: float = 0.0,
     ) -> _Distance:
-        """
-        Measure how far an output is from torch's.
-
-        Args:
-            output: Its name.
-            ours: Of the float form.
-            theirs: Of torch.
-            precise: Of torch in float64, where that is known.
-            peak: The output's greatest magnitude on other samples.
-            rounding: What the op that makes the output may be off, absolute.
-        """
+        """Measure how far an output is from torch's."""
         if theirs.dtype.kind != "f":
             return _Distance(0.0, 0.0, 0, 0.0)
         incomparable = _Distance(math.inf, 0.0, 0, 0.0)
@@ -289,11 +272,6 @@ class OutputCheck:
     """
     Tells, on a worker, whether a sample needs to be looked at by `AgainstTorch`.
 
-    Args:
-        quantized: The file and its references.
-        standard: What outputs are held against.
-        reference: What the form should compute; None for the model's own reference.
-
     Attributes:
         peaks: Greatest magnitudes of torch's outputs on the last sample.
     """
@@ -317,11 +295,6 @@ class OutputCheck:
     def differs(self, sample: Sample, known: Mapping[str, Arrays], measured: Arrays | None) -> bool:
         """
         Whether the outputs of the form are further from torch's than float32 explains.
-
-        Args:
-            sample: The sample.
-            known: Outputs that were computed before, by side, as `Outcome.values` has them.
-            measured: Outputs of the form that the ops were measured with, where they were.
 
         Raises:
             RuntimeError: torch or the kernels fail.
@@ -352,11 +325,6 @@ class OutputCheck:
 class AgainstTorch:
     """
     Compares outputs sample by sample.
-
-    Args:
-        quantized: The file and its references.
-        forms: The file in float, and what it is held against.
-        first: The first sample, on which torch runs in float64 as well.
 
     Attributes:
         parting: Where the form leaves torch; None while it does not.
@@ -394,12 +362,6 @@ class AgainstTorch:
 
         Where nothing tells how far float32 itself is off, or constants are of unknown rounding,
         samples that differ are gathered, and `settle` judges them.
-
-        Args:
-            sample: The sample.
-            known: Outputs that were computed before, by side, as `Outcome.values` has them, or
-                `reference` for what `reference` gives and `form` for the float form.
-            is_run: Whether the form's keeping runner has just run it.
 
         Raises:
             RuntimeError: torch or the kernels fail.
@@ -482,9 +444,6 @@ class AgainstTorch:
         Return the first difference that neither float32 nor the rounding of constants explains.
 
         Each sample is judged alone, and all of them together.
-
-        Returns:
-            A sample that shows it, and the difference; None where all are explained.
         """
         by_sample = [self._distances(each) for each in samples]
         groups = [[place] for place in range(len(samples))]
@@ -710,17 +669,7 @@ class AgainstTorch:
         *,
         is_known: bool,
     ) -> Op | None:
-        """
-        Return the first op that the reference has another one for, or no constant like its own.
-
-        Args:
-            subgraph: Of the form.
-            last: The output that differs.
-            region: Ops between it and tensors whose values torch has.
-            equal: Tensors whose values torch has.
-            is_known: Whether the values that the converter computes are among these. Else most that
-                differ are sound, and what a wrong op gives may be what torch has elsewhere.
-        """
+        """Return the first op that differs from the reference's op, or in its constants."""
         substituted, unlike = self._forms.substituted, self._forms.unlike
         for numbers, outputs in (
             (region, substituted | unlike),
@@ -756,9 +705,6 @@ class AgainstTorch:
 
         The converter computes tensors for which torch's graph has no node, such as a factor that it
         moves in front of a product.
-
-        Args:
-            runner: Has run that file.
         """
         form = self._forms.converted
         assert form is not None, "the caller has run it"
@@ -774,11 +720,6 @@ class AgainstTorch:
 
         A tensor may have the values of another one of torch's, or these in another order of its
         axes. None of an op without a partner, or whose partner's result is of another shape.
-
-        Args:
-            last: The output that differs.
-            equal: Tensors whose values torch has somewhere.
-            converted: Has run that file; None where there is none that gives torch's outputs.
         """
         form = self._forms.converted
         if form is None or converted is None:

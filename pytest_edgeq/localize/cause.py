@@ -85,11 +85,6 @@ def blame(
     quantization. Of rows with findings of one kind the most harmful is chosen, and of those within
     a bit of it the first. The range of an input explains losses by quantization in all ops.
 
-    Args:
-        rows: In execution order; their verdicts are not looked at.
-        evidence: One a row.
-        inputs: Findings on the ranges of inputs.
-
     Raises:
         ValueError: Not one piece of evidence a row.
     """
@@ -386,14 +381,7 @@ def _defect(row: LayerError, evidence: Evidence) -> Finding:
 
 
 def _loss(row: LayerError, evidence: Evidence, loss: str | None) -> Mistake:
-    """
-    Say why an op loses.
-
-    Args:
-        row: The op.
-        evidence: What is known of it.
-        loss: How far it stands out from others of its kind, if it does.
-    """
+    """Say why an op loses."""
     known = lossy(row, evidence)
     if known is None:
         assert loss is not None, "a row that nothing is known of is blamed for its loss alone"

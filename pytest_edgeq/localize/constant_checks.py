@@ -56,16 +56,6 @@ def check_stored_weight(
     what folding rounds. A value may lie beyond its scale, and have the last code, where the
     quantizer cuts values off: not where other scales of the weight are those that hold them all.
 
-    Args:
-        op_name: The op of the file.
-        stored: As `read_constant` gives it.
-        reference: Floats of its shape, of a float file of the same model.
-        others: Gives other weights of that file, of the same shape, by the name that a finding is
-            to call them: where one was put in place of this one, the finding says so. It is called
-            only to look for that.
-        kept: Gives whether scales of the whole file are those that hold all values; None of an
-            operand whose scale is another tensor's, so that it may cut values off.
-
     Returns:
         A sentence for each thing that is wrong, most telling first; none where it is sound.
     """
@@ -139,9 +129,6 @@ def hold_all(weights: Iterable[tuple[Constant, Array]]) -> bool:
 
     So are those of a range from the least to the greatest value. One that minimises an error cuts
     off more or less of each channel, and one that learned is not of the values that are left.
-
-    Args:
-        weights: Constants, each with its floats in the file's layout.
     """
     found: list[bool] = []
     for stored, reference in weights:
@@ -187,11 +174,6 @@ def _costs_a_bit(lost: Array, steps: Array, high: Array) -> bool:
     Whether cutting values off costs more than a bit: four times the power of what rounding takes.
 
     No quantizer does so on purpose: a scale that holds all values loses less.
-
-    Args:
-        lost: How far values lie beyond the ends, in steps.
-        steps: The values, in steps from the zero point.
-        high: The last step.
     """
     wider = float((np.abs(steps) / high).max(initial=0.0))
     return bool(np.square(lost).mean() + 1 / 12 > 4 * wider**2 / 12)
@@ -252,13 +234,6 @@ def check_bias(
 
     A quantized one is int32 (int64 beside int16 activations) with scale input × weight and zero
     point 0; its code is the nearest.
-
-    Args:
-        op_name: The op of the file.
-        stored: As `read_constant` gives it.
-        reference: Floats of its shape, of a float file of the same model.
-        input_scale: Of the op's input; needed where the bias is quantized.
-        weight_scales: Of its weight, one or one a channel; likewise.
 
     Returns:
         A sentence for each thing that is wrong, most telling first; none where it is sound.
@@ -337,13 +312,6 @@ def _input_scale_of(stored: Constant, weight_scales: Array) -> float | None:
 
     Where it is not the input's, and the weight is sound, the input's scale was changed: by the op
     that makes the input, whose own codes are right in its scale.
-
-    Args:
-        stored: The bias.
-        weight_scales: One or one a channel.
-
-    Returns:
-        None for a bias without scales, or with one for each of several inputs.
     """
     if stored.scales is None:
         return None

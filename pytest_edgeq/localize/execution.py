@@ -70,16 +70,7 @@ class Made:
 
 
 class Execution:
-    """
-    Runs both files, and the float form's ops one by one.
-
-    Args:
-        file: The file.
-        form: A float file of the same model.
-        pairs: Of their ops.
-        constants: Operands that are constants in both.
-        runner: Of the file; keeps every tensor.
-    """
+    """Runs both files, and the float form's ops one by one."""
 
     def __init__(
         self,
@@ -135,10 +126,6 @@ class Execution:
     def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[Made]:
         """
         Run one sample, and give the outputs of the ops that are known, in the order of the file.
-
-        Args:
-            names: Of the inputs.
-            arrays: Inputs as torch takes them.
 
         Raises:
             ValueError, TypeError: The inputs do not fit.

@@ -46,14 +46,7 @@ _ROUNDED = 2.0**-20
 
 
 def is_rounded_to(pair: ConstantPair, floats: Array, *, cut: bool = False) -> bool:
-    """
-    Whether a constant of the file is the rounding of floats.
-
-    Args:
-        pair: The constant; `pair.floats` holds its dequantized values.
-        floats: Of the same shape.
-        cut: Whether a number that is all of the constant may lie beyond the last code, too.
-    """
+    """Whether a constant of the file is the rounding of floats."""
     given, steps = pair.floats, _steps(pair)
     near = _apart(given, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
     if pair.stored.values.dtype.kind == "i" and not near.all():
@@ -87,13 +80,6 @@ def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
     Return floats times the whole number, or divided by the one, that a constant was rounded from.
 
     A converter may fold the 1/N of a mean into the weights behind it.
-
-    Args:
-        pair: The constant; `pair.floats` holds its dequantized values.
-        floats: Of the same shape.
-
-    Returns:
-        The product; None where it is not, within half a step, most of the constant.
     """
     if not floats.size or floats.dtype.kind != "f":
         return None
@@ -120,14 +106,6 @@ def nearest_constants(
 
     A constant is looked up by its values: it is the candidate within half of the file's own step of
     it, in any order of its axes.
-
-    Args:
-        candidates: Constants of torch, as the file was made from them and before.
-        constants: Operands of the file's ops; `floats` holds the dequantized values.
-
-    Returns:
-        By the number of the op and the position of the operand, floats of its shape. What torch has
-        nothing like is left out.
     """
     by_size: dict[int, list[tuple[Array, Array]]] = {}
     for rounded, exact in candidates:
@@ -232,10 +210,6 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     reference converts to in float, and in the reference. A loaded file whose ops and most of whose
     constants have a partner there is held against that file itself. Of a reference that nothing
     converts the constants are not known.
-
-    Args:
-        quantized: The file and its references.
-        sample: One that the model takes.
 
     Raises:
         ValueError: A constant of the file cannot be read.

@@ -159,10 +159,6 @@ class Localizer:
     """
     Measures op by op.
 
-    Args:
-        quantized: The file and its references.
-        runtime: Kernels that keep intermediate tensors: `builtin` or `reference`.
-
     Attributes:
         notes: What could not be compared, and why.
 
@@ -212,12 +208,7 @@ class Localizer:
         self.prepare(forms.exact)
 
     def prepare(self, form: EdgeFile) -> None:
-        """
-        Prepare to measure ops beside those of a float form, without holding it against torch.
-
-        Args:
-            form: The file in float.
-        """
+        """Prepare to measure ops beside those of a float form, without holding it against torch."""
         edge = self._quantized.edge
         self._form = form
         subgraphs = (edge.signature.subgraph, form.signature.subgraph)
@@ -240,10 +231,6 @@ class Localizer:
     def update(self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})) -> None:
         """
         Measure every op on one sample.
-
-        Args:
-            sample: The sample.
-            known: Outputs that were computed before, by side, as `Outcome.values` has them.
 
         Raises:
             RuntimeError: The kernels fail.
@@ -337,12 +324,6 @@ class Localizer:
         """
         Add the next sample, which was measured elsewhere.
 
-        Args:
-            is_known: Whether the file was calibrated on it.
-            errors: Of its ops, if they were measured.
-            differing: The sample, where the outputs of the form have to be held against torch's.
-            peaks: Greatest magnitudes of torch's outputs, where they are known.
-
         Raises:
             RuntimeError: torch or the kernels fail.
         """
@@ -409,10 +390,6 @@ class Localizer:
     def hold(self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})) -> None:
         """
         Hold the outputs of the float form against torch's on one sample, and measure no op.
-
-        Args:
-            sample: One behind the first, which was measured.
-            known: As `update` takes it.
 
         Raises:
             RuntimeError: The kernels fail.
@@ -516,14 +493,7 @@ class Localizer:
         return replace(judged, refused=refused, reference=reference, differing=differing)
 
     def _harm(self, op: Op, own: Sequence[_Measurement], losses: Mapping[int, float]) -> Harm:
-        """
-        Return how much an op loses beyond what its inputs and quantization explain.
-
-        Args:
-            op: The op.
-            own: Its outputs.
-            losses: Cumulative losses in dB by tensor.
-        """
+        """Return how much an op loses beyond what its inputs and quantization explain."""
         if not own:
             return NO_HARM
         worst, measured = max(own, key=lambda each: each[1].cumulative_loss)

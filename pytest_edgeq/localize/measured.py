@@ -90,13 +90,7 @@ class Ends(NamedTuple):
 
 
 def ends_of(stored: Array, codes: Codes) -> Ends:
-    """
-    Return how far codes reach: they take a quarter of the memory of their values.
-
-    Args:
-        stored: The codes, one of them at least.
-        codes: What they stand for.
-    """
+    """Return how far codes reach: they take a quarter of the memory of their values."""
     least, greatest = int(stored.min()), int(stored.max())
     low = int(np.count_nonzero(stored == codes.low)) if least <= codes.low else 0
     high = int(np.count_nonzero(stored == codes.high)) if greatest >= codes.high else 0
@@ -457,13 +451,7 @@ class Measured:
         return -_decibels(self.cumulative_signal, self.cumulative_noise)
 
     def rmse(self, scale: float | None, *, cumulative: bool = False) -> float | None:
-        """
-        Return the root mean square of differences, in LSB; None without a scale or elements.
-
-        Args:
-            scale: Of the tensor.
-            cumulative: From the float model, and not on the op's own inputs.
-        """
+        """Return the root mean square of differences, in LSB; None without a scale or elements."""
         if scale is None or not self.elements:
             return None
         noise = self.cumulative_noise if cumulative else self.noise
@@ -473,15 +461,7 @@ class Measured:
     def of_sample(
         cls, elements: int, sums: Sums, ends: Ends | None, limits: Codes | None
     ) -> Measured:
-        """
-        Give the errors on one sample.
-
-        Args:
-            elements: How many values the tensor has.
-            sums: Of them.
-            ends: How far their codes reach, where there are any.
-            limits: What codes stand for.
-        """
+        """Give the errors on one sample."""
         found = cls(
             elements=elements,
             signal=sums.signal,

@@ -59,10 +59,6 @@ def other_samples(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> O
     Of sound networks that were calibrated on 64 samples one range in 26, or in 9, is left by a
     tenth of its width, and the median is filled to 86 % and more. Calibrated on 2 samples, or at
     half the amplitude, a quarter of them are left so far.
-
-    Args:
-        rows: In execution order.
-        evidence: One a row.
     """
     spans = [
         (fill, given)

@@ -77,16 +77,7 @@ def _masking(whole: Subgraph, index: int) -> Iterator[Op]:
 def what_is_lost(
     op: Op, wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float
 ) -> Finding | None:
-    """
-    Return a finding on a mask that is lost, or that takes the range of the scores; else None.
-
-    Args:
-        op: Puts the mask to the scores.
-        wanted: What the op gives in float of what it took in the file, float64.
-        file: What it gives in the file, dequantized, float64.
-        tensor: Of the file.
-        lowest: The least constant that is put to the scores.
-    """
+    """Return a finding on a mask that is lost, or that takes the range of the scores; else None."""
     # Where all of a row is masked no share is less than another: −inf gives NaN there.
     if (text := _is_flat(wanted, file, tensor, lowest)) is not None:
         return op.wrong(text.replace("-", "−"), fix=_SMALLER_MASK)
@@ -154,15 +145,7 @@ def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Findi
 def rule_findings(
     graph: OpGraph, subgraph: int, compared: Container[int]
 ) -> dict[int, tuple[Finding, ...]]:
-    """
-    Return the findings on ops whose quantization the kernels do not compute, by index.
-
-    Args:
-        graph: The file.
-        subgraph: Index of the subgraph.
-        compared: Ops whose bias is compared with the float file's, which tells whether the bias
-            or the input is wrong.
-    """
+    """Return the findings on ops whose quantization the kernels do not compute, by index."""
     found: dict[int, tuple[Finding, ...]] = {}
     for op in graph.subgraphs[subgraph].ops:
         told = tuple(
@@ -206,13 +189,7 @@ _ALIKE = 0.01
 
 
 class Readers:
-    """
-    The ops of a subgraph, by what they take.
-
-    Args:
-        graph: The file.
-        subgraph: Index of the subgraph.
-    """
+    """The ops of a subgraph, by what they take."""
 
     def __init__(self, graph: OpGraph, subgraph: int) -> None:
         self._graph = graph
@@ -226,9 +203,6 @@ class Readers:
         what is sliced from another copy in its own range), or beyond what is clamped, whose range a
         quantizer gives to what stands before it: what is lost there is not lost behind, where
         torch's whole model is held against it.
-
-        Args:
-            measured: By op, its outputs, each with its errors.
 
         Returns:
             Indices of ops.
@@ -290,10 +264,6 @@ class Readers:
         The converter (litert-torch 0.10.0) gives the scale of what is chosen, pooled or averaged
         to all in front that the quantizer gave none. Of what is chosen or joined it gives the scale
         of one operand to the others.
-
-        Args:
-            op: The op.
-            measured: As `untaken` takes it.
         """
         limits = code_limits(self._graph.tensor(op, op.outputs[0]))
         if limits is None:
@@ -344,16 +314,7 @@ class Readers:
         measured: Mapping[int, Sequence[tuple[int, Measured]]],
         seen: Collection[int],
     ) -> Op | None:
-        """
-        Return the op whose values a range fits, of those that a reader joins with others.
-
-        Args:
-            reader: The op that joins.
-            own: The range.
-            most: How far values may go beyond a range that was made for them.
-            measured: As `untaken` takes it.
-            seen: Tensors whose values go beyond the range.
-        """
+        """Return the op whose values a range fits, of those that a reader joins with others."""
         for index in reader.inputs if reader.name in _JOINS else ():
             limits = None if index < 0 else code_limits(self._subgraph.tensors[index])
             maker = self._subgraph.producer.get(index)

@@ -36,11 +36,6 @@ def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], 
     Return the first op whose replacement by its partner makes the outputs of a file correct.
 
     Other differences between the two files are then the converter's choice and no defect.
-
-    Args:
-        form: The float file with wrong outputs.
-        other: A float file of the same model with correct outputs.
-        is_right: Runs a file and tells whether its outputs are correct.
     """
     finder = _Finder(form, other)
     for count, grafts in enumerate(finder.candidates()):
@@ -68,11 +63,6 @@ def misordered_op(form: EdgeFile, op: Op, is_right: Callable[[EdgeFile], bool]) 
 
     Axes of equal length may be exchanged without an error: the converter (litert-torch 0.10.0) does
     so with an image as high and as wide as it has channels, and with a constant that is expanded.
-
-    Args:
-        form: The float file with wrong outputs.
-        op: Of this file, the first whose result is wrong.
-        is_right: Runs a file and tells whether its outputs are correct.
     """
     found = None
     for maker, order in itertools.islice(_reorderings(form, op), _MOST):

@@ -94,12 +94,6 @@ def first_coarse(
     It is one of which more than half of the channels that the change reaches in the float form
     lose all but one bit of it, and use 4 codes at most on all samples.
 
-    Args:
-        localizer: Of the file; has measured a sample.
-        start: Tensor of the input.
-        end: Tensor of the output.
-        pairs: Samples that differ in this input alone.
-
     Raises:
         RuntimeError, ValueError, TypeError: A sample does not run.
     """

@@ -86,11 +86,6 @@ def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs
     name alone, and where as many are left on both sides, by shape alone: one may stand in place of
     another. Those left over, and TRANSPOSE, which converters put elsewhere, are paired by what they
     take, and else in order again.
-
-    Args:
-        file: Of the quantized file.
-        form: Of the float file.
-        inputs: By input of the quantized file, that of the float file.
     """
     ours, theirs = (
         [op for op in each.ops if op.name not in HOLDING and op.name != "TRANSPOSE"]
@@ -217,12 +212,6 @@ class ConstantPair:
     """
     A constant operand of two paired ops, read when it is asked for.
 
-    Args:
-        files: The quantized file and the float file.
-        ops: Their ops.
-        place: Position of the operand, the same in both.
-        constants: The tensors that hold it.
-
     Attributes:
         op: Of the quantized file.
         partner: Of the float file.
@@ -286,15 +275,7 @@ class ConstantPair:
 
 
 class Structure:
-    """
-    Two files whose ops are paired.
-
-    Args:
-        file: The quantized file.
-        form: A float file of the same model.
-        subgraphs: Index of the subgraph in each.
-        pairs: Of their ops.
-    """
+    """Two files whose ops are paired."""
 
     def __init__(
         self, file: OpGraph, form: OpGraph, subgraphs: tuple[int, int], pairs: Pairs
@@ -318,9 +299,6 @@ class Structure:
     def findings(self, outputs: Iterable[tuple[str, int, int]]) -> dict[int, tuple[Finding, ...]]:
         """
         Hold options, operands, wiring and outputs against each other.
-
-        Args:
-            outputs: Of each the name, the tensor of the quantized file and that of the float file.
 
         Returns:
             Findings by the index of the op in the quantized file.
@@ -357,18 +335,7 @@ class Structure:
         *,
         holds_all: bool = False,
     ) -> dict[int, tuple[Finding, ...]]:
-        """
-        Hold the constants of the quantized file against those of the float file.
-
-        Args:
-            names: What to call an op of the quantized file.
-            given: Scale and zero point of each activation, as the quantizer gave them.
-            rounded: Return the constants as the quantized torch graph rounds them. It is called
-                where a weight is no rounding of the float one, as after training, when the averaged
-                range of a fake quantizer lags behind the weight.
-            holds_all: Whether scales of weights are known to hold all of their values; else the
-                weights themselves tell.
-        """
+        """Hold the constants of the quantized file against those of the float file."""
         found: dict[int, list[Finding]] = {}
         weights = [pair for pair in self.constants if self._role(pair) == "weight"]
         kept = functools.cache(

@@ -72,11 +72,6 @@ def limits(
     """
     Give every metric that this output has, with its margin.
 
-    Args:
-        errors: of the output.
-        times: how many times as many samples to assume, of the same distribution.
-        metrics: which to give; None for all.
-
     Raises:
         ValueError: The output is not finite, or nothing was tested.
     """
@@ -162,13 +157,7 @@ class _Draws:
 
 
 def _resamples(size: int, different: int) -> Iterable[Array]:
-    """
-    Draw how many times each sample is in each of the resamples, a block of resamples at a time.
-
-    Args:
-        size: how many samples a resample has.
-        different: how many it draws from.
-    """
+    """Draw the count of each sample in each resample, a block of resamples at a time."""
     if RESAMPLES * different <= _DRAWN_AT_ONCE:
         return _kept_resamples(size, different)
     return _drawn_resamples(size, different)

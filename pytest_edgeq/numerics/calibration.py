@@ -59,12 +59,7 @@ class Calibration(NamedTuple):
         return 0 < self.evaluated <= self.known
 
     def too_wide(self, scale: float | None = None) -> Reason:
-        """
-        Return why a range is mostly unused, or the check that tells the causes apart.
-
-        Args:
-            scale: Of the range, where it is one.
-        """
+        """Return why a range is mostly unused, or the check that tells the causes apart."""
         if scale == LEAST_SCALE:
             return Reason((_AT_LEAST_SCALE,), "leave what is so small in float, or scale it up")
         if self.is_own:
@@ -81,12 +76,7 @@ class Calibration(NamedTuple):
         return Reason((cause,))
 
     def too_narrow(self, *, on_more: bool = False) -> Reason:
-        """
-        Return the cause of a range that clips values, or the calibration that mends it.
-
-        Args:
-            on_more: Whether more samples would help, too.
-        """
+        """Return the cause of a range that clips values, or the calibration that mends it."""
         if self.is_own:
             own = f"the file was calibrated on {self._samples}, so others will not widen it"
             if self.averages:

@@ -42,10 +42,6 @@ def check_scales(place: Place, scales: Array) -> list[Finding]:
     """
     Check the scales of one tensor.
 
-    Args:
-        place: where the tensor stands.
-        scales: one, or one a channel; none: it is not quantized and there is no finding.
-
     Returns:
         Findings of kind `bad_scale`.
     """
@@ -91,14 +87,7 @@ def has_default_parameters(scales: Array, zero_points: Array, dtype: str) -> boo
 
 
 def uncalibrated_finding(place: Place, evidence: str, harm: Harm = NO_HARM) -> Finding:
-    """
-    Return the finding for an activation with default parameters.
-
-    Args:
-        place: where it stands.
-        evidence: what tells that these are not meant, a clause.
-        harm: what they cost.
-    """
+    """Return the finding for an activation with default parameters."""
     return Finding(
         kind=UNCALIBRATED_ACTIVATION,
         place=place,
@@ -110,14 +99,7 @@ def uncalibrated_finding(place: Place, evidence: str, harm: Harm = NO_HARM) -> F
 
 
 class DefaultRange:
-    """
-    Tells whether values fill codes of scale 1.0 and zero point 0; merges.
-
-    Args:
-        scale: of the codes.
-        zero_point: of the codes.
-        low: the least code.
-    """
+    """Tells whether values fill codes of scale 1.0 and zero point 0; merges."""
 
     def __init__(self, scale: float | None, zero_point: int | None, low: int | None) -> None:
         self._is_default = (scale, zero_point) == (1.0, 0) and low is not None and low < 0
@@ -138,15 +120,7 @@ class DefaultRange:
         self._is_whole &= other._is_whole
 
     def finding(self, place: Place, least: float, greatest: float, codes: int) -> Finding | None:
-        """
-        Return the finding, if values of fractions leave most codes unused.
-
-        Args:
-            place: where the values stand.
-            least: of them.
-            greatest: of them.
-            codes: how many codes there are.
-        """
+        """Return the finding, if values of fractions leave most codes unused."""
         used = max(greatest, 0.0) - min(least, 0.0) + 1
         if not self._is_default or self._is_whole or not 1 < used < codes * _FILLED[place.kind]:
             return None
@@ -158,10 +132,6 @@ class DefaultRange:
 def check_bias(place: Place, values: Array) -> list[Finding]:
     """
     Check the codes of one bias for the limits of int32.
-
-    Args:
-        place: where the tensor stands.
-        values: its codes; a float bias has no limit and no finding.
 
     Returns:
         A finding of kind `bias_at_int32_limit`, or none.
@@ -316,14 +286,7 @@ def repeated_finding(ledger: SampleLedger) -> Finding | None:
 
 
 def overlap_finding(n_overlap: int, n_total: int, *, chance: float = 0.0) -> Finding | None:
-    """
-    Return the finding for evaluated samples that the calibration had seen; None without any.
-
-    Args:
-        n_overlap: number of evaluated samples that the calibration had seen.
-        n_total: number of evaluated samples.
-        chance: share of honest samples that are known by chance, as `SampleLedger.chance` says.
-    """
+    """Return the finding for evaluated samples that the calibration had seen; None without any."""
     expected = n_total * chance
     if n_overlap <= expected + _SIGMAS * math.sqrt(expected * (1 - chance)):
         return None

@@ -12,12 +12,7 @@ from .sums import Array
 
 
 class Distances:
-    """
-    Keeps the greatest distance of each output over the samples.
-
-    Args:
-        worst: Those of samples before; None where there are none.
-    """
+    """Keeps the greatest distance of each output over the samples."""
 
     def __init__(self, worst: Sequence[float] | None = None) -> None:
         self.worst = None if worst is None else list(worst)

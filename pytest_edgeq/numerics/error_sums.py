@@ -214,9 +214,6 @@ class StageAccumulator:
     """
     Collects the errors of one stage, sample by sample.
 
-    Args:
-        outputs: what is measured, in the model's own output order.
-
     Raises:
         ValueError: there is no output, or two have the same name.
     """
@@ -240,12 +237,6 @@ class StageAccumulator:
     ) -> float:
         """
         Add one sample. Number of outputs and shapes are checked before anything is added.
-
-        Args:
-            reference: what is expected, one array an output.
-            actual: what is measured, in the same order.
-            index: the sample's index over all processes; by default samples are counted here. Give
-                it where samples are split, so that the worst one is found again.
 
         Returns:
             The least SQNR in dB over the outputs, to pick the worst samples by: NaN with anything

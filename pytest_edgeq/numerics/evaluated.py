@@ -41,13 +41,7 @@ class EvaluatedLedger:
         self._constant = 0
 
     def add(self, index: int, arrays: Iterable[Array]) -> None:
-        """
-        Count one sample.
-
-        Args:
-            index: Of the sample, over all processes.
-            arrays: Of its inputs.
-        """
+        """Count one sample."""
         known = [np.asarray(array) for array in arrays]
         self._digests[index] = sample_digest(known)
         self._constant += _is_constant(known)
@@ -67,9 +61,6 @@ class EvaluatedLedger:
         Return `BY_SAMPLE` and SHA-256 over the digests of the samples, in the order of the indices.
 
         It is the same however the samples were split over processes.
-
-        Args:
-            names: Of the inputs.
         """
         digest = hashlib.sha256(repr(tuple(names)).encode())
         for index in sorted(self._digests):

@@ -136,14 +136,7 @@ class _Extremes:
 
 
 def more_than_chance(count: int, elements: int, *, averaged: int = 0) -> bool:
-    """
-    Whether more elements than chance explains are clipped or saturated.
-
-    Args:
-        count: how many are.
-        elements: of how many.
-        averaged: of how many samples, where their range was calibrated as an average; else 0.
-    """
+    """Whether more elements than chance explains are clipped or saturated."""
     expected = min(CLIPPED_SHARE_LIMIT * elements + _AVERAGED_ENDS * averaged, elements)
     if not expected:
         return False
@@ -183,12 +176,7 @@ class Outside:
         self._squares.merge(other._squares)
 
     def more_than_chance(self, *, averaged: bool) -> bool:
-        """
-        Whether these are more than chance explains, of elements and of samples.
-
-        Args:
-            averaged: the range was calibrated as an average over the samples.
-        """
+        """Whether these are more than chance explains, of elements and of samples."""
         samples = self.samples if averaged else 0
         if not more_than_chance(self.count, self.elements, averaged=samples):
             return False
@@ -202,13 +190,7 @@ class Outside:
 
 
 class OutputHealth:
-    """
-    Looks at one output sample by sample; merges over processes like the error accumulators.
-
-    Args:
-        spec: the output; clipping is only told where scale, zero point and code range are known.
-        averaged: its range was calibrated as an average over the samples.
-    """
+    """Looks at one output sample by sample; merges over processes like the error accumulators."""
 
     def __init__(self, spec: BorderSpec, *, averaged: bool = False) -> None:
         self.spec = spec
@@ -226,11 +208,6 @@ class OutputHealth:
     ) -> None:
         """
         Look at one sample.
-
-        Args:
-            reference: the float reference.
-            actual: the edge output, dequantized.
-            codes: its raw integer codes; told from `actual` where they are not given.
 
         Raises:
             ValueError: the shapes differ.
@@ -310,12 +287,7 @@ class OutputHealth:
             self._extremes[i].merge(other._extremes[i])
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
-        """
-        Return what is wrong with this output; empty where it is sound.
-
-        Args:
-            calibration: How the evaluated samples relate to those of the calibration.
-        """
+        """Return what is wrong with this output; empty where it is sound."""
         found = [self._nonfinite_finding(), self._constant_finding()]
         found += [self._clipped_finding(calibration), self._saturated_finding()]
         found.append(self._uncalibrated_finding())

@@ -32,10 +32,6 @@ class InputHealth:
     Whatever the model makes of it, an input that is cut or rounded away was calibrated with others:
     on zeros, on data that was scaled otherwise, with an outlier.
 
-    Args:
-        spec: the input; scale, zero point and code range are known.
-        averaged: its range was calibrated as an average over the samples.
-
     Raises:
         ValueError: no scale, zero point or code range.
     """
@@ -53,12 +49,7 @@ class InputHealth:
         self._default = DefaultRange(scale, zero_point, low)
 
     def update(self, values: Array) -> None:
-        """
-        Look at one sample.
-
-        Args:
-            values: the input in float, of any shape.
-        """
+        """Look at one sample."""
         # check_scales tells of such a scale.
         if not 0 < self._scale < math.inf:
             return
@@ -88,12 +79,7 @@ class InputHealth:
         self._default.merge(other._default)
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
-        """
-        Return what is wrong with this input; empty where it is sound.
-
-        Args:
-            calibration: How the evaluated samples relate to those of the calibration.
-        """
+        """Return what is wrong with this input; empty where it is sound."""
         count, elements = self._outside.count, self._outside.elements
         if not elements:
             return []

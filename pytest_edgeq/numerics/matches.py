@@ -23,10 +23,6 @@ def match_counts(reference: Array, actual: Array) -> tuple[int, int]:
     bools it is an element. It matches where all whole numbers in it, such as a class, are equal,
     and all others within a quarter of the standard deviation of their column.
 
-    Args:
-        reference: finite values.
-        actual: finite values of the same shape.
-
     Returns:
         Matching rows and all rows.
     """

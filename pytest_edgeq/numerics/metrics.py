@@ -35,14 +35,6 @@ def sqnr_db(signal: float, noise: float) -> float:
     SQNR is the ratio of the power of the reference to that of the error, 10·log10(Σf² / Σ(f−q)²)
     (Oppenheim & Schafer, Discrete-Time Signal Processing, "Analysis of quantization errors").
     An epsilon would cap it by the absolute size of the values.
-
-    Args:
-        signal: Σf², not negative.
-        noise: Σ(f−q)², not negative.
-
-    Returns:
-        dB; +inf without noise, −inf for noise without signal, NaN where both are zero (nothing was
-        tested) and where a sum overflowed.
     """
     # An infinite sum is an overflow: with finite noise it would read +inf dB and pass.
     if not (math.isfinite(signal) and math.isfinite(noise)) or signal == noise == 0:
@@ -63,15 +55,6 @@ def cosine_similarity(product: float, signal: float, actual: float, noise: float
 
     cos = Σfq / (√Σf² · √Σq²), the normalized inner product. Equal sides give exactly 1.0 by
     definition (Σ(f−q)² = 0), because the roots need not cancel; rounding beyond ±1 is cut off.
-
-    Args:
-        product: Σfq.
-        signal: Σf².
-        actual: Σq².
-        noise: Σ(f−q)².
-
-    Returns:
-        −1 to 1; 0.0 where one side only is all zero, NaN where both are.
     """
     if signal == actual == 0:
         return math.nan
@@ -91,14 +74,6 @@ def lsb_error(difference: float, scale: float, magnitude: float) -> float:
     2.0000001·S, and a bound of 2 would fail by the rounding of the test itself. So a difference
     that float32 cannot tell from a whole number of steps, at the size of these values, is that
     number.
-
-    Args:
-        difference: |f−q|, not negative.
-        scale: S.
-        magnitude: the greater of |f| and |q| at that element.
-
-    Returns:
-        LSB; NaN where the scale is zero, negative or not finite.
     """
     if not 0 < scale < math.inf:
         return math.nan
@@ -119,10 +94,6 @@ def top1_counts(reference: Array | Side, actual: Array | Side) -> tuple[int, int
     among the maxima of `reference`. So of two classes that tie in the reference either is right.
     Of a right and a wrong one that tie in `actual`, as int8 codes often do, the first decides: a
     tie is not right for having the right class somewhere in it.
-
-    Args:
-        reference: finite values.
-        actual: finite values of the same shape.
 
     Returns:
         Agreeing rows and all rows; no rows of another rank, or of fewer than 2 elements each.

@@ -214,13 +214,7 @@ def _rounded_up(n: int) -> int:
 
 
 def resampled_means(values: Array, resamples: int) -> Array:
-    """
-    Return the mean of each of `resamples` draws, with replacement, of as many values.
-
-    Args:
-        values: float64, one a sample.
-        resamples: How many means.
-    """
+    """Return the mean of each of `resamples` draws, with replacement, of as many values."""
     random = np.random.default_rng(SEED)
     n = len(values)
     return np.array([values[random.integers(0, n, n)].mean() for _ in range(resamples)])
@@ -232,11 +226,6 @@ def bootstrap_bounds(point: float, resampled: Array, acceleration: float = 0.0) 
 
     BCa (Efron, JASA 82, 1987). A resample that has no value (NaN) is as bad as can be on
     either side.
-
-    Args:
-        point: Of the samples as they are.
-        resampled: Of each resample.
-        acceleration: A sixth of the skewness of the samples' influence; 0 where it is not known.
     """
     normal = NormalDist()
     known = resampled[~np.isnan(resampled)]

@@ -26,13 +26,7 @@ class PointSample:
         self._kept: dict[int, dict[str, npt.NDArray[np.float64]]] = {}
 
     def update(self, index: int, sides: Mapping[str, npt.NDArray[Any]]) -> None:
-        """
-        Add one sample.
-
-        Args:
-            index: Of the sample.
-            sides: The output by side, all of one shape.
-        """
+        """Add one sample."""
         if index % self._every:
             return
         size = next(iter(sides.values())).size

@@ -17,9 +17,6 @@ class Side:
     output of the file. Not by `functools.cached_property`, whose lock all threads share before
     Python 3.12.
 
-    Args:
-        array: of any shape and dtype.
-
     Attributes:
         array: as given.
         flat: its elements in float64, flattened.

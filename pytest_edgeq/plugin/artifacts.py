@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 
 class Artifacts:
-    """
-    Writes the bundle of each test that fails.
-
-    Args:
-        config: Of the run.
-        directory: Folder of the bundles.
-    """
+    """Writes the bundle of each test that fails."""
 
     def __init__(self, config: pytest.Config, directory: Path) -> None:
         self._rootdir = config.rootpath
@@ -42,15 +36,7 @@ class Artifacts:
     def take(
         self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
     ) -> None:
-        """
-        Take a report; write the bundle if it is of a failure, and name it there.
-
-        Args:
-            item: The test.
-            report: Of a phase; must hold what the test did, as `edgeq_journal`, `edgeq_uses` and
-                `edgeq`.
-            error: What the phase raised.
-        """
+        """Take a report; write the bundle if it is of a failure, and name it there."""
         self._phases.append(phase_report(report, "", self._rootdir))
         if report.failed:
             self._keep(item, report, error)

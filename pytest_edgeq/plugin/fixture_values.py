@@ -9,14 +9,7 @@ import pytest
 
 
 def fixture_values(item: pytest.Item, module: str, name: str) -> list[Any]:
-    """
-    Return the values of one of our classes; a class that nothing has imported has none.
-
-    Args:
-        item: The test.
-        module: Of the class, below `pytest_edgeq`.
-        name: Of the class.
-    """
+    """Return the values of one of our classes; a class that nothing has imported has none."""
     loaded = sys.modules.get(f"pytest_edgeq.{module}")
     if loaded is None:
         return []

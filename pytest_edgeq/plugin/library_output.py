@@ -33,12 +33,7 @@ _CAPTURED = "Captured stderr "
 
 
 class LibraryOutput:
-    """
-    Moves the libraries' log from the captured stderr of a report to a section of its own.
-
-    Args:
-        is_verbose: Show the log itself, and not only the number of its lines.
-    """
+    """Moves the libraries' log from the captured stderr of a report to a section of its own."""
 
     def __init__(self, *, is_verbose: bool) -> None:
         self._is_verbose = is_verbose

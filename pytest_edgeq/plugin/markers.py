@@ -46,11 +46,6 @@ def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtime
     """
     Make one of the markers `edgeq` on a test, the closest first; each keyword counts by itself.
 
-    Args:
-        marks: The markers, as `item.iter_markers("edgeq")` gives them.
-        rootdir: What the paths of recipes are relative to.
-        runtimes: Those that can be named.
-
     Raises:
         pytest.UsageError: A keyword or a value is not valid.
     """
@@ -83,10 +78,6 @@ def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtime
 def check_quantizers_are_used(marks: Iterable[pytest.Mark], fixtures: Sequence[str]) -> None:
     """
     Check that a test that is itself marked with quantizers runs under them.
-
-    Args:
-        marks: The test's own; a module or a class may hold tests that quantize nothing.
-        fixtures: Names of all fixtures that the test uses.
 
     Raises:
         pytest.UsageError: It does not use `edgeq_quantizer`.

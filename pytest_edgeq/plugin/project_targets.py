@@ -24,9 +24,6 @@ def project_targets() -> tuple[dict[str, tuple[str, ...]], int]:
     """
     Return the targets of the project in the working directory, as its tests would have them.
 
-    Returns:
-        The words of each command by name, and seconds.
-
     Raises:
         RuntimeError: pytest refuses the ini; it has said why on stderr.
     """

@@ -60,13 +60,7 @@ def _has_live_logs(config: pytest.Config) -> bool:
 
 
 class _TerminalProgress(Progress):
-    """
-    Writes the innermost step that is running.
-
-    Args:
-        terminal: A descriptor that pytest does not capture.
-        config: Of the run.
-    """
+    """Writes the innermost step that is running."""
 
     def __init__(self, terminal: int, config: pytest.Config) -> None:
         self._terminal = terminal

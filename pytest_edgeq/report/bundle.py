@@ -64,13 +64,7 @@ class Evidence:
 
 
 def bundle_name(test: str, rootdir: Path) -> str:
-    """
-    Return the name of a test's bundle: of letters, digits and `._-`, and unlike any other test's.
-
-    Args:
-        test: Path of the module relative to rootdir, `::`, and the test in it.
-        rootdir: Of the run.
-    """
+    """Return the unique name of a test's bundle, of letters, digits and `._-`."""
     shown = re.sub(r"[^A-Za-z0-9_.]+", "-", portable(test, rootdir)).strip("-.")
     return f"{shown[-_LONGEST:].strip('-.')}-{sha256(test.encode()).hexdigest()[:8]}"
 
@@ -88,13 +82,6 @@ def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootd
 
     The samples are run again, which gives what the comparison measured: the file and its references
     are the same ones. Those of a file that keeps state are run in their order, from a fresh start.
-
-    Args:
-        folder: Where to; folders above it are made.
-        evidence: What the test used; not empty.
-        run: The record of the test alone.
-        failure: Why it failed.
-        rootdir: Of the run, to which paths in texts become relative.
 
     Raises:
         OSError: The folder cannot be written, or a model's file is gone.

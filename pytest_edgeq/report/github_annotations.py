@@ -19,11 +19,6 @@ def annotation_lines(run: Run, rootdir: Path, workspace: Path | None) -> list[st
 
     The form is that of
     https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands.
-
-    Args:
-        run: The record.
-        rootdir: What its paths are relative to.
-        workspace: The checkout that GitHub's paths are relative to; None where it is not known.
     """
     lines = []
     for test in run.tests:

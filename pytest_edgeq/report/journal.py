@@ -61,14 +61,7 @@ class Booking:
 def booking(
     journal: Journal | None, kind: EventKind, model: QuantizedModel | None = None
 ) -> Iterator[Booking]:
-    """
-    Note a call when it ends, whether it returns or raises.
-
-    Args:
-        journal: Where to; None for nowhere.
-        kind: Which method is called.
-        model: What it is called with.
-    """
+    """Note a call when it ends, whether it returns or raises."""
     __tracebackhide__ = True
     booked = Booking(kind, model)
     started = time.perf_counter()
@@ -87,11 +80,6 @@ def booking(
 class Journal:
     """
     Collects the calls of one process until the running test's report takes them.
-
-    Args:
-        details: Whether comparisons keep points of outputs and pictures of samples, for charts.
-        keeps_calls: Whether to keep the calls themselves until `forget_calls`, with the models and
-            the worst samples of their comparisons.
 
     Attributes:
         calls: Those kept, in order.

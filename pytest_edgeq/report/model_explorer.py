@@ -41,11 +41,6 @@ def write_node_data(edge: EdgeFile, directory: Path, layers: Layers | None = Non
     """
     Write the node data of a file, a document for each figure; the directory is made.
 
-    Args:
-        edge: The file.
-        directory: Where to.
-        layers: What localizing measured; None for dtypes and schemes alone.
-
     Returns:
         The documents, to be opened in Model Explorer together with the file.
 
@@ -63,18 +58,7 @@ def write_node_data(edge: EdgeFile, directory: Path, layers: Layers | None = Non
 
 
 def node_data(edge: EdgeFile, layers: Layers | None = None) -> dict[str, dict[str, Any]]:
-    """
-    Return the node data of a file by figure.
-
-    Args:
-        edge: The file.
-        layers: What localizing measured; None for dtypes and schemes alone.
-
-    Returns:
-        `dtypes` and `scheme` of each op; with layers also `verdict`, `local_sqnr_db` (of the op's
-        output, in dB) and `local_lsb_error` (greatest error of the op itself, in steps of its
-        output scale). An op of which a figure is not known is left out.
-    """
+    """Return the node data of a file by figure."""
     figures: dict[str, dict[str, Any]] = {}
 
     def add(
@@ -150,13 +134,7 @@ def _gradient(least: str, greatest: str) -> list[dict[str, Any]]:
 def _numbers(
     values: Iterable[tuple[str, float | str | None]], exact: str = ""
 ) -> dict[str, dict[str, Any]]:
-    """
-    Return results of numbers; those that JSON lacks are text.
-
-    Args:
-        values: By node; None where nothing is known.
-        exact: The text that stands for no error at all.
-    """
+    """Return results of numbers; those that JSON lacks are text."""
     # Text has no place in the gradient. A node shows every digit of a number.
     return {
         key: _coloured(value, _GOOD if value == exact else _BAD)

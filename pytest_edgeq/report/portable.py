@@ -30,10 +30,6 @@ def portable(data: Any, rootdir: Path) -> Any:
     `~`, of any other the last part is left. A path of which this machine lacks the first folder is
     none: tensors of a file made from ONNX are called `/conv/Conv_output_0`. The value of an
     environment variable becomes the variable's name, as `$NAME`.
-
-    Args:
-        data: Strings, numbers, None, and lists and dicts of them; a string alone is a text.
-        rootdir: Of the run.
     """
     return _portable(data, _known_folders(rootdir), is_free=isinstance(data, str))
 

@@ -14,14 +14,7 @@ _METRICS = ("sqnr_db", "max_lsb_error", "max_abs_error", "cosine_similarity", "t
 
 
 def properties_of(journal: PhaseJournal) -> dict[str, str]:
-    """
-    Return the properties of one phase of a test.
-
-    Returns:
-        By name, for instance `edgeq.Net[pt2e_static_int8].total.sqnr_db`. The name does not hold
-        the file's hash, so that a server draws one line through the builds. Where a test compares
-        a model twice, the later figures count.
-    """
+    """Return the properties of one phase of a test."""
     found: dict[str, str] = {}
     for event in journal["events"]:
         if event["model"] is None:

@@ -122,14 +122,7 @@ def parameters(detail: Mapping[str, Any], rank: int) -> tuple[Array, Array]:
 
 
 def figures(expected: list[Array], got: list[Array], scale: float | None) -> dict[str, str]:
-    """
-    Return the errors of one output over all samples, as they are printed.
-
-    Args:
-        expected: The outputs of the reference.
-        got: The outputs of the file.
-        scale: One step (LSB) of the output; None where it is not quantized.
-    """
+    """Return the errors of one output over all samples, as they are printed."""
     wanted = np.concatenate([each.astype(np.float64).ravel() for each in expected])
     with np.errstate(all="ignore"):
         error = np.concatenate([each.astype(np.float64).ravel() for each in got]) - wanted

@@ -250,14 +250,7 @@ class RunRecorder:
         pruned: Iterable[str],
         targets: Iterable[Mapping[str, Any]] = (),
     ) -> Run:
-        """
-        Return the record.
-
-        Args:
-            obsolete: Paths of baselines that no test owns.
-            pruned: Paths of those that were deleted.
-            targets: Machines of the targets that ran files.
-        """
+        """Return the record."""
         tests = [test for test in self._tests.values() if test.is_of_interest]
         used = dict.fromkeys(key for test in tests for key in test.models)
         return Run(

@@ -34,10 +34,6 @@ def schema_problem(data: Any, schema: Mapping[str, Any]) -> str:
     """
     Say where data are not what a schema asks for: the first place, what it expects, what it got.
 
-    Args:
-        data: Plain data, as `json.loads` returns them.
-        schema: Its `$ref` lead into its own `$defs`.
-
     Returns:
         One clause; empty where the data are of the schema.
     """

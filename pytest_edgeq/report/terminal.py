@@ -9,12 +9,7 @@ from pytest_edgeq.report.run import Run
 
 
 def table_lines(run: Run) -> list[tuple[str, bool]]:
-    """
-    Return the table.
-
-    Returns:
-        Lines, and whether each is of a model with a failed test; none where no model was used.
-    """
+    """Return the table."""
     rows = model_rows(run)
     if not rows:
         return []

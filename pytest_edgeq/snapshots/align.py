@@ -46,14 +46,7 @@ class Alignment:
 
 
 def pairs(alignment: Alignment, n_old: int, n_new: int) -> list[Pair]:
-    """
-    Return old and new position of every op that stands in both lists, in the new order.
-
-    Args:
-        alignment: Of the two lists.
-        n_old: Length of the old one.
-        n_new: Length of the new one.
-    """
+    """Return old and new position of every op that stands in both lists, in the new order."""
     known = [*alignment.changed, *alignment.moved]
     left_old = {before for before, _ in known}.union(alignment.disappeared)
     left_new = {after for _, after in known}.union(alignment.appeared)

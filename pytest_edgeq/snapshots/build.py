@@ -105,13 +105,7 @@ def describe_build(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def data_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str | None]:
-    """
-    Return how weights and calibration samples differ from those of the baseline.
-
-    Returns:
-        By name, such as `weights`: the change, empty where they are the same, None where one side
-        is not known. Without calibration samples where neither build had any.
-    """
+    """Return how weights and calibration samples differ from those of the baseline."""
     weights, samples = (_is_other(old, new, key) for key in ("weights", "calibration"))
     found: dict[str, str | None] = {"weights": None, "calibration samples": None}
     if weights is not None:

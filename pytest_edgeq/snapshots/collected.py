@@ -38,17 +38,7 @@ def collected_modules(
     absent: Mapping[Path, str],
     narrowed: str,
 ) -> list[CollectedModule]:
-    """
-    Describe the modules that have baselines.
-
-    Args:
-        layout: Where baselines are.
-        collected: Their tests before any was deselected: names by node id, by module.
-        selected: Node ids of the tests that were left.
-        named: Modules of which the command line names single tests.
-        absent: Why nothing was collected of a module, by module.
-        narrowed: An option that changes which tests there are; empty for none.
-    """
+    """Describe the modules that have baselines."""
     found: list[CollectedModule] = []
     for module, names in collected.items():
         left = len(names.keys() & selected)

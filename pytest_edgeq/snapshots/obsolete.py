@@ -44,16 +44,7 @@ class RunLog:
     def add(
         self, nodeid: str, worker: str, phase: str, outcome: str, record: TestRecord | None
     ) -> None:
-        """
-        Take one report.
-
-        Args:
-            nodeid: The test.
-            worker: Where it ran: with `--dist=each` a test has a run on each.
-            phase: `setup`, `call` or `teardown`; anything else is a crash.
-            outcome: `passed`, or whatever else.
-            record: What it claimed, on the report of its call.
-        """
+        """Take one report."""
         runs = self._runs[nodeid]
         # A set-up begins a new run, for instance after a plugin's "rerun".
         run = runs.setdefault(worker, _Run())
@@ -108,11 +99,6 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
     Look through the folders of the modules that ran.
 
     What a process that was killed while it wrote has left there is deleted.
-
-    Args:
-        layout: Where baselines are.
-        log: What became of the tests.
-        reports: What each process collected.
     """
     obsolete: dict[Path, str] = {}
     unreadable: dict[Path, str] = {}
@@ -167,12 +153,6 @@ def _owners(
     Return baselines that stand in the place of the owner that they name.
 
     A file that was copied to another test's place still names its first owner.
-
-    Args:
-        layout: Where baselines are.
-        paths: Of the files.
-        module: The module that they must name; None for any.
-        unreadable: Collects files that cannot be read, with the reason.
     """
     for path in sorted(paths):
         try:

@@ -53,11 +53,6 @@ def describe_change(
 
     The torch module of an op counts for nothing: renaming an attribute changes no file. dtype,
     granularity, scheme, op, order, inputs and outputs all count.
-
-    Args:
-        old: The map that was stored.
-        new: The map that was measured.
-        sides: Names of both maps for the text.
     """
     borders = [
         change

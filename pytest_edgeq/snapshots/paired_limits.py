@@ -85,14 +85,7 @@ _PER_NEPER: Final = {"sqnr_db": 10 / math.log(10), "mean_abs_error": 20 / math.l
 
 
 def floor_db(flow: str, stage: str, sqnr_db: float) -> float:
-    """
-    Tell what a rebuild may lose at all samples alike, in dB.
-
-    Args:
-        flow: That made the file.
-        stage: Of it.
-        sqnr_db: What was remembered of the output in this stage.
-    """
+    """Tell what a rebuild may lose at all samples alike, in dB."""
     noise = sqnr_db - FLOAT_NOISE_DB if math.isfinite(sqnr_db) else 0.0
     if flow == "recipe":
         return max(FLOOR_DB_AVERAGED, noise)
@@ -118,11 +111,6 @@ def narrowed(row: Mapping[str, Any], now: Mapping[str, Any], floor: float) -> Ma
     Give a remembered row with the limits that its samples leave it beside those of now.
 
     A row without samples, or with too few, stays as it is. No limit becomes wider.
-
-    Args:
-        row: Of one metric, as remembered.
-        now: The same as measured.
-        floor: As `floor_db` gives it.
     """
     metric, value = row["metric"], row["value"]
     margin = margin_db(metric, row.get("samples", ()), now.get("samples", ()), floor)
@@ -153,12 +141,6 @@ def on_other_kernels(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def margin_db(metric: str, before: _Sums, now: _Sums, floor: float) -> float | None:
     """
     Tell how far a metric may move on these samples, in dB.
-
-    Args:
-        metric: Of `SUMS`; any other has no margin.
-        before: One sum a sample, as remembered.
-        now: The same of now.
-        floor: The least margin, in dB.
 
     Returns:
         The margin, None where the samples cannot tell: too few, other ones, or no error at all.

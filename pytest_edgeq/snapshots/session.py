@@ -84,14 +84,7 @@ def _with_origin(
 
 
 class SnapshotSession:
-    """
-    The baselines of one run.
-
-    Args:
-        layout: Where they live.
-        update: Which categories may be written: of `new`, `changed`, `tighten`.
-        invocation_dir: What paths in commands for the user are relative to.
-    """
+    """The baselines of one run."""
 
     def __init__(
         self, layout: Layout, *, update: Collection[str] = (), invocation_dir: Path | None = None
@@ -151,18 +144,6 @@ class SnapshotSession:
     ) -> None:
         """
         Hold a measurement against the file that remembers it.
-
-        Args:
-            kind: What sort of data it is, of `snapshots.kinds.KINDS`.
-            name: The claim's name, its own within the test for each thing that is remembered.
-            data: The measurement, JSON-able.
-            describe_change: What differs between stored and measured, None if nothing does;
-                None for the kind's own.
-            explain: Returns the findings that explain a change of the stored data, which it is
-                given; asked only where that fails.
-            judge: Refuses data that must not be stored. A file that holds such data since before
-                does not fail a run: that is told at its end.
-            options: What `quantize` was given, as text.
 
         Raises:
             AssertionError: Nothing is remembered yet, or something else, or the data must not be

@@ -173,10 +173,6 @@ def read(path: Path, shown: str) -> Document:
     """
     Read a file.
 
-    Args:
-        path: Where it is.
-        shown: How messages name it.
-
     Raises:
         FileNotFoundError: There is none.
         ValueError: It is no baseline that this version reads, or it cannot be read.

@@ -82,12 +82,6 @@ def make_root(
     One with another release of ai-edge-litert is replaced. A call that is interrupted leaves the
     folder as it was.
 
-    Args:
-        folder: New, or made by this function.
-        say: Called with a line of text before each step, and at the end.
-        machine: A CPU as `platform.machine()` names it, which gives the default.
-        os_release: The file that names this machine's distribution.
-
     Returns:
         The command that starts the root's Python; on 64-bit ARM this Python, and no root is made.
 

@@ -46,13 +46,7 @@ class FrameError(Exception):
 
 
 def pack(head: Head, parts: Iterable[Any] = ()) -> list[bytes]:
-    """
-    Make a frame, as a list of bytes to write one after the other.
-
-    Args:
-        head: A dict that JSON can hold.
-        parts: Arrays, or bytes.
-    """
+    """Make a frame, as a list of bytes to write one after the other."""
     blobs, kinds = [], []
     for part in parts:
         is_array = not isinstance(part, (bytes, bytearray, memoryview))
@@ -69,9 +63,6 @@ def pack(head: Head, parts: Iterable[Any] = ()) -> list[bytes]:
 def unpack(stream: BinaryIO) -> tuple[Head, list[Any]] | None:
     """
     Read a frame.
-
-    Args:
-        stream: A binary file.
 
     Returns:
         Its head, and its arrays and bytes; None at the end of the stream.

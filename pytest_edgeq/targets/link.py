@@ -85,10 +85,6 @@ class Link:
 
     Requests may come from several threads; the far side answers them one after the other.
 
-    Args:
-        command: Starts a Python.
-        seconds: Without a sign of life, after which the far side is given up.
-
     Attributes:
         facts: What the far side says of itself (`far_side.facts`).
 

@@ -43,13 +43,7 @@ _UBUNTU_MIRRORS = ("http://ports.ubuntu.com/ubuntu-ports", "http://archive.ubunt
 
 
 class PrivateApt:
-    """
-    APT with state, cache and architecture of its own, which any user can run.
-
-    Args:
-        folder: Existing and empty.
-        sources: In the format of `sources.list`; None for the system's own sources.
-    """
+    """APT with state, cache and architecture of its own, which any user can run."""
 
     def __init__(self, folder: Path, sources: str | None) -> None:
         self._archives = folder / "archives"
@@ -98,10 +92,6 @@ def candidate(package: str, *options: str) -> str | None:
     """
     Return the version of a package that apt-get would install; None if it knows no such package.
 
-    Args:
-        package: By its name.
-        options: Of apt-cache.
-
     Raises:
         EmulatedRootError: apt-cache fails.
     """
@@ -112,16 +102,7 @@ def candidate(package: str, *options: str) -> str | None:
 
 
 def ubuntu_sources(os_release: Path) -> str | None:
-    """
-    Return the apt sources of Ubuntu for 64-bit ARM, which its mirrors for x86 need not have.
-
-    Args:
-        os_release: Such as /etc/os-release.
-
-    Returns:
-        Lines for `sources.list`; None where the system is no Ubuntu: Debian's mirrors have all
-        architectures.
-    """
+    """Return the apt sources of Ubuntu for 64-bit ARM, which its mirrors for x86 need not have."""
     pairs = (line.partition("=") for line in os_release.read_text("utf-8").splitlines())
     fields = {name: value.strip("'\"") for name, _, value in pairs}
     if "ubuntu" not in (fields.get("ID", ""), *fields.get("ID_LIKE", "").split()):

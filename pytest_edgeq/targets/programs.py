@@ -19,10 +19,6 @@ def run(command: Sequence[str], failure: str) -> subprocess.CompletedProcess[str
     """
     Run a program as `start` does, and require that it succeeds.
 
-    Args:
-        command: The program and its arguments.
-        failure: The first line of the error, without a colon at its end.
-
     Raises:
         EmulatedRootError: The program fails; has its last lines.
     """

@@ -33,11 +33,6 @@ class Target:
     """
     A command that starts a Python with numpy and ai_edge_litert elsewhere.
 
-    Args:
-        name: By which runtimes name it: `NAME` and `NAME:KERNELS`.
-        command: Its words.
-        seconds: Without a sign of life, after which it is given up.
-
     Raises:
         TypeError, ValueError: The command is no list of words, or empty.
     """
@@ -104,14 +99,6 @@ class Target:
         """
         Ask about a file; where the connection is lost, once more.
 
-        Args:
-            runtime: The runtime's name, for texts.
-            file: It is opened where it is not.
-            head: Of the request.
-            parts: Arrays.
-            needs_state: Whether what earlier runs left on the far side counts: it is lost with the
-                connection.
-
         Raises:
             UnrunnableError: The far side is gone for good, or does not answer.
             RuntimeError, ValueError, KeyError, MemoryError: As the kernels raised it.
@@ -143,10 +130,6 @@ class Target:
     def ends(self, opening: Opening, inputs: Mapping[str, npt.NDArray[Any]] | None) -> bool:
         """
         Tell whether a file ends the far side, which is then started again.
-
-        Args:
-            opening: The file.
-            inputs: To run it on; None to load it alone.
 
         Raises:
             RuntimeError, ValueError, KeyError, MemoryError: The kernels refuse it.

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 
 class FarFile:
-    """
-    A file as it is opened on the far side; it is let go of there when this object goes.
-
-    Args:
-        opening: The file.
-        kernels: That run it.
-    """
+    """A file as it is opened on the far side; it is let go of there when this object goes."""
 
     def __init__(self, opening: Opening, kernels: str) -> None:
         signature = opening.signature
@@ -52,10 +46,6 @@ class TargetEngine(Engine):
     A file that is open on a target.
 
     Engines of one file share what is open there, unless runs leave something behind.
-
-    Args:
-        target: Where.
-        opening: The file.
 
     Raises:
         UnrunnableError: The target does not start, ends, or does not answer.

@@ -39,15 +39,7 @@ def raise_error(answer: Mapping[str, Any]) -> None:
 def link_error(
     runtime: str, command: Sequence[str], error: LinkError, seconds: float
 ) -> UnrunnableError:
-    """
-    Say that a target does not answer: what came, the command, what it printed, the way out.
-
-    Args:
-        runtime: Its name.
-        command: Of the target.
-        error: What happened.
-        seconds: The time limit.
-    """
+    """Say that a target does not answer: what came, the command, what it printed, the way out."""
     name = runtime.partition(":")[0]
     kind = "crash" if error.kind == "lost" and _CRASH.search(error.what) else error.kind
     first, cause, fix = _TEXTS[kind]

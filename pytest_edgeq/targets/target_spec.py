@@ -23,10 +23,6 @@ def parse_targets(lines: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """
     Read targets, one a line.
 
-    Args:
-        lines: `NAME = COMMAND`, the command as a shell reads it: quotes, `~` and `$VARIABLE`.
-            Nothing else of a shell is understood, as none runs it. Blank lines do not count.
-
     Returns:
         The words of each command by the target's name.
 
@@ -76,10 +72,6 @@ def checked_command(name: str, command: object) -> tuple[str, ...]:
 def split_runtime(runtime: str, targets: Mapping[str, object]) -> tuple[str, str] | None:
     """
     Take the name of a runtime apart.
-
-    Args:
-        runtime: `NAME` or `NAME:KERNELS`.
-        targets: Those that there are, by name.
 
     Returns:
         The target's name and the kernels; None where the runtime is of no target.

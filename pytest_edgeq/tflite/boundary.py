@@ -86,10 +86,6 @@ def encode(value: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]
     A quantized input takes floats: code = clip(round(x / scale) + zero point), rounding half to
     even. Integers for an integer input are cast where every value fits; floats to another float.
 
-    Args:
-        value: Of the input's shape.
-        border: The input.
-
     Returns:
         An array of the input's dtype.
 

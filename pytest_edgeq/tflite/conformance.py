@@ -503,12 +503,6 @@ def is_shared(
     The converter (litert-torch 0.10.0) gives it the scale of a pool or a resize behind, and leaves
     the bias of a convolution beside as it was written, for the scale that it was observed to have.
     Where the quantizer gave that scale, the op that hands it on need not have it as well.
-
-    Args:
-        graph: The file.
-        op: With a bias.
-        index: Its input.
-        given: Scale and zero point of each activation, as the quantizer gave them.
     """
     subgraph = graph.subgraphs[op.subgraph]
     above = {op.index}

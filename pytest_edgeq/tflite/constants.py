@@ -49,11 +49,6 @@ def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
     """
     Read what an op takes: the stored codes, turned as RESHAPE and TRANSPOSE turn them on the way.
 
-    Args:
-        graph: The file.
-        op: Takes the constant.
-        stored: Which, as `roles_of` gives it.
-
     Raises:
         UnreadableError: A tensor in a file of its own, of a dtype without values (strings), or
             damaged: fewer elements than its shape says. The text says which.

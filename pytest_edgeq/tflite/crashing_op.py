@@ -30,16 +30,7 @@ Inputs = Mapping[str, npt.NDArray[Any]]
 def crashing_op_text(
     opening: Opening, step: str, inputs: Inputs, ends: Callable[[bytes, Inputs | None], bool]
 ) -> str:
-    """
-    Say which op ended the process.
-
-    Args:
-        opening: The file.
-        step: `load` or `run`.
-        inputs: Of the run; empty for a load.
-        ends: Loads a file of one signature `cut` in another process, runs it where inputs are
-            given, and tells whether the process ended of it. What it raises is a refusal.
-    """
+    """Say which op ended the process."""
     search = _Search(opening, step, inputs, ends)
     try:
         op = search.found()

@@ -84,15 +84,6 @@ def cut_ops(
     A constant behind a DEQUANTIZE, or laid out anew, stays with the op that takes it, as kernels
     treat such operands apart; it is no op to look at. What else is computed from constants is.
 
-    Args:
-        graph: The whole file.
-        subgraph: Index of the subgraph.
-        shape_of: Gives the shape of a tensor that is an input of the cut. By default it is the one
-            that the file stores, which holds 1 for a dimension of any length: ops may refuse it.
-        wanted: Numbers of the ops that are to stand in the file; all by default.
-        constants: By number of an op and position of an operand, float32 values to take in place of
-            the constant that it has, of the same shape.
-
     Raises:
         ValueError: The constants are too many for one flatbuffer.
     """
@@ -104,14 +95,7 @@ def grouped_ops(
     ops: Iterable[Op],
     shape_of: Callable[[int], tuple[int, ...]],
 ) -> list[tuple[Op, ...]]:
-    """
-    Split ops into groups, in order, so that each can be cut out and run in bounded memory.
-
-    Args:
-        graph: The whole file.
-        ops: Of one subgraph.
-        shape_of: Gives the shape of a tensor that is no constant.
-    """
+    """Split ops into groups, in order, so that each can be cut out and run in bounded memory."""
     groups: list[list[Op]] = []
     total = 0
     for op in ops:

@@ -62,13 +62,7 @@ class Claim:
         return self.fits(self.target)
 
     def fits(self, target: Array, at: Any = ...) -> Array:
-        """
-        Where the stored steps are these, if rounded to the nearest and cut off at the limits.
-
-        Args:
-            target: Steps, of the shape of the place.
-            at: The place.
-        """
+        """Where the stored steps are these, if rounded to the nearest and cut off at the limits."""
         clipped = np.clip(target, self.low[at], self.high[at])
         result: Array = np.abs(self.actual[at] - clipped) <= self.tolerance[at]
         return result
@@ -83,17 +77,7 @@ def claim_of(
     exact: bool = False,
     others: Callable[[], Iterator[tuple[str, Array]]] | None = None,
 ) -> Claim:
-    """
-    Say what must hold, in the units of the stored values: steps of the scale, or floats.
-
-    Args:
-        op_name: The op that takes the constant; a name that no op has for a bias.
-        stored: As `read_constant` gives it.
-        target: What it must be, in those units.
-        tolerance: How far it may be off, likewise.
-        exact: Whether the target is codes, which may be the lowest one, too.
-        others: As for `check_stored_weight`.
-    """
+    """Say what must hold, in the units of the stored values: steps of the scale, or floats."""
     shape = stored.values.shape
     low: Array = np.full((1,) * len(shape), -np.inf)
     high, unit, steps = -low, np.ones_like(low), stored.values

@@ -29,15 +29,6 @@ class EdgeFile:
     """
     One `.tflite` file and all that is read from it.
 
-    Args:
-        source: Path or content, or the graph that was read from it.
-        modules: The torch model's modules, to name ops after.
-        threads: Of its interpreters.
-        layout: Where its channels stand elsewhere than in the reference; as `Layouts` takes it.
-        runtimes: What it can be run on.
-        foreign: Whether the file was made elsewhere.
-        copied: What it was written from, where it is not the user's.
-
     Raises:
         FileNotFoundError, ValueError, TypeError: As `open_tflite` and `Layouts` say.
         CopyError: It was written from another file, and cannot be read.
@@ -135,10 +126,6 @@ class EdgeFile:
     def runner(self, runtime: str, *, keep: bool = False) -> Runner:
         """
         The interpreter for a runtime, allocated at the first call.
-
-        Args:
-            runtime: Its name.
-            keep: One that keeps every intermediate tensor.
 
         Raises:
             ValueError: Unknown runtime, or one that keeps no intermediate tensors.

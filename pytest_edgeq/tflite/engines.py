@@ -41,9 +41,6 @@ class Engine:
         """
         Run one sample.
 
-        Args:
-            inputs: Arrays of the file's own dtypes by the signature's input names.
-
         Returns:
             The outputs as the file gives them, the caller's own, in the model's own order.
         """
@@ -60,15 +57,6 @@ class Engine:
 class InterpreterEngine(Engine):
     """
     An interpreter, allocated once.
-
-    Args:
-        source: Path or content of the file.
-        signature: The entry point to run.
-        runtime: `xnnpack`, `builtin` (optimized kernels without a delegate), `reference`, or
-            `tensorflow`.
-        threads: Of the interpreter.
-        keep: Keep every intermediate tensor, for `tensor` to read. Only kernels without a delegate
-            write them all.
 
     Raises:
         RuntimeError, ValueError: The kernels cannot allocate the file, or an output is a handle.
@@ -179,12 +167,6 @@ class CompiledEngine(Engine):
     What it would answer with the memory of somebody else is refused: ai-edge-litert 2.3.0 fills
     no output that is an input, that stands twice in the list, or that no op computes, and keeps the
     shape of the buffer for an output whose shape depends on values; all without a word.
-
-    Args:
-        source: Path or content of the file.
-        graph: Its graph.
-        signature: The entry point to run.
-        threads: Of the kernels.
 
     Raises:
         RuntimeError: It cannot run the file.

@@ -32,11 +32,6 @@ def write_in_float(
     """
     Write a file in float; each tensor keeps its index.
 
-    Args:
-        graph: The file.
-        constants: By index of the subgraph and of the tensor, floats to write in place of what a
-            constant stands for, of its shape.
-
     Raises:
         UnreadableError: A constant whose values cannot be read, such as one in a file of its own.
     """

@@ -45,14 +45,7 @@ class Graft:
 
 
 def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
-    """
-    Write a file with parts of its ops replaced.
-
-    Args:
-        file: The file.
-        donor: The file that the replacements come from.
-        grafts: What to replace, op by op.
-    """
+    """Write a file with parts of its ops replaced."""
     model, other = unpacked(file), unpacked(donor)
     for graft in grafts:
         subgraph = model.subgraphs[graft.op.subgraph]

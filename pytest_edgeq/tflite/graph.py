@@ -57,10 +57,6 @@ class OpGraph:
         """
         Read the graph of a file.
 
-        Args:
-            source: Path or content.
-            build: As `open_tflite` takes it.
-
         Raises:
             FileNotFoundError, ValueError, TypeError, UnrunnableError: As `open_tflite` says.
         """

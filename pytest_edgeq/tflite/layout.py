@@ -26,12 +26,6 @@ class Layouts:
     """
     The inputs and outputs of a file whose channels stand elsewhere than in the reference.
 
-    Args:
-        layout: How the file lays them out, one of `LAYOUTS`, where the reference does the opposite:
-            for all that have as many dimensions as it has letters, or by name. A name that an input
-            and an output share stands for both. None turns nothing.
-        signatures: The file's entry points.
-
     Raises:
         TypeError: Neither a string, a dict of strings by name, nor None.
         ValueError: Unknown, or it fits nothing in the file.
@@ -137,13 +131,7 @@ def _turned(shape: Sequence[int], source: int, target: int) -> tuple[int, ...]:
 
 
 def mismatch_hint(reference: Sequence[int], file: Sequence[int]) -> str:
-    """
-    Give what to pass where two shapes differ in the place of the channels only, else nothing.
-
-    Args:
-        reference: The shape as the reference has it.
-        file: As the file has it, −1 where any length will do.
-    """
+    """Give what to pass where two shapes differ in the place of the channels only, else nothing."""
     words = [
         word
         for word in LAYOUTS

@@ -15,14 +15,7 @@ def unpacked(file: OpGraph) -> Any:
 
 
 def packed(model: Any, n_bytes: int = 1024) -> bytes:
-    """
-    Return the file of a `ModelT`.
-
-    Args:
-        model: The objects.
-        n_bytes: What the file takes at most, where that is known: a builder that grows copies all
-            that it holds each time.
-    """
+    """Return the file of a `ModelT`."""
     import flatbuffers  # type: ignore[import-untyped] # ships no types
 
     builder = flatbuffers.Builder(n_bytes)

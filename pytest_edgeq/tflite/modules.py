@@ -118,12 +118,7 @@ class ModulePaths(Protocol):
 
 
 class SignatureModules:
-    """
-    The modules of a file whose signatures were made from models of their own.
-
-    Args:
-        trees: A model's modules by signature; a path is one of that model.
-    """
+    """The modules of a file whose signatures were made from models of their own."""
 
     def __init__(self, trees: Mapping[str | None, ModuleTree]) -> None:
         self._trees = trees
@@ -136,12 +131,7 @@ class SignatureModules:
 
 
 class ModuleTree:
-    """
-    Resolves names of a `.tflite` file against a torch model's modules.
-
-    Args:
-        root: The model's own node, with all its submodules below it.
-    """
+    """Resolves names of a `.tflite` file against a torch model's modules."""
 
     def __init__(self, root: ModuleNode) -> None:
         self._root = root

@@ -36,10 +36,6 @@ class RuntimeSession(Protocol):
         """
         Run one sample.
 
-        Args:
-            inputs: Arrays by the signature's input names, of the dtypes that the file stores: the
-                codes of a quantized input. They are the session's own, to keep or to change.
-
         Returns:
             Every output by the signature's output name, of the dtype and shape that the file gives:
             the codes of a quantized output. Anything else is an error.
@@ -55,14 +51,7 @@ class Runtime(Protocol):
     """
 
     def __call__(self, path: Path, signature: str | None, /) -> RuntimeSession:
-        """
-        Open a file.
-
-        Args:
-            path: The `.tflite` file. It stays in place until the session is closed.
-            signature: Key of the entry point to run; None for a file without signatures, whose
-                inputs and outputs are known by their tensors' names.
-        """
+        """Open a file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

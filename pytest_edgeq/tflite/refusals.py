@@ -109,18 +109,7 @@ def refusal(
     where: Callable[[Op], str],
     load: Callable[[bytes, str], object],
 ) -> UnrunnableError:
-    """
-    Say that a runtime cannot load or run a file: which op, why, the way out, its own words.
-
-    Args:
-        what: Was tried, such as `load the .tflite file`.
-        error: What the kernels said.
-        graph: Of the file.
-        runtime: Its name.
-        where: Returns the name of an op in texts.
-        load: Has the kernels of a built-in runtime load a file, and raises RuntimeError or
-            ValueError where they refuse.
-    """
+    """Say that a runtime cannot load or run a file: which op, why, the way out, its own words."""
     missing = _MISSING.search(error)
     op, name = _refusing_op(error, graph, missing, load)
     place = f": {name}" if op is None and name else "" if op is None else f": {where(op)}"

@@ -13,11 +13,6 @@ def refused_op(graph: OpGraph, subgraph: int, load: Callable[[bytes], object]) -
     """
     Find an op that XNNPACK refuses even where it stands alone, by halves of the file.
 
-    Args:
-        graph: The file.
-        subgraph: Index of the subgraph that holds the op.
-        load: Has XNNPACK load a file, and raises RuntimeError or ValueError where it refuses.
-
     Returns:
         The first such op; None where XNNPACK takes each op alone, or none can stand alone.
     """
@@ -27,13 +22,7 @@ def refused_op(graph: OpGraph, subgraph: int, load: Callable[[bytes], object]) -
 
 
 def first_failing(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool]) -> Op | None:
-    """
-    Return the first op that fails even alone, by halves; None where all pass, or each one alone.
-
-    Args:
-        ops: In order.
-        fails: Whether a file with these ops alone fails.
-    """
+    """Return the first op that fails even alone, by bisection; None where each passes alone."""
     is_known = fails(ops)
     if not is_known:
         return None

@@ -49,13 +49,6 @@ class Runtimes:
     """
     The runtimes of a session: the built-in ones, the user's own, and those of targets.
 
-    Args:
-        own: The user's, by name.
-        targets: By name: each is a runtime by `NAME`, and by `NAME:KERNELS`.
-        check_targets: Names of runtimes of targets that a check runs beside those of this machine.
-        hint: How to get at more of them, for the text about an unknown one.
-        isolation: Where files run; None runs all of them in this process.
-
     Raises:
         ValueError: A name that is a built-in one's, that stands twice, or that an option could not
             spell; or an unknown target to check.

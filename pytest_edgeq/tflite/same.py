@@ -52,14 +52,7 @@ def _border(border: Any) -> str:
 
 
 def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[str]:
-    """
-    Say which ops of two files with the same op-dtype map differ, and in what.
-
-    Args:
-        origin: The file that was made.
-        other: The one that claims to be it.
-        names: Of the ops of the origin, for texts.
-    """
+    """Say which ops of two files with the same op-dtype map differ, and in what."""
     # Same maps and borders have as many ops, inputs and outputs; what else a damaged file has more
     # of (subgraphs that nothing runs, outputs of an op) changes nothing.
     found = []
@@ -132,16 +125,7 @@ def source_of(graph: OpGraph, subgraph: int, tensor: int) -> str:
 def option_differences(
     origin: OpGraph, other: OpGraph, one: Op, two: Op, *, ignored: Container[str] = ()
 ) -> Iterator[str]:
-    """
-    Say which options of two ops differ: strides, padding, fused activation.
-
-    Args:
-        origin: The file whose options are expected.
-        other: The file whose options are told.
-        one: Of the first.
-        two: Of the second.
-        ignored: Names of options that may differ, as in the schema's objects.
-    """
+    """Say which options of two ops differ: strides, padding, fused activation."""
     for key, expected, got in changed_options(origin, other, one, two):
         if key not in ignored:
             yield f"{_OPTIONS.get(key, key)}: expected {expected}, got {got}"
@@ -201,12 +185,6 @@ def unexpected_qparams(
 ) -> str | None:
     """
     Hold the parameters of an activation against others, exactly as float32.
-
-    Args:
-        what: What to call it, such as `its output`.
-        actual: Scale and zero point in the file.
-        expected: What they must be.
-        whose: Whose those are.
 
     Returns:
         A sentence, or None where they are the same.

@@ -59,14 +59,6 @@ def open_tflite(
     `tflite::VerifyModelBuffer`): tables and vectors all lie inside the file, so a truncated
     download is found here and not as a crash later.
 
-    Args:
-        source: A path, or the file's content.
-        build: Builds an interpreter of the content, as `build_interpreter` does in this process,
-            which is the default.
-
-    Returns:
-        The content itself where bytes were given, a read-only memory map of the file otherwise.
-
     Raises:
         FileNotFoundError: The path does not exist.
         IsADirectoryError: The path is a folder.

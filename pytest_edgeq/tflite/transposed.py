@@ -14,14 +14,7 @@ from pytest_edgeq.tflite.subgraph import Op
 
 
 def write_transposed(file: OpGraph, op: Op, order: Sequence[int]) -> bytes:
-    """
-    Write a file with a TRANSPOSE behind an op, which all that reads the op's output reads instead.
-
-    Args:
-        file: The file.
-        op: The op, with one output.
-        order: Of the output's axes; its shape must be the same in that order.
-    """
+    """Write a file with a TRANSPOSE between an op's output and its consumers."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = unpacked(file)

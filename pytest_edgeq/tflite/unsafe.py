@@ -16,13 +16,7 @@ from pytest_edgeq.tflite.unsafe_scales import (
 
 
 def unsafe_ops(graph: OpGraph, runtime: str | None = None) -> Iterator[tuple[Op, str]]:
-    """
-    Yield each op that the kernels abort at, or answer with chance, and why they do.
-
-    Args:
-        graph: Of the file.
-        runtime: The runtime that is to run it; None for any.
-    """
+    """Yield each op that the kernels abort at, or answer with chance, and why they do."""
     for op in graph.ops:
         for rule, runtimes in _RULES:
             if runtime is None or not runtimes or runtime in runtimes:

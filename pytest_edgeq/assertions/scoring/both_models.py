@@ -63,11 +63,6 @@ def score(scorer: Scorer, outcome: Outcome, worst: WorstSamples) -> Any:
     """
     Return what a scorer makes of a sample; nothing is added to it.
 
-    Args:
-        scorer: Scores.
-        outcome: The sample with the outputs of both models.
-        worst: Is offered the sample.
-
     Raises:
         Exception: As the metric raises it.
     """
@@ -89,13 +84,6 @@ def outcome_of(
 ) -> Outcome:
     """
     Run both models on a sample.
-
-    Args:
-        model: With the reference.
-        edge: The file, with interpreters of the calling thread.
-        item: Index of the sample, the sample and its label.
-        scorer: Says whether it takes tensors.
-        cores: Held while the reference computes.
 
     Raises:
         AssertionError: The file gives NaN or infinities where the float model does not.

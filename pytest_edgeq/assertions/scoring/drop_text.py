@@ -10,14 +10,7 @@ from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
 
 
 def drop_text(scores: Scores, limit: float, n_samples: int) -> str:
-    """
-    Return the text of a drop that is, or may be, beyond a limit.
-
-    Args:
-        scores: Of both models.
-        limit: That was given.
-        n_samples: How many there were; a sample may have several items.
-    """
+    """Return the text of a drop that is, or may be, beyond a limit."""
     evidence, bounds = scores.evidence, scores.evidence.bounds
     what = "drop" if scores.higher_is_better else "rise"
     items = "samples" if evidence.n == n_samples else "items"

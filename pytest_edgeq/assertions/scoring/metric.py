@@ -50,9 +50,6 @@ class MetricScorer:
     Hanley & MacGibbon, Computer Methods and Programs in Biomedicine 83, 2006) with the same draws
     for both models, which makes it paired. So sums need memory that does not grow with the samples.
 
-    Args:
-        metric: Left as it is.
-
     Raises:
         TypeError: It has no states, or states that are neither sums nor lists.
         ValueError: It does not say which way is better, or it sums too many numbers.

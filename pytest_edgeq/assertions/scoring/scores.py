@@ -45,15 +45,7 @@ class Scorer(Protocol):
     """Whether outputs come as torch tensors, whatever the reference gives."""
 
     def score(self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]) -> Any:
-        """
-        Score one sample; what is returned can be pickled, and is added by `add`.
-
-        Args:
-            index: Of the sample.
-            outputs: Float's and edge's, nested as the reference nests them.
-            label: As it was given.
-            batch: Lengths of the outputs' first dimensions.
-        """
+        """Score one sample; what is returned can be pickled, and is added by `add`."""
 
     def lost(self, scored: Any) -> float:
         """Return how much of the float score a sample has lost; 0 where it has no score."""

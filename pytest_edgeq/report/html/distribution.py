@@ -80,11 +80,6 @@ def distribution(
 
     Bins are whole steps of the scale wide and centred on codes: others would hold one code more or
     less than their neighbours, and draw a comb that is not in the values.
-
-    Args:
-        points: Of an output.
-        limits: The values of qmin and qmax.
-        scale: Of the output.
     """
     low = min(float(values.min()) for values in points.sides.values())
     high = max(float(values.max()) for values in points.sides.values())

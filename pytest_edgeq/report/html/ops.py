@@ -32,14 +32,7 @@ class OpRow:
 
 
 def op_rows(ops: Sequence[Mapping[str, Any]], layers: Mapping[str, Any] | None) -> list[OpRow]:
-    """
-    Return the ops in the order of the map.
-
-    Args:
-        ops: Of a model in the record.
-        layers: What localizing measured of one of its subgraphs; the record does not say which, so
-            it is taken for that of the first whose ops have the same names.
-    """
+    """Return the ops in the order of the map."""
     subgraphs: dict[int, list[OpRow]] = defaultdict(list)
     for op in ops:
         rows = subgraphs[op["subgraph"]]

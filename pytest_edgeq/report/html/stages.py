@@ -38,16 +38,7 @@ class OutputNoise:
 
 
 def noise_by_output(stages: Mapping[str, Mapping[str, Any]]) -> list[OutputNoise]:
-    """
-    Return the noise of each output that has any, the worst first.
-
-    Args:
-        stages: Of a comparison in the record.
-
-    Returns:
-        Empty where the flow has one stage alone. Outputs without an error, or with one that is not
-        finite, have no shares and are left out.
-    """
+    """Return the noise of each output that has any, the worst first."""
     parts = [stage for stage in _STAGES if stage in stages]
     if len(parts) < 2:
         return []

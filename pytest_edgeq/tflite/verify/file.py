@@ -26,12 +26,6 @@ def verify(
     """
     Check what the interpreter takes for granted of a flatbuffer that is whole.
 
-    Args:
-        model: Root table.
-        subgraphs: As read from it.
-        signatures: As read from it.
-        content: All bytes of the file.
-
     Raises:
         ValueError: Names the tensor, op or signature and what is wrong with it.
     """

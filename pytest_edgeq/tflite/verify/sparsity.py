@@ -41,14 +41,7 @@ def stored_elements(sparsity: Any, shape: Sequence[int]) -> int | str:
 
 
 def densified(sparsity: Any, shape: Sequence[int], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """
-    Return a sparse constant with its zeros.
-
-    Args:
-        sparsity: A layout that `stored_elements` has checked.
-        shape: Of the constant.
-        values: Those that are stored.
-    """
+    """Return a sparse constant with its zeros."""
     order, blocks = (
         _integers(each) for each in (sparsity.TraversalOrderAsNumpy(), sparsity.BlockMapAsNumpy())
     )
