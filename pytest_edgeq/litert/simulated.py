@@ -107,6 +107,7 @@ def share_scales(simulated: torch.fx.GraphModule) -> None:
     litert-torch 0.10.0 removes such an op (a dropout, `detach`, `clone`, `squeeze` of `unsqueeze`),
     and of the two quantize nodes keeps the first for the tensor and the second for the bias of the
     layer behind: the bias is read in another scale than it was written in (0.8 dB, no warning).
+    Where the shape changes, a RESHAPE stays in the file, and a QUANTIZE behind it.
     """
     for node in simulated.graph.nodes:
         if not _is_dequantized(node) or not _changes_nothing(node.args[0].args[0]):
@@ -117,6 +118,7 @@ def share_scales(simulated: torch.fx.GraphModule) -> None:
         # Of one dtype and one range of codes; channels have scales of their own.
         if (
             _is_dequantized(source)
+            and _quantized_shape(source) == _quantized_shape(node)
             and source.target is node.target
             and op_name(node) == "dequantize_per_tensor"
             and source.args[3:6] == node.args[3:6]
@@ -124,6 +126,12 @@ def share_scales(simulated: torch.fx.GraphModule) -> None:
             node.args[0].args = (node.args[0].args[0], *source.args[0].args[1:])
             node.args = (node.args[0], *source.args[1:])
     simulated.recompile()
+
+
+def _quantized_shape(dequantize: Any) -> tuple[int, ...] | None:
+    """Return the shape of the value that is quantized in front; None where the graph lacks it."""
+    value = dequantize.args[0].args[0].meta.get("val")
+    return None if value is None else tuple(value.shape)
 
 
 def _changes_nothing(node: Any) -> bool:

@@ -159,7 +159,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str | None]:
     """Return what errors depend on beside options and versions; as `build.data_changes`."""
     is_same = _kernels(old) == _kernels(new)
-    runtime = "" if is_same else f"runtime: {_runtime(old)} → {_runtime(new)}"
+    runtime = "" if is_same else f"runtime: {' → '.join(_runtimes(old, new))}"
     return {"runtime": runtime, **data_changes(old, new)}
 
 
@@ -273,15 +273,20 @@ def _kernels(data: Mapping[str, Any]) -> tuple[object, ...]:
     return data["runtime"], *(target.get(name) for name in ("machine", "features", "package"))
 
 
-def _runtime(data: Mapping[str, Any]) -> str:
-    """Name the runtime, and the machine of a target."""
-    target = data.get("target")
-    if not target:
-        return str(data["runtime"])
-    machine, package, release = (target.get(n) for n in ("machine", "package", "release"))
-    features = target.get("features")
-    told = f", {' '.join(map(str, features))}" if isinstance(features, list) else ""
-    return f"{data['runtime']} ({machine}, {package} {release}{told})"
+def _runtimes(*sides: Mapping[str, Any]) -> list[str]:
+    """Name the runtimes, with targets' machines, or their features where only these differ."""
+    known = [(str(data["runtime"]), data.get("target") or {}) for data in sides]
+    named = [[target.get(n) for n in ("machine", "package", "release")] for _, target in known]
+    if all(each == named[0] for each in named):
+        named = [target.get("features") or [] for _, target in known]
+        return [
+            f"{name} ({' '.join(map(str, n))})" if n else name
+            for (name, _), n in zip(known, named, strict=True)
+        ]
+    return [
+        f"{name} ({machine}, {package} {release})" if machine else name
+        for (name, _), (machine, package, release) in zip(known, named, strict=True)
+    ]
 
 
 def _floor(flow: str, rows: Mapping[_RowKey, _Row], key: _RowKey) -> float:

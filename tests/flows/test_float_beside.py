@@ -76,7 +76,7 @@ def test_a_float_file_that_is_not_the_references_is_found(
     other = maker.quantize(seeded(ResidualNet, seed=5), ResidualNet.sample_inputs(), quantizer=None)
     loaded = maker.load(other.tflite, reference=_reference, float_tflite=other.tflite)
     errors = maker.localize(loaded, list(samples(ResidualNet, 3)))
-    assert "the file in float does not compute what torch does" in errors.cause
+    assert "the file in float does not compute what the reference does" in errors.cause
 
 
 def test_the_float_file_of_another_model_is_refused(maker: Edgeq, made: QuantizedModel) -> None:

@@ -125,7 +125,7 @@ def test_errors_of_other_kernels_are_held_to_wider_limits(project: pytest.Pytest
     result = project.runpytest("--edgeq-runtime=pi", "-k", "compare")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*runtime: remembered on pi (aarch64, ai-edge-litert *, ASIMD), now on pi (*"]
+        ["*runtime: pi (aarch64, ai-edge-litert *) → pi (*); errors regressed: *"]
     )
 
 
