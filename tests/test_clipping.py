@@ -14,8 +14,10 @@ from torch import nn
 from fixtures.models import seeded
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.localize.mistakes import BIT_DB
 from pytest_edgeq.tflite.clamped import write_clamped
 from pytest_edgeq.tflite.edge import EdgeFile
+from tests.detection.sound import NETS, sound
 from tests.shared_cache import shared_cache
 
 Array = npt.NDArray[Any]
@@ -77,6 +79,28 @@ def test_tokens_that_the_calibration_never_had_are_found(tokens: QuantizedModel)
 def test_tokens_of_the_calibration_pass(tokens: QuantizedModel) -> None:
     """In another order, which is another sample."""
     assert _check(tokens, _ids(8, 2, 0, 32)) == ""
+
+
+def test_a_few_tokens_that_the_calibration_never_had_are_found(tokens: QuantizedModel) -> None:
+    """Chance explains how many values lie beyond, but not how far."""
+    ids = _ids(8, 2, 0, 32)
+    ids[7][0, 3:6] = torch.tensor([60, 50, 33])
+    text = _check(tokens, ids)
+    assert ": expected values within the range of its codes, [" in text.splitlines()[0]
+    assert "(sample 7)" in text.splitlines()[0]
+
+
+def test_samples_that_are_rare_in_the_calibrations_distribution_pass() -> None:
+    """Of 128 samples some exceed the largest of 32, and these few make most of the loss."""
+    net = NETS["Mlp"]
+    maker = Edgeq(cache_dir=shared_cache(), cache="on" if shared_cache() else "off")
+    made = sound(maker, net, "pt2e_static_int8")
+    outputs = [
+        maker.compare(made.quantized, samples).total.outputs["output_0"].sqnr_db
+        for samples in (made.evaluation, net.calibration())
+    ]
+    assert outputs[0] < outputs[1] - 2 * BIT_DB
+    assert _check(made.quantized, made.evaluation) == ""
 
 
 _G = np.random.default_rng(0)

@@ -65,10 +65,11 @@ def clipping_findings(
     clipping has made the rest. Values that an op behind clips as well, such as those below 0 in
     front of a ReLU, change nothing there.
 
-    The calibration samples must have lost less, by a bit (6.02 dB SQNR) or, where chance explains
-    how many values lie beyond, by two: a few of them are kept and run, and the worst counts. Where
-    they are not known, as of a loaded file, values must leave an eighth of all ranges by a tenth of
-    their width, or one by half of it, and more often than chance explains.
+    The calibration samples must have lost less, by a bit (6.02 dB SQNR): a few of them are kept and
+    run, and the worst counts. Where chance explains how many values lie beyond, as of 128 samples
+    some exceed the largest of 32, it must be two bits, and a range be left by half of its width.
+    Where calibration samples are not known, as of a loaded file, values must leave an eighth of all
+    ranges by a tenth of their width, or one by half of it, and more often than chance explains.
     """
     ranges = localizer.clipped_ranges()
     left = [each for each in ranges if each.is_clipped]
@@ -76,13 +77,16 @@ def clipping_findings(
         return []
     if input_findings(comparison.health):  # they explain what comes behind
         return []
+    is_chance = all(each.is_chance for each in left)
+    if is_chance and max(each.overshoot for each in left) < _VERY_FAR:
+        return []
     reference = quantized.float_model
     assert reference is not None, "unreachable because outputs were compared"
     runner = SampleRunner(quantized, runtime)
     with undisturbed(reference, quantized.name):
         try:
             calibrated = _output_sqnr(quantized, runner)
-            bits = 2 if all(each.is_chance for each in left) else 1
+            bits = 2 if is_chance else 1
             names = [
                 name
                 for name, errors in comparison.total.outputs.items()
