@@ -212,6 +212,8 @@ def _digits_sqnr_db(maker: Edgeq, model: nn.Module, **options: Any) -> float:
     return float(maker.compare(quantized, digits.held_out().samples()).total.sqnr_db)
 
 
+# Five epochs of training and two conversions: 25 s of CPU time.
+@pytest.mark.timeout(150)
 @pytest.mark.slow
 def test_training_beats_calibration_on_digits(maker: Edgeq) -> None:
     """
