@@ -194,12 +194,12 @@ def test_what_changed_since_the_baselines_is_said_first_and_once() -> None:
     """Before the first line, whichever finding that is, and no matter which baseline knows it."""
     since = "strict_export: True → False"
     gone = Finding(kind=OP_DTYPES_CHANGED, place=BASELINE, headline="ADD in float", since=(since,))
-    worse = replace(REGRESSED, since=(since, "weights: another checkpoint"))
+    worse = replace(REGRESSED, since=(since, "weights: changed"))
     text = Verdict([gone, worse]).text("Net", unwritten=False)
     assert text.splitlines()[0] == (
-        f"{since}, weights: another checkpoint; ADD in float [1 of 2 findings on Net]"
+        f"{since}, weights: changed; ADD in float [1 of 2 findings on Net]"
     )
-    assert text.count(since) == text.count("checkpoint") == 1
+    assert text.count(since) == text.count("weights: changed") == 1
 
 
 def test_other_evaluation_samples_explain_inputs_that_are_clipped() -> None:

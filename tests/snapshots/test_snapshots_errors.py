@@ -131,7 +131,7 @@ OPTIONS = {"quantizer": "pt2e_static_int8", "strict_export": "True"}
     [
         ({}, {}, ""),
         ({"strict_export": "False"}, {}, "strict_export: True → False; "),
-        ({}, {"weights": "b"}, "weights: another checkpoint; "),
+        ({}, {"weights": "b"}, "weights: changed; "),
         ({}, {"calibration": "d"}, "calibration: other samples; "),
         ({}, {"calibration": "d", "n_calibrated": 20}, "calibration: 32 → 20 samples; "),
         (
