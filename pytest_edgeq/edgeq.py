@@ -602,6 +602,7 @@ class Edgeq:
         """
         from dataclasses import replace
 
+        from pytest_edgeq.errors import failure, findings_of
         from pytest_edgeq.evaluation import Evaluation
         from pytest_edgeq.numerics.findings import (
             ERRORS_REGRESSED,
@@ -609,7 +610,7 @@ class Edgeq:
             Finding,
             input_findings,
         )
-        from pytest_edgeq.remember import errors_to_remember
+        from pytest_edgeq.remember import build_to_remember, errors_to_remember
         from pytest_edgeq.snapshots.errors import is_explained_by
 
         _require_comparison("check_errors", comparison)
@@ -618,8 +619,13 @@ class Edgeq:
                 "check_errors remembers by test: call it on the fixture `edgeq` in a test"
             )
 
-        measured = errors_to_remember(comparison)
         options = {} if comparison.quantized is None else comparison.quantized.options
+        try:
+            measured = errors_to_remember(comparison)
+        except AssertionError as error:
+            build = build_to_remember(comparison)
+            since = self._memory.changes("errors", name or "errors", build, options)
+            raise failure([replace(each, since=since) for each in findings_of(error)]) from None
 
         def explain(change: Finding, baseline: Mapping[str, Any]) -> tuple[Finding, ...]:
             if change.kind != ERRORS_REGRESSED:

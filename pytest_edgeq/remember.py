@@ -47,9 +47,8 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
     """
     _require_sound(comparison)
     return {
+        **build_to_remember(comparison),
         "flow": comparison.flow,
-        "runtime": comparison.runtime,
-        **({} if comparison.target is None else {"target": comparison.target.kernels}),
         "n_samples": comparison.total.n_samples,
         "fingerprint": comparison.fingerprint,
         "margin": {
@@ -61,9 +60,14 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
             },
             "float_noise_db": FLOAT_NOISE_DB,
         },
-        **comparison.build(),
         "errors": [_with_samples(row, comparison.stages) for row in _rows(comparison)],
     }
+
+
+def build_to_remember(comparison: Comparison) -> dict[str, Any]:
+    """Return what is stored of the build, and of the kernels that ran it."""
+    target = {} if comparison.target is None else {"target": comparison.target.kernels}
+    return {"runtime": comparison.runtime, **target, **comparison.build()}
 
 
 def _rows(comparison: Comparison) -> list[dict[str, Any]]:

@@ -10,11 +10,13 @@ from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
     ERRORS_REGRESSED,
+    INPUT_KINDS,
     LOSSES,
     NO_BASELINE,
     NO_HARM,
     NOT_STORED,
     OP_IN_FLOAT,
+    UNDO,
     Finding,
     explains,
     ordered,
@@ -58,21 +60,16 @@ class Verdict:
         told: set[str] = set()
         merged = []
         for number, each in enumerate(self._with_layers(found)):
-            kept = each
+            causes = tuple(cause for cause in each.causes if cause not in told)
+            kept = replace(each, causes=causes, fix="" if each.fix in told else each.fix)
             behind = [place for place, one in enumerate(found[:number], 1) if explains(one, each)]
             if behind:
-                causes = tuple(cause for cause in each.causes if cause not in told)
-                kept = replace(
-                    each,
-                    causes=(*causes, f"explained by [{behind[0]}]"),
-                    explained_by=(),
-                    fix="",
-                )
-            elif each.fix in told:
-                kept = replace(each, fix="")
+                known = f"explained by [{behind[0]}]"
+                kept = replace(kept, causes=(*causes, known), explained_by=(), fix="")
             blamed = tuple(one for one in kept.explained_by if one.sentence not in told)
             kept = replace(kept, explained_by=blamed)
-            told |= {*each.causes, each.fix, *(one.sentence for one in each.explained_by)}
+            for one in (each, *each.explained_by):
+                told |= {*one.causes, one.fix, one.sentence}
             if each.command and each.kind != NO_BASELINE and not only_baselines:
                 kept = replace(kept, command="once the other findings are fixed")
             merged.append(kept)
@@ -113,8 +110,13 @@ class Verdict:
 
 
 def _with_changes_first(found: list[Finding]) -> list[Finding]:
-    """Say what changed since the baselines once, before the first finding."""
+    """Say what changed since the baselines once, before the first finding, and to undo it."""
     since = tuple(dict.fromkeys(change for each in found for change in each.since))
+    if not since:
+        return found
+    # A baseline is stored of sound models alone, so what changed has brought these.
+    spoiled = {*INPUT_KINDS, *LOSSES}
+    found = [replace(each, fix=UNDO) if each.kind in spoiled else each for each in found]
     return [replace(each, since=() if place else since) for place, each in enumerate(found)]
 
 

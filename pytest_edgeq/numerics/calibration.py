@@ -9,8 +9,6 @@ LEAST_SCALE: Final = 2.0**-12
 
 _AT_LEAST_SCALE = "PT2E gives no scale below 2⁻¹²"
 
-_OUTLIER = "a calibration sample is an outlier (compare the greatest values of each)"
-
 _CHANGED = "the model's weights or code changed after the calibration"
 
 # More samples do not help.
@@ -68,12 +66,11 @@ class Calibration(NamedTuple):
                 "calibration sample is an outlier (compare the greatest values of each), or "
                 f"{_CHANGED}"
             )
-        else:
-            cause = (
-                f"either {_OUTLIER}, or the evaluated samples are other data or preprocessed "
-                "otherwise (then edgeq.localize finds the ranges filled by the calibration samples)"
-            )
-        return Reason((cause,))
+            return Reason((cause,))
+        return Reason(
+            fix="compare the values of the calibration samples, one of which may be an outlier, "
+            "with those of the evaluated samples, which may be preprocessed otherwise"
+        )
 
     def too_narrow(self, *, on_more: bool = False) -> Reason:
         """Return the cause of a range that clips values, or the calibration that mends it."""

@@ -337,7 +337,9 @@ class OutputHealth:
                 kind=ZERO_OUTPUT,
                 place=self._place,
                 symptom=f"zero in all {self.n_elements} elements, {spread}",
-                causes=("a layer was wiped, or the samples do not differ",),
+                fix=f"{_LOCALIZE} names the layer"
+                if reference.high or reference.low
+                else "give samples for which the output is not zero",
                 harm=USELESS,
             )
         step = (self.spec.scale or 0.0) / 2
@@ -347,8 +349,7 @@ class OutputHealth:
             kind=CONSTANT_OUTPUT,
             place=self._place,
             symptom=f"{actual.low:.6g} in all {self.n_elements} elements, {spread}",
-            causes=("a layer was wiped, or its scale is far too large",),
-            fix=f"{_LOCALIZE} names it",
+            fix=f"{_LOCALIZE} names the layer",
             harm=USELESS,
         )
 

@@ -179,8 +179,8 @@ def fewer_samples(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if not after or 2 * after >= before:
         return []
     return [
-        f"expected at least half of the baseline's {before} different calibration samples, got "
-        f"{after}: what they do not reach will be clipped"
+        "expected at least half of the baseline's different calibration samples, got "
+        f"{after / before:.0%}: what they do not reach will be clipped"
     ]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.errors import failure
-from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place, text_of
+from pytest_edgeq.numerics.findings import NO_BASELINE, UNDO, Finding, Place, text_of
 from pytest_edgeq.snapshots import store
 from pytest_edgeq.snapshots.build import is_known, option_changes
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
@@ -68,7 +68,7 @@ def _with_origin(
     options = option_changes(stored.options, claim.options)
     since = (*options, *filter(None, others.values()), *versions)
     if since or change.fix:
-        fix = change.fix or "undo what changed since the baseline"
+        fix = change.fix or UNDO
         return replace(change, since=since, fix=fix)
     has_options = bool(stored.options) and is_known(claim.options)
     same = ["options", *(name for name, other in others.items() if other == "")]
@@ -216,6 +216,33 @@ class SnapshotSession:
                 command=f"would be refused: {refusal.title}" if refusal is not None else accept,
             )
         raise failure([found])
+
+    def changes(
+        self, kind: str, name: str, data: Mapping[str, Any], options: Mapping[str, str]
+    ) -> tuple[str, ...]:
+        """
+        Return what changed since the baseline, of a measurement that cannot be compared with it.
+
+        Args:
+            kind: Of the baseline.
+            name: Of the baseline.
+            data: The part of a measurement that `Kind.changes` reads.
+            options: Of `quantize`.
+
+        Raises:
+            ValueError: The file cannot be read.
+            RuntimeError: No test body is running.
+        """
+        owner = self._body(kind, name).owner
+        path = self.layout.path(owner, name)
+        try:
+            stored = self._read(path, kind, KINDS[kind], name, owner, Claim(kind, {}, "unreadable"))
+        except FileNotFoundError:
+            return ()
+        others = KINDS[kind].changes(stored.data, data)
+        versions = version_changes(stored.producer, self._versions)
+        since = (*option_changes(stored.options, options), *filter(None, others.values()))
+        return (*since, *versions)
 
     def _refuse(self, path: Path, claim: Claim, refusal: Finding | None) -> None:
         """Raise if there is a reason not to store what is claimed."""

@@ -32,7 +32,7 @@ ZERO = Finding(
     expected="values from 0.5 to 3",
     got="zero in all 40 elements",
     harm=USELESS,
-    causes=("a layer was wiped, or the samples do not differ",),
+    fix="edgeq.localize(model, samples) names the layer",
 )
 
 

@@ -126,6 +126,23 @@ def test_what_was_built_otherwise_stands_before_the_rows(check: Check, data: Dat
 OPTIONS = {"quantizer": "pt2e_static_int8", "strict_export": "True"}
 
 
+def test_what_changed_is_known_where_errors_cannot_be_compared(
+    tmp_path: Path, check: Check, data: Data
+) -> None:
+    """An output of zeros has no errors; nothing changed where no baseline is stored."""
+    owner = Owner(tmp_path / "test_x.py", "test_y")
+    memory = SnapshotSession(Layout(tmp_path))
+    build = {"runtime": "xnnpack", "weights": "a", "calibration": "d"}
+    with memory.running(owner, "call"):
+        assert memory.changes("errors", "errors", build, OPTIONS) == ()
+        check(data | {"weights": "a", "calibration": "c"}, "new", options=OPTIONS)
+        known = memory.changes("errors", "errors", build, OPTIONS | {"strict_export": "False"})
+        assert known[:2] == ("strict_export: True → False", "calibration: other samples")
+        same = memory.changes("errors", "errors", build | {"calibration": "c"}, OPTIONS)
+        assert not any("calibration" in each for each in same)
+        assert memory.record(owner)["claims"] == []
+
+
 @pytest.mark.parametrize(
     ("options", "change", "first"),
     [
@@ -329,8 +346,8 @@ def test_less_than_half_of_the_calibration_samples_is_told(check: Check, data: D
     for known in (16, 64, 0):
         check({**data, "n_calibrated": known})
     assert failure(check, {**data, "n_calibrated": 1}).startswith(
-        "calibration: 32 → 1 samples; expected at least half of the baseline's 32 different "
-        "calibration samples, got 1: what they do not reach will be clipped\n"
+        "calibration: 32 → 1 samples; expected at least half of the baseline's different "
+        "calibration samples, got 3%: what they do not reach will be clipped\n"
     )
 
 
