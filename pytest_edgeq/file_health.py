@@ -55,13 +55,7 @@ def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Fin
     """Return a finding for each op whose quantization TFLite's kernels do not compute."""
     entries = {(entry.subgraph, entry.index): entry for entry in edge.op_dtypes}
     return tuple(
-        Finding(
-            kind=each.rule,
-            place=_op(entries[each.op.subgraph, each.op.index]),
-            symptom=each.symptom,
-            causes=(each.cause,),
-            fix=each.fix,
-        )
+        each.finding(entries[each.op.subgraph, each.op.index].module)
         for each in violations(edge.graph)
         if each.is_warning is warnings
     )

@@ -16,15 +16,23 @@ class UnrunnableError(RuntimeError):
         told: What the text says of it, behind `the xnnpack runtime `.
         is_lacking: Whether the kernels lack an op of the file, or cannot take files of its kind;
             others can.
+        broken: The rule of the kernels that the refused op does not keep, where there is one.
     """
 
-    def __init__(self, runtime: str, told: str, *, is_lacking: bool = False) -> None:
+    def __init__(
+        self, runtime: str, told: str, *, is_lacking: bool = False, broken: Finding | None = None
+    ) -> None:
         super().__init__(runtime, told)
         self.runtime, self.told, self.is_lacking = runtime, told, is_lacking
+        self.broken = broken
 
     def __str__(self) -> str:
         """Say it of the one runtime."""
-        return f"the {self.runtime} runtime {self.told}"
+        first, *lines = self.told.splitlines()
+        if self.broken is not None:
+            lines = [f"cause: {'; '.join((self.broken.symptom, *self.broken.causes))}", *lines]
+            lines.insert(1, f"fix: {self.broken.fix}")
+        return "\n".join([f"the {self.runtime} runtime {first}", *lines])
 
 
 class CrashedError(UnrunnableError):
@@ -45,12 +53,12 @@ class CrashedConversionError(RuntimeError):
 
 def grouped(refusals: Iterable[UnrunnableError]) -> list[Finding]:
     """Return findings on refusals, one for all runtimes that say the same."""
-    names: dict[str, list[str]] = {}
+    names: dict[tuple[str, Finding | None], list[str]] = {}
     for each in refusals:
-        known = names.setdefault(each.told, [])
+        known = names.setdefault((each.told, each.broken), [])
         known += [] if each.runtime in known else [each.runtime]
     found = []
-    for told, known in names.items():
+    for (told, broken), known in names.items():
         title, *lines = f"the {_listed(known)} {told}".splitlines()
         place = Place("runtime", ", ".join(known))
         found.append(
@@ -59,6 +67,7 @@ def grouped(refusals: Iterable[UnrunnableError]) -> list[Finding]:
                 place=place,
                 headline=title,
                 evidence=tuple(lines),
+                explained_by=() if broken is None else (broken,),
                 harm=BLOCKING,
             )
         )

@@ -26,6 +26,7 @@ from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
     CLIPPED_INPUT,
     CLIPPED_OUTPUT,
+    COARSE_INPUT,
     ERRORS_REGRESSED,
     FILE,
     LOSSY_EVERYWHERE,
@@ -200,6 +201,23 @@ def test_what_changed_since_the_baselines_is_said_first_and_once() -> None:
         f"{since}, weights: changed; ADD in float [1 of 2 findings on Net]"
     )
     assert text.count(since) == text.count("weights: changed") == 1
+
+
+def test_the_fix_of_an_input_is_to_undo_what_changed() -> None:
+    """Where it is known that the calibration changed, there is nothing to find out."""
+    coarse = Finding(
+        kind=COARSE_INPUT,
+        place=Place("input", "x"),
+        symptom="2 codes of 256",
+        harm=Harm.decibels(40),
+        fix="compare the values of the calibration samples",
+    )
+    worse = replace(REGRESSED, since=("calibration: other samples",))
+    assert Verdict([worse, coarse]).text("Net", unwritten=False).splitlines()[:2] == [
+        "calibration: other samples; input 'x': 2 codes of 256 [1 of 2 findings on Net]",
+        "fix: undo what changed since the baseline",
+    ]
+    assert coarse.fix in Verdict([REGRESSED, coarse]).text("Net", unwritten=False)
 
 
 def test_other_evaluation_samples_explain_inputs_that_are_clipped() -> None:
@@ -717,7 +735,8 @@ def test_the_text_of_a_file_that_kernels_refuse(tmp_path: Path) -> None:
         r"REDUCE_MAX \(op 0\) \[1 of \d findings on _Greatest\]",
         first,
     )
-    assert lines[0].startswith("cause: its output has scale 0.2, which is 2 × input 0's 0.1: its ")
+    broken = "its output: expected input 0's scale 0.1, got 0.2 (2 ×)"
+    assert lines[0].startswith(f"cause: REDUCE_MAX #0: {broken}; its ")
     assert "SharedQuantizationSpec" in lines[0]
     assert lines[1].startswith("the kernels said: ")
     assert "(scale of the input 0.1, of the output 0.2)" in lines[1]
@@ -726,6 +745,7 @@ def test_the_text_of_a_file_that_kernels_refuse(tmp_path: Path) -> None:
         "what is between them, refuses the file",
         _NOTE,
     ]
+    assert sum("SharedQuantizationSpec" in line for line in lines) == 1
 
     refused = r"the builtin runtime cannot run the \.tflite file: REDUCE_MAX \(op 0\)\ncause: "
     with pytest.raises(RuntimeError, match=refused):
@@ -809,7 +829,7 @@ def test_an_output_that_is_worse_than_zeros_is_found(
     assert re.search(
         r"output 'output_0': expected 4.4 dB SQNR or more, which is one bit of it, got "
         r"-[56]\.\d+ dB "
-        r"\(rms [\d.]+ in torch, rms error [\d.]+\)",
+        r"\(rms of torch [\d.]+, of the error [\d.]+\)",
         text,
     ), text
 

@@ -15,6 +15,7 @@ from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
+    CANNOT_RUN,
     FILE,
     LOST_OUTPUT,
     OTHER_FILE,
@@ -154,10 +155,20 @@ class Gate:
         """
         Add one finding a kind: what is wrong with one output is often wrong with all.
 
-        Rules of kernels are findings of the layers, where these were measured.
+        Rules of kernels are findings of the layers, where these were measured, or of a refusal.
         """
         told = RULE_NAMES if layers is not None else ()
-        health = [each for each in comparison.health if each.kind not in told]
+        refused = {
+            (each.kind, each.place.op)
+            for found in self.verdict.findings
+            if found.kind == CANNOT_RUN
+            for each in found.explained_by
+        }
+        health = [
+            each
+            for each in comparison.health
+            if each.kind not in told and (each.kind, each.place.op) not in refused
+        ]
         if any(each.nonfinite_reference for each in comparison.total.outputs.values()):
             self._of_torch = True
         for kind in dict.fromkeys(each.kind for each in health):
@@ -192,8 +203,8 @@ class Gate:
                     kind=LOST_OUTPUT,
                     place=Place("output", name),
                     expected=f"{ONE_BIT_DB:.3g} dB SQNR or more, which is one bit of it",
-                    got=f"{errors.sqnr_db:.3g} dB (rms {rms:.3g} in torch, rms error "
-                    f"{errors.rmse:.3g})",
+                    got=f"{errors.sqnr_db:.3g} dB (rms of {self._quantized.reference_name} "
+                    f"{rms:.3g}, of the error {errors.rmse:.3g})",
                     harm=USELESS,
                     causes=causes,
                     fix=fix,

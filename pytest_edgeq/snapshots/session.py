@@ -218,7 +218,7 @@ class SnapshotSession:
         raise failure([found])
 
     def changes(
-        self, kind: str, name: str, data: Mapping[str, Any], options: Mapping[str, str]
+        self, kind: str, name: str, data: dict[str, Any], options: Mapping[str, str]
     ) -> tuple[str, ...]:
         """
         Return what changed since the baseline, of a measurement that cannot be compared with it.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pytest_edgeq.numerics.findings import Finding, Place
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.graph import OpGraph
@@ -80,10 +81,15 @@ class Violation:
     fix: str
     is_warning: bool = False
 
-    @property
-    def sentence(self) -> str:
-        """Symptom, cause and fix."""
-        return f"{self.symptom}: {self.cause}; {self.fix}"
+    def finding(self, module: str | None = None) -> Finding:
+        """Return the finding on the op, which is computed by this module."""
+        return Finding(
+            kind=self.rule,
+            place=Place("op", self.op.name, self.op.index, module),
+            symptom=self.symptom,
+            causes=(self.cause,),
+            fix=self.fix,
+        )
 
 
 def violations(graph: OpGraph) -> Iterator[Violation]:

@@ -113,11 +113,12 @@ def refusal(
     missing = _MISSING.search(error)
     op, name = _refusing_op(error, graph, missing, load)
     place = f": {name}" if op is None and name else "" if op is None else f": {where(op)}"
-    broken = None if op is None else next(violations_of(graph, op), None)
+    violated = () if op is None or missing is not None else violations_of(graph, op)
+    broken = next((each.finding() for each in violated if not each.is_warning), None)
     if missing is not None:
         meaning: str | None = _lacks(graph, op, missing, load)
-    elif broken is not None and not broken.is_warning:
-        meaning = broken.sentence
+    elif broken is not None:
+        meaning = None
     elif op is not None and _UNNAMED in error:
         meaning = _no_kernel(graph, op)
     else:
@@ -133,7 +134,7 @@ def refusal(
     # Their words hold names of the file.
     lines.append("the kernels said: " + "\n".join(map(printable, said.splitlines())))
     is_lacking = missing is not None or any(each.search(error) for each, _ in _OTHER_KIND)
-    return UnrunnableError(runtime, "\n".join(lines), is_lacking=is_lacking)
+    return UnrunnableError(runtime, "\n".join(lines), is_lacking=is_lacking, broken=broken)
 
 
 def _refusing_op(

@@ -190,16 +190,17 @@ def unexpected_qparams(
         A sentence, or None where they are the same.
     """
     (scale, zero_point), (wanted, wanted_point) = actual, expected
-    parts = []
+    wants, gets = [], []
     if np.float32(scale) != np.float32(wanted):
         times = ratio_text(float(np.float64(np.float32(scale)) / np.float32(wanted)))
-        parts.append(f"scale {scale:.6g}, which is {times} × {whose}'s {wanted:.6g}")
+        wants.append(f"scale {wanted:.6g}")
+        gets.append(f"{scale:.6g} ({times} ×)")
     if zero_point != wanted_point:
-        parts.append(
-            f"zero point {zero_point}, where {whose} has {wanted_point} "
-            f"({zero_point - wanted_point:+d})".replace("(-", "(−")
-        )
-    return f"{what} has {' and '.join(parts)}" if parts else None
+        wants.append(f"zero point {wanted_point}")
+        gets.append(f"{zero_point} ({zero_point - wanted_point:+d})".replace("(-", "(−"))
+    if not wants:
+        return None
+    return f"{what}: expected {whose}'s {' and '.join(wants)}, got {' and '.join(gets)}"
 
 
 def ratio_text(value: float) -> str:

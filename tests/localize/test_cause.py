@@ -120,7 +120,7 @@ def test_a_finding_stands_before_an_excess() -> None:
 
 def test_a_weight_stands_before_the_scale_that_follows_from_it() -> None:
     """A rebuild with another weight has other scales, too, also in front of it."""
-    scale = wrong("its output has scale 0.2, which is 2 × the reference's 0.1", WRONG_QPARAMS)
+    scale = wrong("its output: expected the reference's scale 0.1, got 0.2 (2 ×)", WRONG_QPARAMS)
     errors = judged({1: {"findings": (scale,)}, 5: {"findings": ("the weight's codes: negated",)}})
     assert errors.culprit is not None
     assert errors.culprit.index == 5
@@ -158,9 +158,8 @@ def test_the_worst_of_several_losses_is_to_blame() -> None:
 
 
 TOO_WIDE = (
-    "either a calibration sample is an outlier (compare the greatest values of each), or the "
-    "evaluated samples are other data or preprocessed otherwise (then edgeq.localize finds the "
-    "ranges filled by the calibration samples)"
+    "compare the values of the calibration samples, one of which may be an outlier, with those of "
+    "the evaluated samples, which may be preprocessed otherwise"
 )
 
 LOSSY: dict[str, tuple[dict[str, Any], str]] = {

@@ -342,10 +342,10 @@ def test_unexpected_parameters() -> None:
     """Exactly as float32, and the ratio."""
     assert unexpected_qparams("output", (float(np.float32(0.1)), 3), (0.1, 3)) is None
     assert unexpected_qparams("output", (0.102, -1), (0.1, 3)) == (
-        "output has scale 0.102, which is 1.02 × the reference's 0.1 and zero point -1, where the "
-        "reference has 3 (−4)"
+        "output: expected the reference's scale 0.1 and zero point 3, got 0.102 (1.02 ×) and -1 "
+        "(−4)"
     )
     nearly = float(np.nextafter(np.float32(0.1), np.float32(1)))
     assert unexpected_qparams("input 0", (nearly, 0), (0.1, 0)) == (
-        "input 0 has scale 0.1, which is (1 + 7.5e-08) × the reference's 0.1"
+        "input 0: expected the reference's scale 0.1, got 0.1 ((1 + 7.5e-08) ×)"
     )

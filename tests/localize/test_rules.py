@@ -48,7 +48,8 @@ def test_an_op_that_does_not_rescale(op: str) -> None:
         )
 
     assert cause((1 / 32, 5)).startswith(
-        f"{op} #0: its output has scale 0.03125, which is 2 × input 0's 0.015625 and zero point 5"
+        f"{op} #0: its output: expected input 0's scale 0.015625 and zero point 3, got 0.03125 "
+        "(2 ×) and 5 (+2)"
     )
     assert op not in cause(_SHARED)
 

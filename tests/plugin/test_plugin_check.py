@@ -217,7 +217,9 @@ def test_a_verbose_run_names_what_a_loaded_file_breaks(pytester: pytest.Pytester
     content = one_op("RESHAPE", [taken], [made], "ReshapeOptions", newShape=[1, 8])
     (pytester.path / "wrong.tflite").write_bytes(content)
     pytester.makepyfile("def test_it(edgeq):\n    edgeq.load('wrong.tflite')")
-    line = "Info: wrong: same_scale: RESHAPE #0: its output has scale 0.2, which is 2 × *"
+    line = (
+        "Info: wrong: same_scale: RESHAPE #0: its output: expected input 0's scale 0.1, got 0.2 *"
+    )
 
     pytester.runpytest("-v").stdout.fnmatch_lines([line])
     pytester.runpytest().stdout.no_fnmatch_line(line)

@@ -192,7 +192,9 @@ def test_the_fill_value_of_a_pad_has_the_parameters_of_the_output() -> None:
 
     assert not found(sound_file)
     [violation] = found(broken)
-    assert violation.sentence.startswith("constant_values has zero point 0, where the output has 3")
+    assert violation.finding().message.startswith(
+        "constant_values: expected the output's zero point 3, got 0"
+    )
     assert all(run(broken, runtime, [np.zeros((1, 4), np.int8)]) is None for runtime in RESOLVERS)
 
 
@@ -346,7 +348,7 @@ def test_a_weight_zero_point_that_cpu_kernels_compute_is_a_warning(data: str) ->
     [warning] = found(layer(**case)[0])
 
     assert (warning.rule, warning.is_warning) == (WEIGHT_ZERO_POINT, True)
-    assert "accelerators may refuse" in warning.sentence
+    assert "accelerators may refuse" in warning.finding().message
     assert max(errors_of(case).values()) <= 1.5
 
 

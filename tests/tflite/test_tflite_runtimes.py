@@ -247,8 +247,8 @@ def test_a_softmax_with_another_scale_is_refused_with_the_reason() -> None:
         EdgeFile(_softmax(1 / 128)).runner("builtin")
     lines = str(caught.value).splitlines()
     assert lines[0] == "the builtin runtime cannot load the .tflite file: SOFTMAX (op 0)"
-    assert "scale=1/256" in lines[1]
-    assert lines[2].startswith("the kernels said: ")
+    assert "scale=1/256" in lines[2]
+    assert lines[3].startswith("the kernels said: ")
 
 
 def test_a_kernel_that_hands_codes_on_says_which_scales_differ() -> None:
@@ -272,9 +272,10 @@ def test_a_kernel_that_hands_codes_on_says_which_scales_differ() -> None:
         lines = texts[-1].splitlines()
         assert lines[0] == f"the {runtime} runtime cannot run the .tflite file: REDUCE_MAX (op 0)"
         assert lines[1].startswith(
-            "cause: its output has scale 0.2, which is 2 × input 0's 0.1: its "
+            "cause: its output: expected input 0's scale 0.1, got 0.2 (2 ×); its "
         )
-        assert "scale of the input 0.1, of the output 0.2" in lines[2]
+        assert "SharedQuantizationSpec" in lines[2]
+        assert "scale of the input 0.1, of the output 0.2" in lines[3]
     assert texts[0].replace("builtin", "reference") == texts[1]
 
 
