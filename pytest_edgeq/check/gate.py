@@ -23,6 +23,7 @@ from pytest_edgeq.numerics.findings import (
     USELESS,
     WRONG_OUTPUT,
     WRONG_RESULT,
+    ZERO_OUTPUT,
     Finding,
     Harm,
     Place,
@@ -188,6 +189,11 @@ class Gate:
     def _look_at_total(self, total: StageErrors, calibration: Calibration) -> None:
         """Outputs of which less than a bit is left."""
         for name, errors in total.outputs.items():
+            if errors.degenerate and not self.verdict.has([ZERO_OUTPUT]):
+                self.verdict.notes.append(
+                    f"output {name!r} is zero in the reference and in the file on all samples: "
+                    "nothing of it was compared; use samples for which it is not zero"
+                )
             rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
             # `near_ties` judges what an op has chosen.
             if errors.chosen or not errors.sqnr_db < ONE_BIT_DB or is_below_a_step(errors):

@@ -105,6 +105,10 @@ def _reference(
     given: Any, opened: Callable[[TflitePath | bytes], EdgeFile], key: str | None
 ) -> Callable[..., Any]:
     """Return what is called for a signature: what was given, or the file that it names."""
+    owner = getattr(given, "__self__", None)
+    if isinstance(owner, QuantizedModel) and given == owner.run and owner.edge.is_stateful:
+        # `run` starts anew at each call, samples are a stream.
+        given = owner
     if isinstance(given, QuantizedModel):
         given = given.edge.apart()
     elif isinstance(given, (str, bytes, os.PathLike)):

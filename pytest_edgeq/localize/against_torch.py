@@ -23,11 +23,14 @@ from pytest_edgeq import litert
 from pytest_edgeq.kernels import float_bound
 from pytest_edgeq.kernels.site import ULP
 from pytest_edgeq.localize.float_forms import Forms, axis_orders, paired
+from pytest_edgeq.localize.measured import Codes, code_limits
 from pytest_edgeq.localize.moves import DRAWS, FEW_DRAWS, Moves
 from pytest_edgeq.localize.repairs import misordered_op, repaired_op
 from pytest_edgeq.measurement import Arrays
 from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module
+from pytest_edgeq.tflite.boundary import decode
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.end_quantization import quantized_output
 from pytest_edgeq.tflite.op_facts import MOVING
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.runtimes import Runner
@@ -60,6 +63,9 @@ nothing of float32.
 
 _ULPS = 16.0
 """The same where torch is exact by chance, in units in the last place of the greatest value."""
+
+_TIMES_ROUNDED = 2.0
+"""How much further from the form than the file a reference may be that quantizes by itself."""
 
 _KEPT = 8
 """Samples, of those whose difference float32 does not explain, that are judged together."""
@@ -328,6 +334,8 @@ class AgainstTorch:
 
     Attributes:
         parting: Where the form leaves torch; None while it does not.
+        is_rounded: Whether all that the reference gives are codes of the file, on samples where the
+            form leaves it: it quantizes by itself.
         aligned: The form that computes what torch does, where constants alone make the file's own
             leave it; else None.
     """
@@ -349,6 +357,7 @@ class AgainstTorch:
         self._tolerance = Tolerance(self._wanted, n_ops)
         self._peaks = [0.0] * len(self._wanted)
         self.parting: Parting | None = None
+        self.is_rounded = False
 
     def update(
         self,
@@ -400,6 +409,7 @@ class AgainstTorch:
         samples, self._open = self._open + ([] if furthest is None else [furthest[1]]), []
         if not samples:
             return
+        samples = self._within_rounding(samples)
         nearest = self._forms.is_nearest
         if nearest and self._is_explained_by_constants([(e.sample, e.torchs) for e in samples]):
             return
@@ -413,6 +423,36 @@ class AgainstTorch:
         for each in samples[: place + 1] if self._form.is_stateful else samples[place : place + 1]:
             self._run(self._form, each.sample)
         self.parting = self._located(samples[place].sample, samples[place].torchs, parting)
+
+    def _within_rounding(self, samples: list[_Open]) -> list[_Open]:
+        """
+        Allow a reference that quantizes by itself to be as far from the form as the file is.
+
+        It is one if all that it gives for the quantized outputs of the file are codes of these.
+        """
+        graph, signature = self._quantized.graph, self._quantized.edge.signature
+        tensors = [quantized_output(graph, signature, border) for border in signature.outputs]
+        coded = [
+            _is_coded(value, limits)
+            for each in samples
+            for tensor, (value, _) in zip(tensors, each.torchs, strict=True)
+            if (limits := code_limits(tensor)) is not None and value.dtype.kind == "f"
+        ]
+        self.is_rounded = bool(coded) and all(coded)
+        if not self.is_rounded:
+            return samples
+        edge, names = self._quantized.edge.apart(), list(self._quantized.input_names)
+        allowed = []
+        for each in samples:
+            codes = edge.run(names, each.sample.arrays(), "builtin")
+            roundings = [
+                known + _TIMES_ROUNDED * _rms(_finite(made - decode(code, border).astype("f8")))
+                for known, made, code, border in zip(
+                    each.roundings, each.made, codes, signature.outputs, strict=True
+                )
+            ]
+            allowed.append(dataclasses.replace(each, roundings=roundings))
+        return allowed
 
     def _is_open(self, torchs: _Torchs) -> bool:
         """Whether a difference on one sample alone says nothing."""
@@ -814,6 +854,20 @@ def _is_within(moves: Moves, output: int, group: Sequence[int], distance: _Dista
     """Whether float32 and the rounding of constants explain a distance."""
     float32 = distance.allowed * math.sqrt(distance.count)
     return math.sqrt(distance.noise) <= float32 + math.sqrt(moves.limit(output, group))
+
+
+def _is_coded(values: Array, limits: Codes) -> bool:
+    """Whether floats are values of codes, but for a rounding of float32."""
+    values = _finite(values.astype(np.float64))
+    steps = np.rint(values / limits.scale)
+    low, high = limits.low - limits.zero_point, limits.high - limits.zero_point
+    near = np.abs(values - steps * limits.scale) <= ULP * np.abs(values)
+    return bool((near & (steps >= low) & (steps <= high)).all())
+
+
+def _finite(values: Array) -> Array:
+    finite: Array = values[np.isfinite(values)]
+    return finite
 
 
 def _peak(values: Array) -> float:

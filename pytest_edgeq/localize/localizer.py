@@ -201,11 +201,16 @@ class Localizer:
         self._modules = forms.modules
         quantized = self._quantized
         if forms.reference is None and not quantized.is_float_file_reference:
-            self.notes.append(
-                f"{quantized.reference_name} quantizes by itself: its outputs were compared with "
-                "the file's, and ops with their own form in float alone"
-            )
+            self._note_rounding()
         self.prepare(forms.exact)
+
+    def _note_rounding(self) -> None:
+        note = (
+            f"{self._quantized.reference_name} quantizes by itself: its outputs were compared with "
+            "the file's, and ops with their own form in float alone"
+        )
+        if note not in self.notes:
+            self.notes.append(note)
 
     def prepare(self, form: EdgeFile) -> None:
         """Prepare to measure ops beside those of a float form, without holding it against torch."""
@@ -435,6 +440,8 @@ class Localizer:
         """
         if self._count:
             self._torch.settle()
+            if self._torch.is_rounded:
+                self._note_rounding()
 
     def result(self) -> LayerErrors:
         """
@@ -666,7 +673,7 @@ class Localizer:
             self._outputs[key] = _Output(
                 op,
                 made.place,
-                None if limits is None else Codes(*limits),
+                limits,
                 channels,
                 bound,
                 slack,

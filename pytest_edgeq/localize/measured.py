@@ -368,10 +368,10 @@ def _greater(known: float, values: Array) -> float:
     return max(known, _finite(max(-float(values.min()), float(values.max()))))
 
 
-def code_limits(tensor: Tensor) -> tuple[int, int, float, int] | None:
-    """Least and greatest code, scale and zero point; None of what has not one scale."""
+def code_limits(tensor: Tensor) -> Codes | None:
+    """Return what codes stand for; None of what has not one scale."""
     parameters = qparams(tensor)
-    return None if parameters is None else (*code_range(tensor.dtype), *parameters)
+    return None if parameters is None else Codes(*code_range(tensor.dtype), *parameters)
 
 
 def by_channel(tensor: Tensor, codes: Array) -> npt.NDArray[np.float32]:

@@ -220,9 +220,8 @@ class Readers:
             limits = code_limits(self._subgraph.tensors[tensor])
             if limits is not None and own.beyond_low + own.beyond_high:
                 # No value that is cut is chosen.
-                codes = Codes(*limits)
-                beyond = [_beyond(codes, x.whole_least, x.whole_greatest) for x in there]
-                if there and max(beyond) <= _most_beyond(codes, [own]):
+                beyond = [_beyond(limits, x.whole_least, x.whole_greatest) for x in there]
+                if there and max(beyond) <= _most_beyond(limits, [own]):
                     found.add(number)
                     continue
             # A quarter of the power is half of the size.
@@ -265,16 +264,15 @@ class Readers:
         to all in front that the quantizer gave none. Of what is chosen or joined it gives the scale
         of one operand to the others.
         """
-        limits = code_limits(self._graph.tensor(op, op.outputs[0]))
-        if limits is None:
+        own = code_limits(self._graph.tensor(op, op.outputs[0]))
+        if own is None:
             return None
-        own = Codes(*limits)
         most = _most_beyond(own, [each for _, each in measured[op.index]])
         left, seen = [op.outputs[0]], {op.outputs[0]}
         while left:
             for reader in self._subgraph.consumers[left.pop(0)]:
                 made = [i for i in reader.outputs if i not in seen]
-                made = [i for i in made if code_limits(self._subgraph.tensors[i]) == limits]
+                made = [i for i in made if code_limits(self._subgraph.tensors[i]) == own]
                 left += made
                 seen.update(made)
                 values = [each for tensor, each in measured.get(reader.index, ()) if tensor in made]
@@ -318,7 +316,7 @@ class Readers:
         for index in reader.inputs if reader.name in _JOINS else ():
             limits = None if index < 0 else code_limits(self._subgraph.tensors[index])
             maker = self._subgraph.producer.get(index)
-            if maker is None or index in seen or limits is None or Codes(*limits) != own:
+            if maker is None or index in seen or limits != own:
                 continue
             values = [each for tensor, each in measured.get(maker.index, ()) if tensor == index]
             if any(_beyond(own, each.smallest, each.largest) <= most for each in values):

@@ -11,7 +11,7 @@ import math
 
 from .results import LOWER_BOUNDED, OutputErrors
 
-_FIXED = (1 / 256, 1 / 128, 1 / 32768)
+FIXED_SCALES = (1 / 256, 1 / 128, 1 / 32768)
 """
 Scales that TFLite fixes for SOFTMAX, LOGISTIC and TANH.
 
@@ -57,4 +57,4 @@ def accepts(metric: str, limit: float, value: float) -> bool:
 def is_below_a_step(errors: OutputErrors) -> bool:
     """Whether the reference's values are less than a step of a scale that no calibration set."""
     rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
-    return errors.scale in _FIXED and rms < errors.scale
+    return errors.scale in FIXED_SCALES and rms < errors.scale

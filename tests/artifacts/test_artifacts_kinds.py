@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from ai_edge_litert.interpreter import Interpreter
 
 from fixtures.shipped import FACES, WAKE_WORDS, shipped
-from fixtures.tflite.kinds import KINDS, Kind, reordered
+from fixtures.tflite.kinds import KINDS, Kind, detector, reordered
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Edgeq, assert_runtimes_agree, assert_within_budget
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.unrunnable import CopyError, UnreadableError, UnrunnableError
+
+Array = npt.NDArray[Any]
 
 
 @pytest.fixture
@@ -226,19 +232,80 @@ def test_handles_of_variables_are_not_read(loader: Edgeq) -> None:
         runner.tensor(handle)
 
 
+def _by_interpreter(content: bytes) -> Callable[[Array], Array]:
+    """Run a stream by an interpreter of one's own: codes come out, as floats."""
+    interpreter = Interpreter(model_content=content)
+    interpreter.allocate_tensors()
+    given, made = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
+
+    def run(x: Array) -> Array:
+        scale, zero_point = given["quantization"]
+        codes = np.clip(np.rint(x / scale) + zero_point, -128, 127).astype(np.int8)
+        interpreter.set_tensor(given["index"], codes)
+        interpreter.invoke()
+        scale, zero_point = made["quantization"]
+        values = interpreter.get_tensor(made["index"]).astype(np.float32) - zero_point
+        return np.asarray(values * np.float32(scale), np.float32)
+
+    return run
+
+
+@pytest.mark.parametrize("threshold", [2.0, 20.0], ids=["speaks", "is silent"])
+@pytest.mark.parametrize("reference", ["float", "run", "interpreter"])
+def test_a_detector_with_a_state_passes(loader: Edgeq, reference: str, threshold: float) -> None:
+    """By float, by itself, and by an interpreter, whose rounding no file in float has."""
+    kind = detector(threshold=threshold)
+    references: dict[str, Callable[..., Any]] = {
+        "float": kind.reference,
+        "run": loader.load(kind.content).run,
+        "interpreter": _by_interpreter(kind.content),
+    }
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        loader.check(loader.load(kind.content, reference=references[reference]), kind.inputs)
+
+    notes = [str(each.message) for each in warned]
+    silent = threshold > 16 and reference != "float"
+    assert any("zero in the reference and in the file" in each for each in notes) is silent
+
+
+@pytest.mark.parametrize("reference", ["float", "interpreter"])
+def test_a_damaged_detector_fails(loader: Edgeq, reference: str) -> None:
+    """A reference that rounds may be as far from the file in float as the file, and no further."""
+    sound, damaged = detector(), detector(damaged=True)
+    by = sound.reference if reference == "float" else _by_interpreter(sound.content)
+
+    with pytest.raises(AssertionError, match="the file in float does not compute what the ref"):
+        loader.check(loader.load(damaged.content, reference=by), sound.inputs)
+
+
+def test_run_of_a_file_with_a_state_is_one_stream(loader: Edgeq) -> None:
+    """As a reference it starts once, and not at each call."""
+    kind = detector()
+    model = loader.load(kind.content, reference=loader.load(kind.content).run)
+
+    assert loader.compare(model, kind.inputs).total.max_abs_error == 0.0
+
+
 REAL = (
     *(shipped(FACES, f"face_detection_{name}") for name in ("front", "back", "full_range")),
     *(shipped(FACES, name) for name in ("face_detection_full_range_sparse", "face_landmark")),
     *(shipped(FACES, name) for name in ("face_detection_short_range", "iris_landmark")),
+    *(shipped(WAKE_WORDS, name) for name in ("alexa", "hey_jarvis", "hey_mycroft", "okay_nabu")),
 )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
 def test_real_files_pass_against_themselves(loader: Edgeq, path: Path) -> None:
-    """Float16, sparse and PRELU, by TensorFlow's converters of several years."""
+    """Float16, sparse, PRELU and variables, by TensorFlow's converters of several years."""
     rng = np.random.default_rng(0)
     model = loader.load(path, reference=loader.load(path).run)
+    low, high = (0, 20) if "wakeword" in str(path) else (-1, 1)
     shape = model.inputs[0].shape
+    samples = [(rng.uniform(low, high, shape).astype(np.float32),) for _ in range(5)]
 
-    loader.check(model, [(rng.uniform(-1, 1, shape).astype(np.float32),) for _ in range(2)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # notes
+        loader.check(model, samples)

@@ -89,6 +89,23 @@ def test_wiped_output_is_found() -> None:
     assert kinds(findings(INT8, ([0.0, 0.0], [0.0, 0.0]))) == ["zero_output"]
 
 
+@pytest.mark.parametrize(
+    ("scale", "greatest", "expected"),
+    [
+        (1 / 256, 0.0, []),
+        (1 / 256, 0.0019, []),
+        (1 / 256, 0.0021, ["zero_output"]),
+        (1 / 250, 0.0019, ["zero_output"]),
+    ],
+)
+def test_zeros_are_right_below_half_a_step_of_a_fixed_scale(
+    scale: float, greatest: float, expected: list[str]
+) -> None:
+    """Where a detector detects nothing; a scale that was calibrated has other values."""
+    spec = BorderSpec("y", scale, 0, 0, 255)
+    assert kinds(findings(spec, ([0.0, greatest], [0.0, 0.0]))) == expected
+
+
 def test_constant_output_is_found() -> None:
     """One value everywhere while the reference varies, or has another."""
     (finding,) = findings(FLOAT, ([1.0, 2.0], [1.5, 1.5]))
