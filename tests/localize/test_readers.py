@@ -58,7 +58,7 @@ class Joined(SmallModel):
     ("kind", "flow", "text"),
     [
         (Masked, "recipe_static_wi8_ai8", "of a mask, −30 does as much; else leave that op in"),
-        (Joined, "pt2e_static_int8", "has one scale for all that it takes: bring these to like"),
+        (Joined, "pt2e_static_int8", "has one scale for all of its operands; bring these to like"),
     ],
     ids=["mask", "join"],
 )
