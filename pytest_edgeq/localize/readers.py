@@ -145,7 +145,11 @@ def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Findi
 def rule_findings(
     graph: OpGraph, subgraph: int, compared: Container[int]
 ) -> dict[int, tuple[Finding, ...]]:
-    """Return the findings on ops whose quantization the kernels do not compute, by index."""
+    """
+    Return the findings on ops whose quantization the kernels do not compute, by index.
+
+    An output's zero point that only the specification forbids is one: no converter writes it.
+    """
     found: dict[int, tuple[Finding, ...]] = {}
     for op in graph.subgraphs[subgraph].ops:
         told = tuple(
@@ -156,7 +160,8 @@ def rule_findings(
                 fix=each.fix,
             )
             for each in violations_of(graph, op)
-            if not (each.is_warning or (each.rule == BIAS_SCALE and op.index in compared))
+            if not (each.is_warning and each.rule != OUTPUT_SCALE)
+            and not (each.rule == BIAS_SCALE and op.index in compared)
         )
         if told:
             found[op.index] = told

@@ -245,19 +245,26 @@ def _output_scale(graph: OpGraph, op: Op, rules: OpRules) -> Iterator[Violation]
     if given is None or wanted is None:
         return
     scale, zero_point = wanted
-    zero_point = given[1] if zero_point is None else zero_point
-    if zero_point == given[1] and abs(given[0] / scale - 1) <= rules.exact:
+    has_scale = abs(given[0] / scale - 1) <= rules.exact
+    if zero_point == given[1] and has_scale:
         return
-    text = unexpected_qparams("its output", given, (scale, zero_point), "the kernel")
+    computed = has_scale and rules.moves_zero_point and output.dtype != "int16"
+    text = unexpected_qparams(
+        "its output", given, (scale, zero_point), "the specification" if computed else "the kernel"
+    )
     assert text is not None
     yield Violation(
         OUTPUT_SCALE,
         op,
         text,
-        "its kernels write these whatever the file says, or refuse the file",
+        "TFLite's specification has one zero point: CPU kernels compute another, which cuts values "
+        "off at an end, and accelerators may refuse it"
+        if computed
+        else "its kernels write these whatever the file says, or refuse the file",
         "give its output FixedQParamsQuantizationSpec"
         f"(scale=1/{round(1 / scale)}, zero_point={zero_point}) in PT2E, quantize by a recipe, or "
         "leave the op in float",
+        is_warning=computed,
     )
 
 

@@ -22,8 +22,9 @@ class OpRules:
         same: Operands that share scale and zero point with the outputs.
         rescaling: dtypes of which the kernels bring such operands to the output's scale.
         refused: Whether some kernels refuse any other scale; the others compute wrongly.
-        outputs: Scale and zero point that the kernels write, by the output's dtype; None: any.
+        outputs: Scale and zero point that the kernels write, by the output's dtype.
         exact: How far, relative, the output's scale may be from that.
+        moves_zero_point: Whether CPU kernels compute 8 bits with another zero point of the output.
         symmetric: Whether int16 needs zero points of 0.
         one_scale: Operands of which the kernels read the first of several scales.
         to: Output dtypes that kernels have beside the input's, by the input's.
@@ -34,8 +35,9 @@ class OpRules:
     same: tuple[int, ...] = ()
     rescaling: frozenset[str] = frozenset()
     refused: bool = False
-    outputs: Mapping[str, tuple[float, int | None]] = field(default_factory=dict)
+    outputs: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     exact: float = 0.0
+    moves_zero_point: bool = False
     symmetric: bool = False
     one_scale: tuple[int, ...] = ()
     to: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +105,8 @@ RULES: Mapping[str, OpRules] = {
     "LOG": OpRules("elementwise.cc GenericPrepare", symmetric=True),
     "LOGISTIC": OpRules(
         "activations.cc SigmoidPrepare",
-        outputs={"int8": (1 / 256, None), "uint8": (1 / 256, None), "int16": (1 / 32768, 0)},
+        outputs={"int8": (1 / 256, -128), "uint8": (1 / 256, 0), "int16": (1 / 32768, 0)},
+        moves_zero_point=True,
         refused=True,
         symmetric=True,
     ),
@@ -170,7 +173,7 @@ RULES: Mapping[str, OpRules] = {
     "TRANSPOSE": OpRules("transpose.cc Eval; XNNPACK", _FIRST, refused=True),
     "UNPACK": OpRules("unpack.cc Prepare", _FIRST, refused=True),
 }
-"""By op. Kernels of TANH write any scale of 8 bits, and those of LOGISTIC any zero point."""
+"""By op. Kernels of TANH write any scale of 8 bits."""
 
 WEIGHTED: Mapping[str, Weighted] = {
     "BATCH_MATMUL": Weighted(

@@ -58,11 +58,7 @@ def sound(op: str, dtype: str) -> list[tuple[float, int]]:
     # NEG negates codes.
     given = (_POSITIVE if KINDS[op].low > 0 or op == "NEG" else _BASE)[dtype]
     row = RULES[op]
-    if dtype in row.outputs:
-        scale, zero_point = row.outputs[dtype]
-        made = (scale, -128 if zero_point is None and dtype == "int8" else zero_point or 0)
-    else:
-        made = given if row.same else _WIDE[dtype]
+    made = row.outputs.get(dtype, given if row.same else _WIDE[dtype])
     return [*[given] * len(data_of(op)), made]
 
 
@@ -350,6 +346,19 @@ def test_a_weight_zero_point_that_cpu_kernels_compute_is_a_warning(data: str) ->
     assert (warning.rule, warning.is_warning) == (WEIGHT_ZERO_POINT, True)
     assert "accelerators may refuse" in warning.finding().message
     assert max(errors_of(case).values()) <= 1.5
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_a_zero_point_of_a_sigmoid_that_cpu_kernels_compute_is_a_warning(dtype: str) -> None:
+    """The specification has one; the kernels cut values off at an end of another's range."""
+    given, (scale, zero_point) = sound("LOGISTIC", dtype)
+
+    [warning] = found(content_of("LOGISTIC", dtype, [given, (scale, zero_point + 3)]))
+
+    assert (warning.rule, warning.is_warning) == (OUTPUT_SCALE, True)
+    assert "accelerators may refuse" in warning.finding().message
+    [violation] = found(content_of("LOGISTIC", dtype, [given, (scale * 2, zero_point)]))
+    assert (violation.rule, violation.is_warning) == (OUTPUT_SCALE, False)
 
 
 @pytest.mark.parametrize("op", _ALL)
