@@ -16,11 +16,11 @@ from pytest_edgeq.numerics.findings import (
     NO_HARM,
     NOT_STORED,
     OP_IN_FLOAT,
-    UNDO,
     Finding,
     explains,
     ordered,
 )
+from pytest_edgeq.snapshots.build import UNDO
 
 
 @dataclass(slots=True, eq=False)

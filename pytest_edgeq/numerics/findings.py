@@ -136,9 +136,6 @@ OVER_BUDGET: Final = "over_budget"
 NO_BASELINE: Final = "no_baseline"
 """No baseline is stored yet."""
 
-UNDO: Final = "undo what changed since the baseline"
-"""The fix where it is known what changed."""
-
 
 class Level(IntEnum):
     """What a harm is measured in; each level is worse than those before."""

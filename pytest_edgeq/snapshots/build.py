@@ -18,6 +18,9 @@ from typing import Any, TypeGuard
 
 from pytest_edgeq.sequences import common
 
+UNDO = "undo what changed since the baseline"
+"""The fix where it is known what changed."""
+
 _NUMBERS = re.compile(r"\d+")
 
 _CHOSEN = tuple(f"quantizer.{of}_config." for of in ("module_name", "module_type", "operator_type"))

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.errors import failure
-from pytest_edgeq.numerics.findings import NO_BASELINE, UNDO, Finding, Place, text_of
+from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place, text_of
 from pytest_edgeq.snapshots import store
-from pytest_edgeq.snapshots.build import is_known, option_changes
+from pytest_edgeq.snapshots.build import UNDO, is_known, option_changes
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import (

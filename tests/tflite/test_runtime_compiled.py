@@ -411,7 +411,11 @@ def _softmax() -> bytes:
 @pytest.mark.parametrize(
     ("content", "first", "cause"),
     [
-        (_softmax(), ": SOFTMAX (op 0)", "scale=1/256"),
+        (
+            _softmax(),
+            ": SOFTMAX (op 0)",
+            "expected the kernel's scale 0.00390625, got 0.0078125 (2 ×)",
+        ),
         (
             one_op("CUSTOM:Nope", [{"dtype": "float32"}], [{"dtype": "float32"}]),
             ": CUSTOM:Nope (op 0)",
@@ -427,6 +431,12 @@ def test_a_refusal_names_op_and_cause(content: bytes, first: str, cause: str) ->
     lines = str(caught.value).splitlines()
     assert lines[0] == f"the compiled runtime cannot load the .tflite file{first}"
     assert cause in lines[1]
+
+
+def test_the_way_out_of_a_refusal_is_a_line_of_its_own() -> None:
+    """Behind the cause, for the quantizer that wrote the file."""
+    with pytest.raises(RuntimeError, match=r"\nfix: give its output .*scale=1/256"):
+        EdgeFile(_softmax()).runner("compiled")
 
 
 def test_a_failing_run_is_told_and_the_next_sample_runs() -> None:
