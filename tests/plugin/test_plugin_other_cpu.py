@@ -48,8 +48,9 @@ def test_the_other_kernels_round_otherwise() -> None:
     assert told[0][1] != told[1][1]
 
 
-def test_figures_hold_with_other_kernels() -> None:
-    """Every test that compares figures passes once more."""
+def test_figures_hold_with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test that compares figures passes once more, with the plugins that this suite needs."""
+    monkeypatch.delenv("PYTEST_ADDOPTS")
     command = [sys.executable, "-m", "pytest", "-q", "-m", "figures and not slow", "--tb=short"]
     if directory := shared_cache():
         command.append(f"--edgeq-cache-dir={directory}")
