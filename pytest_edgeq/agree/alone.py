@@ -47,7 +47,7 @@ class Alone:
         self._groups: list[_Group] = []
 
     def look(self, results: RuntimeResults, inputs: Mapping[str, Array], index: int) -> None:
-        """Hold every op of a runtime against the base."""
+        """Compare every op of a runtime with the base runtime."""
         if not results.runs_alone:
             return
         kept = self._edge.runner(self._base, keep=True)

@@ -47,7 +47,7 @@ class _Errors:
     file: float = 0.0
     clamped: float = 0.0
     left: float = 0.0
-    """What clamping leaves of the file's error."""
+    """The part of the file's error that clamping to its ranges does not explain."""
 
 
 def clipping_findings(

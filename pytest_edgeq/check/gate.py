@@ -339,7 +339,7 @@ class Gate:
 
 
 def _by_runtimes(found: Finding, agreed: AgreementResult) -> list[str]:
-    """Say which kernels give the same result of a wrong op, if the op was run by several."""
+    """Return which runtimes agree on a wrong op, if several ran it."""
     if found.kind != WRONG_RESULT or len(agreed.ran) < 2:
         return []
     apart = [each for each in agreed.apart if each.kind == RUNTIMES_DIFFER]

@@ -87,7 +87,7 @@ class _Kept:
 
 @dataclass(slots=True, eq=False)
 class _Swapped:
-    """What swapping one input gave: the changes by output, and the pairs of samples."""
+    """Output changes caused by swapping one input, and the swapped pairs of samples."""
 
     changes: dict[str, _Change] = field(default_factory=dict)
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list)

@@ -26,7 +26,7 @@ _LEAST_MATCHES = 0.5
 
 
 class Judged(NamedTuple):
-    """What is wrong with outputs that hold a choice, and what is to be noted of others."""
+    """Findings on outputs behind a choice, and notes on near ties."""
 
     findings: list[Finding]
     notes: list[str]

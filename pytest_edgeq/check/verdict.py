@@ -110,7 +110,7 @@ class Verdict:
 
 
 def _with_changes_first(found: list[Finding]) -> list[Finding]:
-    """Say what changed since the baselines once, before the first finding, and to undo it."""
+    """State what changed since the baselines once, before the first finding, with the fix."""
     since = tuple(dict.fromkeys(change for each in found for change in each.since))
     if not since:
         return found

@@ -183,7 +183,7 @@ def refusal(
 
 
 def _untraceable(name: str, error: Exception, tried: Sequence[litert.Traced]) -> str:
-    """Say what torch.export fails on, and the line of the model where it does."""
+    """Return the error of torch.export and the line of the model that raised it."""
     innermost = _innermost(error)
     told = f"{_words(error)}\n{_words(innermost)}"
     hint = next((hint for symptom, hint in _OF_TRACES if symptom.search(told)), None)

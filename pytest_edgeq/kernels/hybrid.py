@@ -89,7 +89,7 @@ class Halves(NamedTuple):
 
 
 class HybridInput:
-    """What the kernel of an op makes of its input before it multiplies."""
+    """Quantization of an op's float input inside the kernel, before the product."""
 
     def __init__(self, graph: OpGraph, op: Op, *, runtime: str = "builtin") -> None:
         weights = graph.tensor(op, op.inputs[1])

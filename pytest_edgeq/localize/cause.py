@@ -346,7 +346,7 @@ def _outlier(value: float, kind: Sequence[float], name: str) -> str | None:
 
 
 def _defect(row: LayerError, evidence: Evidence) -> Finding:
-    """Say what an op computes otherwise than torch, by what is most certain."""
+    """Return one finding on a wrong op, made from the most certain evidence."""
     count = evidence.nonfinite
     nonfinite = f"{count} output values are NaN or infinite; " if count else ""
     if row.records:

@@ -1,4 +1,4 @@
-"""Tell whether constants of unknown rounding explain how far outputs are from the reference's."""
+"""Bound the output error that the unknown rounding of constants explains."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def what_is_lost(
 
 
 def _leaks(wanted: torch.Tensor, file: torch.Tensor) -> str | None:
-    """Say that a mask lets masked values through; None where it does not."""
+    """Return a sentence if a mask lets masked values through, else None."""
     left_out = wanted.softmax(-1) < _NOTHING
     shares = file.softmax(-1).where(left_out, 0.0)
     most = int(shares.argmax())
