@@ -146,8 +146,10 @@ def refusal(
         who = "torch.export"
     if who == "torch.export":
         return _untraceable(name, error, tried)
-    words = _words(error)
+    # Symptoms are searched for in whole messages, of which the middle may not be printed.
+    message, words = _message(error), _words(error)
     if (innermost := _innermost(error)) is not error:
+        message += f"\n{_message(innermost)}"
         words += f"\ncause: {_words(innermost)}"
     if who.startswith("calibration"):
         broken = [told for traced in tried for told in _not_a_number(traced.model)]
@@ -156,20 +158,20 @@ def refusal(
                 f"{name}: its weights hold NaN: {', '.join(broken[:4])}"
                 f"{', …' if len(broken) > 4 else ''}: load a checkpoint that is whole\n{words}"
             )
-    if who == "the quantizer" and any(symptom in words for symptom in _OF_GRU):
+    if who == "the quantizer" and any(symptom in message for symptom in _OF_GRU):
         recurrent = [told for traced in tried for told in _named(traced.model, torch.nn.GRU)]
         if recurrent:
             return f"{who} refuses {name}: {_GRU.format(', '.join(recurrent))}\n{words}"
-    if "legalize operation 'mhlo.convolution'" in words:
+    if "legalize operation 'mhlo.convolution'" in message:
         unknown = [name for traced in tried for name in _unknown_transposed(traced.model)]
         if unknown:
             return f"{who} refuses {name}: {_TRANSPOSED.format(', '.join(unknown))}\n{words}"
-    if who == "the converter" and _OPEN_SIZE.search(words):
+    if who == "the converter" and _OPEN_SIZE.search(message):
         sizes = [told for traced in tried for told in _open_sizes(traced)]
         if sizes:
             return f"{who} refuses {name}: {_OPEN.format(', '.join(sizes))}\n{words}"
     meanings = (*_KNOWN, *(_OF_ANNOTATIONS if is_annotated else ()))
-    known = (hint for symptom, hint in meanings if symptom.search(words))
+    known = (hint for symptom, hint in meanings if symptom.search(message))
     hint = next(known, None)
     verb = "stops" if who.startswith("calibration") else "refuses"
     if hint is None and (new := untried(producer())):
@@ -185,8 +187,8 @@ def refusal(
 def _untraceable(name: str, error: Exception, tried: Sequence[litert.Traced]) -> str:
     """Return the error of torch.export and the line of the model that raised it."""
     innermost = _innermost(error)
-    told = f"{_words(error)}\n{_words(innermost)}"
-    hint = next((hint for symptom, hint in _OF_TRACES if symptom.search(told)), None)
+    message = f"{_message(error)}\n{_message(innermost)}"
+    hint = next((hint for symptom, hint in _OF_TRACES if symptom.search(message)), None)
     lines = [f"torch.export refuses {name}: {hint or _HINTS['torch.export']}"]
     packages = {
         type(module).__module__.partition(".")[0]
@@ -316,11 +318,15 @@ def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:
             yield readable(name) or "the model itself"
 
 
+def _message(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def _words(error: BaseException) -> str:
     """Return the class and the message of an error, without the middle of what is long."""
     lines = [
         line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
-        for line in f"{type(error).__name__}: {error}".splitlines()
+        for line in _message(error).splitlines()
     ]
     return "\n".join(lines if len(lines) <= 20 else [*lines[:10], "…", *lines[-9:]])
 

@@ -188,7 +188,7 @@ def test_a_dynamic_embedding_cannot_be_loaded(maker: Edgeq, still: Still) -> Non
         lambda: maker.quantize(model, sample, quantizer="pt2e_dynamic_int8"),
         RuntimeError,
         "cannot load the .tflite file: EMBEDDING_LOOKUP at embed",
-        "expected 0: its kernels take 0 whatever the file says, or refuse the file",
+        "expected 0; its kernels take 0 whatever the file says, or refuse the file",
         "recipe_dynamic_wi8_afp32",
     )
     # The way out that the text names.

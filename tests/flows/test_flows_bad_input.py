@@ -26,6 +26,7 @@ from fixtures.models import (
 )
 from pytest_edgeq import Edgeq
 from pytest_edgeq.flows.conversion_refusals import refusal
+from pytest_edgeq.litert import Traced
 
 STATIC = ("pt2e_static_int8", "recipe_static_wi8_ai8")
 
@@ -562,6 +563,16 @@ def test_a_transposed_convolution_that_the_converter_cannot_pad(
         maker.quantize(refused, x, quantizer=quantizer, calibration=[x])
     assert str(caught.value).startswith("the converter refuses Sequential: transposed")
     assert maker.quantize(lowered, x, quantizer=quantizer, calibration=[x]).tflite
+
+
+def test_a_symptom_in_the_middle_of_a_long_line_is_recognized() -> None:
+    """MLIR begins a line with a path: the installation decides where the line is cut."""
+    model = nn.Sequential(nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1))
+    traced = Traced(model, (normal(1, 4, 8, 8, seed=0),))
+    for path in range(0, 400, 10):
+        line = f"{'p' * path}: failed to legalize operation 'mhlo.convolution'{'x' * 400}"
+        text = refusal("Sequential", "the converter", RuntimeError(line), [traced])
+        assert "transposed convolutions whose padding it cannot lower: 0. " in text, path
 
 
 class _Best(nn.Module):

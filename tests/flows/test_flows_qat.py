@@ -145,7 +145,8 @@ def test_every_op_is_folded_and_int8(trained: Trained) -> None:
     folded = dict.fromkeys(("MUL", "DIV", "SUB", "SQRT", "RSQRT", "RELU"), 0)
     assert_op_counts(
         quantized,
-        {"CONV_2D": 2, "ADD": 1, "FULLY_CONNECTED": 1, "QUANTIZE": 0, "DEQUANTIZE": 0, **folded},
+        # Dropout scales what it keeps while it trains: behind it the range is another one.
+        {"CONV_2D": 2, "ADD": 1, "FULLY_CONNECTED": 1, "QUANTIZE": 1, "DEQUANTIZE": 0, **folded},
     )
     for op, count in (("CONV_2D", 2), ("FULLY_CONNECTED", 1)):
         assert_op_dtypes(
