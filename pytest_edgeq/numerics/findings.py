@@ -200,14 +200,12 @@ class Place(NamedTuple):
         name: Of the input or output; the op's type; what to call anything else in a sentence.
         op: Index of the op, where the place is one or belongs to one.
         module: Path of its torch module, where known.
-        source: File and line of the user's code, `my_model.py:31`, where known.
     """
 
     kind: PlaceKind
     name: str
     op: int | None = None
     module: str | None = None
-    source: str | None = None
 
     def __str__(self) -> str:
         """Return what to call it in a sentence: `output 'scores'`, `CONV_2D #3 (layer1.0.conv)`."""
@@ -215,8 +213,8 @@ class Place(NamedTuple):
             return f"{self.kind} {self.name!r}"
         if self.kind != "op" or self.op is None:
             return self.name
-        at = ", ".join(each for each in (self.module, self.source) if each)
-        return f"{self.name} #{self.op} ({at})" if at else f"{self.name} #{self.op}"
+        at = f" ({self.module})" if self.module else ""
+        return f"{self.name} #{self.op}{at}"
 
 
 FILE: Final = Place("file", "")

@@ -115,7 +115,7 @@ def test_a_text_is_rendered_from_the_fields() -> None:
     """First line, causes, evidence, fix and command; the explaining finding's table is last."""
     layer = Finding(
         kind=WRONG_OP,
-        place=Place("op", "CONV_2D", 3, "stem.0", "my_model.py:31"),
+        place=Place("op", "CONV_2D", 3, "stem.0"),
         symptom="its weight is another",
         fix="convert it anew",
         evidence=("op  LSB",),
@@ -134,8 +134,7 @@ def test_a_text_is_rendered_from_the_fields() -> None:
     assert found.lines == [
         "output 'scores': expected 30 dB, got 3 dB",
         "cause: calibrated on fewer samples",
-        "layer to blame: CONV_2D #3 (stem.0, my_model.py:31): its weight is another; convert it "
-        "anew",
+        "layer to blame: CONV_2D #3 (stem.0): its weight is another; convert it anew",
         "fix: undo it",
         "  a row",
         "op  LSB",
