@@ -221,6 +221,48 @@ FILE: Final = Place("file", "")
 SAMPLES: Final = Place("samples", "inputs")
 
 
+DiffKind = Literal["added", "removed", "changed", "heading", "plain"]
+
+
+class DiffPart(NamedTuple):
+    """
+    A piece of a line of a diff.
+
+    Attributes:
+        text: What it says.
+        kind: Whether it is an old value, the new value in its place, or neither.
+    """
+
+    text: str
+    kind: Literal["old", "new", "same"] = "same"
+
+
+class DiffLine(NamedTuple):
+    """
+    A line of a diff.
+
+    Attributes:
+        parts: Its text.
+        kind: What the line lists; `heading` of the line above a list.
+    """
+
+    parts: tuple[DiffPart, ...]
+    kind: DiffKind = "plain"
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return "".join(part.text for part in self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data; `from_dict` reads it."""
+        return {"kind": self.kind, "parts": [part._asdict() for part in self.parts]}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> DiffLine:
+        """Return the line of which `to_dict` gave these data."""
+        return DiffLine(tuple(DiffPart(**part) for part in data["parts"]), data["kind"])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """
@@ -238,6 +280,7 @@ class Finding:
         harm: How much it matters.
         causes: What made it so, each looked up, a clause each.
         explained_by: Findings that made it so.
+        diff: What differs, line by line.
         evidence: Lines of details, such as a table.
         fix: What to change, or how to find out.
         command: What accepts the finding, or stores what is missing.
@@ -253,6 +296,7 @@ class Finding:
     harm: Harm = NO_HARM
     causes: tuple[str, ...] = ()
     explained_by: tuple[Finding, ...] = ()
+    diff: tuple[DiffLine, ...] = ()
     evidence: tuple[str, ...] = ()
     fix: str = ""
     command: str = ""
@@ -311,9 +355,10 @@ class Finding:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of a text: title, causes and fix, evidence, what accepts it."""
+        """The lines of a text: title, causes and fix, diff and evidence, what accepts it."""
         behind = [line for each in self.explained_by for line in each.evidence]
-        return [self.title, *self.reasons, *self.evidence, *behind, *self.acceptance]
+        details = [*map(str, self.diff), *self.evidence, *behind]
+        return [self.title, *self.reasons, *details, *self.acceptance]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys; `from_dict` reads it."""
@@ -322,6 +367,7 @@ class Finding:
         data["place"] = dict(sorted(self.place._asdict().items()))
         data["harm"] = {"amount": self.harm.amount, "level": self.harm.level.name.lower()}
         data["explained_by"] = [each.to_dict() for each in self.explained_by]
+        data["diff"] = [line.to_dict() for line in self.diff]
         data |= {name: list(data[name]) for name in _LISTS}
         return dict(sorted(data.items()))
 
@@ -334,6 +380,7 @@ class Finding:
             "place": Place(**data["place"]),
             "harm": Harm(Level[harm["level"].upper()], harm["amount"]),
             "explained_by": tuple(map(Finding.from_dict, data["explained_by"])),
+            "diff": tuple(map(DiffLine.from_dict, data["diff"])),
             **{name: tuple(data[name]) for name in _LISTS},
         }
         return Finding(**known)

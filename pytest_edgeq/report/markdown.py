@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pytest_edgeq.numerics.findings import Finding, text_of
 from pytest_edgeq.report.model_rows import HEADINGS, LEFT_ALIGNED, ModelRow, cells, model_rows
 from pytest_edgeq.report.run import Run, findings_in
 
@@ -128,6 +129,6 @@ def _baselines(run: Run) -> Iterator[str]:
             if claim["written"]:
                 yield f"\n- stored: `{claim['path']}`: {_cell(claim['stored'])}"
                 if claim["change"]:
-                    yield f"\n\n{_fenced(claim['change'])}"
+                    yield f"\n\n{_fenced(text_of([Finding.from_dict(claim['change'])]))}"
     for path in run.data["baselines"]["obsolete"]:
         yield f"\n- obsolete: `{path}` (delete it with `pytest --edgeq-update=prune`)"

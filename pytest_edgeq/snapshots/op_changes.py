@@ -11,7 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from pytest_edgeq.numerics.findings import FILE, OP_DTYPES_CHANGED, Finding
+from pytest_edgeq.numerics.findings import (
+    FILE,
+    OP_DTYPES_CHANGED,
+    DiffKind,
+    DiffLine,
+    DiffPart,
+    Finding,
+)
 from pytest_edgeq.snapshots.align import Alignment, Pair, Row, align, fields
 
 _SHOWN_ROWS: Final = 10
@@ -68,23 +75,24 @@ def describe_change(
     if not (alignment.size or borders or others):
         return None
     groups = _groups(alignment, old["ops"], new["ops"])
-    lines = [
+    diff = [
         *_table(alignment, groups, old["ops"], new["ops"], sides),
         *_came_and_went(alignment, old["ops"], new["ops"], sides[0]),
     ]
     if borders:
-        lines += ["inputs and outputs:", *(f"  {change}" for change in borders)]
-    lines += others
+        diff.append(_line("inputs and outputs:", kind="heading"))
+        diff += [_line(f"  {change}", kind="changed") for change in borders]
+    diff += map(_line, others)
     to_float = bool(_new_floats(alignment, new["ops"])) or any(
         old["ops"][before]["scheme"] != "float" and new["ops"][after]["scheme"] == "float"
         for before, after in alignment.changed
     )
-    lines.append(_EFFECT_FLOAT if to_float else _EFFECT_IO if borders else _EFFECT)
     return Finding(
         kind=OP_DTYPES_CHANGED,
         place=FILE,
         headline=_first_line(alignment, groups, [*borders, *others], old["ops"], new["ops"]),
-        evidence=tuple(lines),
+        diff=tuple(diff),
+        evidence=(_EFFECT_FLOAT if to_float else _EFFECT_IO if borders else _EFFECT,),
     )
 
 
@@ -224,69 +232,88 @@ def _table(
     old: Sequence[Row],
     new: Sequence[Row],
     sides: tuple[str, str],
-) -> list[str]:
+) -> list[DiffLine]:
     """List the ops that changed, in the order in which line one tells them."""
     if not alignment.changed:
         return []
     pairs = [pair for group in groups for pair in group.pairs]
-    cells = [("op", "name", "module", " → ".join(sides))]
+    rows: list[list[list[DiffPart]]] = [
+        [[DiffPart(text)] for text in ("op", "name", "module", " → ".join(sides))]
+    ]
     for before, after in pairs[:_SHOWN_ROWS]:
-        cells.append(
-            (
-                f"#{after}",
-                new[after]["op"],
+        rows.append(
+            [
+                [DiffPart(f"#{after}")],
+                [DiffPart(new[after]["op"])],
                 _modules(old[before], new[after]),
-                "; ".join(_field_changes(old[before], new[after])),
-            )
+                _field_changes(old[before], new[after]),
+            ]
         )
-    widths = [max(len(row[column]) for row in cells) for column in range(3)]
-    lines = [f"changed ops ({len(pairs)} of {len(new)}):"]
-    for *columns, change in cells:
-        padded = [cell.ljust(width) for cell, width in zip(columns, widths, strict=True)]
-        lines.append("  " + "  ".join([*padded, change]))
+    widths = [max(_length(row[column]) for row in rows) for column in range(3)]
+    lines = [_line(f"changed ops ({len(pairs)} of {len(new)}):", kind="heading")]
+    for *columns, change in rows:
+        parts = [DiffPart("  ")]
+        for cell, width in zip(columns, widths, strict=True):
+            parts += [*cell, DiffPart(" " * (width - _length(cell) + 2))]
+        lines.append(_line(*parts, *change, kind="changed" if lines[1:] else "plain"))
     if (hidden := len(pairs) - _SHOWN_ROWS) > 0:
-        lines.append(f"  … and {hidden} more")
+        lines.append(_line(f"  … and {hidden} more", kind="changed"))
     return lines
 
 
-def _modules(old: Row, new: Row) -> str:
+def _length(cell: Sequence[DiffPart]) -> int:
+    return sum(len(part.text) for part in cell)
+
+
+def _modules(old: Row, new: Row) -> list[DiffPart]:
     before, after = old["module"] or "-", new["module"] or "-"
-    return after if before == after else f"{before} → {after}"
+    return [DiffPart(after)] if before == after else _went(before, after)
 
 
-def _field_changes(old: Row, new: Row) -> list[str]:
+def _field_changes(old: Row, new: Row) -> list[DiffPart]:
     more = sorted({*fields(old), *fields(new)} - set(_FIELDS))
-    return [
-        f"{key} {_value(old.get(key))} → {_value(new.get(key))}"
-        for key in (*_FIELDS, *more)
-        if old.get(key) != new.get(key)
-    ]
+    parts: list[DiffPart] = []
+    for key in (*_FIELDS, *more):
+        if old.get(key) != new.get(key):
+            parts.append(DiffPart(f"; {key} " if parts else f"{key} "))
+            parts += _went(_value(old.get(key)), _value(new.get(key)))
+    return parts
+
+
+def _went(old: str, new: str) -> list[DiffPart]:
+    return [DiffPart(old, "old"), DiffPart(" → "), DiffPart(new, "new")]
+
+
+def _line(*parts: DiffPart | str, kind: DiffKind = "plain") -> DiffLine:
+    return DiffLine(
+        tuple(DiffPart(part) if isinstance(part, str) else part for part in parts), kind
+    )
 
 
 def _came_and_went(
     alignment: Alignment, old: Sequence[Row], new: Sequence[Row], old_side: str
-) -> list[str]:
+) -> list[DiffLine]:
     lines = []
-    for verb, rows, indices in (
-        ("appeared", new, alignment.appeared),
-        (f"disappeared (numbers of the {old_side} map)", old, alignment.disappeared),
-    ):
+    listed: tuple[tuple[str, DiffKind, Sequence[Row], list[int]], ...] = (
+        ("appeared", "added", new, alignment.appeared),
+        (f"disappeared (numbers of the {old_side} map)", "removed", old, alignment.disappeared),
+    )
+    for verb, kind, rows, indices in listed:
         if indices:
             places: dict[str, list[str]] = defaultdict(list)
             for index in indices:
                 module = rows[index]["module"]
                 places[rows[index]["op"]].append(f"#{index}" + (f" {module}" if module else ""))
             told = sorted(places.items(), key=lambda item: (item[0] in _BORDERS, -len(item[1])))
-            lines.append(f"{verb}:")
-            lines += [f"  {len(at)} {op}: {_some(at)}" for op, at in told]
+            lines.append(_line(f"{verb}:", kind="heading"))
+            lines += [_line(f"  {len(at)} {op}: {_some(at)}", kind=kind) for op, at in told]
     if alignment.moved:
-        lines.append("moved:")
-        lines += [
-            f"  {new[after]['op']} {_at(new[after], after)}: #{before} → #{after}"
-            for before, after in alignment.moved[:_SHOWN_ROWS]
-        ]
+        lines.append(_line("moved:", kind="heading"))
+        for before, after in alignment.moved[:_SHOWN_ROWS]:
+            what = f"  {new[after]['op']} {_at(new[after], after)}: "
+            lines.append(_line(what, *_went(f"#{before}", f"#{after}"), kind="changed"))
         if (hidden := len(alignment.moved) - _SHOWN_ROWS) > 0:
-            lines.append(f"  … and {hidden} more")
+            lines.append(_line(f"  … and {hidden} more", kind="changed"))
     return lines
 
 

@@ -46,7 +46,7 @@ class ClaimRecord(TypedDict):
     path: str
     kind: str
     category: Category
-    change: str
+    change: dict[str, Any] | None
     written: bool
     note: str
     since: list[str]
@@ -96,7 +96,7 @@ class Claim:
         written: Whether the file was written.
         before: The file's bytes before it was written; None if there was no file.
         note: Something to tell the user that is no failure; may be empty.
-        change: What differs from the stored data; empty if nothing does.
+        change: What differs from the stored data; None if nothing does.
         stored: What was written, in one line; empty if nothing was.
         since: What changed since the file was written, such as `strict_export: True → False` and
             `torch 2.13.0 → 2.14.0`.
@@ -113,7 +113,7 @@ class Claim:
     note: str = ""
     since: list[str] = dataclasses.field(default_factory=list)
     stored: str = ""
-    change: str = ""
+    change: Finding | None = None
     remarks: list[str] = dataclasses.field(default_factory=list)
 
 

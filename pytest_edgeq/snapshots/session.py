@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.errors import failure
-from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place, text_of
+from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place
 from pytest_edgeq.snapshots import store
 from pytest_edgeq.snapshots.build import UNDO, is_known, option_changes
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
@@ -120,7 +120,7 @@ class SnapshotSession:
                 {
                     "path": self.layout.shown(path),
                     "kind": claim.kind,
-                    "change": claim.change,
+                    "change": None if claim.change is None else claim.change.to_dict(),
                     "category": claim.category,
                     "written": claim.written,
                     "note": claim.note,
@@ -173,7 +173,7 @@ class SnapshotSession:
             stored = None
         change = None if stored is None else describe(stored.data, data)
         claim.category = "new" if stored is None else "changed" if change else "unchanged"
-        claim.change = "" if change is None else text_of([change])
+        claim.change = change
         if claim.note and "changed" in self.update:
             claim.category = "changed"
         if stored is not None:

@@ -22,6 +22,8 @@ from pytest_edgeq.numerics.findings import (
     USELESS,
     WRONG_OP,
     ZERO_OUTPUT,
+    DiffLine,
+    DiffPart,
     Finding,
     Harm,
     Place,
@@ -112,7 +114,7 @@ def test_an_input_explains_losses_alone(kind: str) -> None:
 
 
 def test_a_text_is_rendered_from_the_fields() -> None:
-    """First line, causes, evidence, fix and command; the explaining finding's table is last."""
+    """First line, causes, fix, details and command; the explaining finding's table is last."""
     layer = Finding(
         kind=WRONG_OP,
         place=Place("op", "CONV_2D", 3, "stem.0"),
@@ -127,6 +129,7 @@ def test_a_text_is_rendered_from_the_fields() -> None:
         got="3 dB",
         explained_by=(layer,),
         causes=("calibrated on fewer samples",),
+        diff=(DiffLine((DiffPart("int8", "old"), DiffPart(" → float")), "changed"),),
         evidence=("  a row",),
         fix="undo it",
         command="pytest --edgeq-update=changed",
@@ -136,6 +139,7 @@ def test_a_text_is_rendered_from_the_fields() -> None:
         "cause: calibrated on fewer samples",
         "layer to blame: CONV_2D #3 (stem.0): its weight is another; convert it anew",
         "fix: undo it",
+        "int8 → float",
         "  a row",
         "op  LSB",
         "update: pytest --edgeq-update=changed",

@@ -259,7 +259,7 @@ def test_records_are_on_the_reports(pytester: pytest.Pytester, run_everywhere: R
     lines = (pytester.path / "records.jsonl").read_text().splitlines()
     records = {json.loads(line)["owner"]["test"]: json.loads(line)["claims"] for line in lines}
     claim = {"path": FILE, "category": "unchanged", "written": False, "note": ""}
-    claim |= {"kind": "op_dtype_map", "change": "", "since": [], "stored": "", "remarks": []}
+    claim |= {"kind": "op_dtype_map", "change": None, "since": [], "stored": "", "remarks": []}
     assert records == {"test_a": [claim], "test_b": []}
 
 

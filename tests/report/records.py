@@ -98,7 +98,7 @@ def claim(path: str, **changed: Any) -> dict[str, Any]:
         "path": path,
         "kind": "op_dtype_map",
         "category": "unchanged",
-        "change": "",
+        "change": None,
         "written": False,
         "note": "",
         "since": [],

@@ -10,23 +10,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.report.run import Run
+from pytest_edgeq.snapshots.op_changes import describe_change
 
 Record = dict[str, Any]
 
 SCALE, ZERO_POINT = 0.05, -10
 """Of every output: qmin = −5.9, qmax = 6.85."""
 
-CHANGE = """\
-ADD at layer1.0 went from int8 to float32; 1 QUANTIZE appeared
-changed ops (1 of 12):
-  op  name  module    stored → now
-  #4  ADD   layer1.0  scheme int8 → float; inputs int8, int8 → float32, float32
-appeared:
-  1 QUANTIZE: #5 layer1.0
-disappeared (numbers of the stored map):
-  1 RELU: #7
-effect: an op in float costs time, memory and conversions on an integer target."""
+
+def changed_map() -> Finding:
+    """Return the change of an op-dtype map of which an op came, one went, and one is in float."""
+
+    def op(name: str, module: str | None, dtype: str = "int8") -> Record:
+        dtypes = [dtype] * (2 if name == "ADD" else 1)
+        plain = {"subgraph": 0, "weight": None, "bias": None, "granularity": None}
+        scheme = "float" if dtype == "float32" else dtype
+        others = {"module": module, "inputs": dtypes, "outputs": [dtype], "scheme": scheme}
+        return {"op": name, **plain, **others}
+
+    before = [op("MEAN", f"stem.{i}") for i in range(4)]
+    behind = [op("TANH", f"head.{i}") for i in range(6)]
+    added = op("ADD", "layer1.0"), op("ADD", "layer1.0", "float32")
+    old = [*before, added[0], op("RELU", None), *behind]
+    new = [*before, added[1], op("QUANTIZE", "layer1.0"), *behind]
+    found = describe_change(*({"inputs": [], "outputs": [], "ops": ops} for ops in (old, new)))
+    assert found is not None
+    return found
 
 
 def run_of(models: dict[str, Record], tests: Sequence[Record], **more: Any) -> Run:
@@ -111,13 +122,13 @@ def event(kind: str, key: str, **more: Any) -> Record:
     return {"event": kind, "model": key, "seconds": 0.1, "error": None, **more}
 
 
-def claim(change: str = CHANGE) -> Record:
+def claim(change: Finding) -> Record:
     """Return a baseline of an op-dtype map that differs."""
     return {
         "path": "__edgeq__/test_x/test_map.op_dtypes.json",
         "kind": "op_dtype_map",
-        "category": "changed" if change else "unchanged",
-        "change": change,
+        "category": "changed",
+        "change": change.to_dict(),
         "written": False,
         "note": "",
         "since": ["torch 2.12.0 → 2.13.0"],
@@ -278,6 +289,6 @@ def full_run(**names: str) -> Run:
                 event("localize", "bad-1", layers=layers(bad["ops"])),
                 failure="sqnr_db: expected at least 30, got 12",
             ),
-            outcome("test_x.py::test_map", ["bad-1"], claims=[claim()]),
+            outcome("test_x.py::test_map", ["bad-1"], claims=[claim(changed_map())]),
         ],
     )

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from pytest_edgeq.numerics.findings import DiffLine, DiffPart
 from pytest_edgeq.report import run as run_module
-from pytest_edgeq.report.html.diff_lines import diff_lines
 from pytest_edgeq.report.html.distribution import distribution, limits_of, points_of
 from pytest_edgeq.report.html.layers import layer_points
 from pytest_edgeq.report.html.page import html_page
@@ -26,10 +27,11 @@ from pytest_edgeq.report.html.stages import noise_by_output, stage_sentence
 from pytest_edgeq.report.html.text_blocks import text_blocks
 from pytest_edgeq.report.run import Run
 from tests.report.runs import (
-    CHANGE,
     SCALE,
     Record,
     border,
+    changed_map,
+    claim,
     comparison,
     event,
     full_run,
@@ -178,6 +180,8 @@ def test_names_and_texts_are_escaped() -> None:
     model_["ops"][2]["module"] = EVIL
     compared = comparison((EVIL,))
     compared["health"] = [{"kind": "range", "where": EVIL, "message": EVIL}]
+    line = DiffLine((DiffPart(EVIL, "old"), DiffPart(EVIL, "new")), "added")
+    change = replace(changed_map(), headline=EVIL, diff=(line,), evidence=(EVIL,))
     run = run_of(
         {"a": model_},
         [
@@ -189,16 +193,7 @@ def test_names_and_texts_are_escaped() -> None:
                 event("check", "a", findings=[f"{EVIL}\n{EVIL}"]),
                 failure=EVIL,
                 claims=[
-                    {
-                        "path": EVIL,
-                        "kind": "op_dtype_map",
-                        "category": "changed",
-                        "change": f"{EVIL}\nappeared:\n  {EVIL} → {EVIL}",
-                        "written": False,
-                        "note": EVIL,
-                        "since": [EVIL],
-                        "stored": EVIL,
-                    }
+                    claim(change) | {"path": EVIL, "note": EVIL, "since": [EVIL]},
                 ],
             ),
             outcome(f"crash {EVIL}", [], failure=EVIL),
@@ -380,9 +375,11 @@ def test_infinite_errors_stand_at_the_border_and_unmatched_ops_are_gaps() -> Non
 
 
 def test_a_change_is_told_as_a_diff() -> None:
-    """What came, went and changed; old and new value of each field."""
-    lines = diff_lines(CHANGE)
-    assert [(line.kind, line.sign) for line in lines] == [
+    """What came, went and changed; old and new value of each field; the text of the terminal."""
+    found = re.search(r'<pre class="diff"[^>]*>(.*?)</pre>', html_page(full_run()), re.DOTALL)
+    assert found is not None
+    lines = re.findall(r'<span class="(\w+)">(.) (.*?)\n?</span>', found[1])
+    assert [(kind, sign) for kind, sign, _ in lines] == [
         ("plain", " "),
         ("heading", " "),
         ("plain", " "),
@@ -393,14 +390,11 @@ def test_a_change_is_told_as_a_diff() -> None:
         ("removed", "-"),
         ("plain", " "),
     ]
-    assert "\n".join("".join(text for text, _ in line.parts) for line in lines) == CHANGE
-    marked = [(text, kind) for text, kind in lines[3].parts if kind != "same"]
-    assert marked == [
-        ("int8", "old"),
-        ("float", "new"),
-        ("int8, int8", "old"),
-        ("float32, float32", "new"),
-    ]
+    assert [re.sub("<.*?>", "", text) for *_, text in lines] == changed_map().lines
+    assert lines[3][2].endswith(
+        "  scheme <del>int8</del> → <ins>float</ins>; inputs <del>int8, int8</del> → "
+        "<ins>float32, float32</ins>; outputs <del>int8</del> → <ins>float32</ins>"
+    )
 
 
 def test_tables_in_texts_are_kept_apart() -> None:

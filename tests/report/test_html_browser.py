@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pytest
 from pytest_edgeq.report.html.page import write_html
 from pytest_edgeq.report.run import Run
 from tests.report.runs import (
+    changed_map,
     claim,
     comparison,
     event,
@@ -156,7 +158,7 @@ def test_names_of_users_are_text_everywhere(open_page: Open, name: str) -> None:
                 event("compare", "a", comparison=comparison((name, "b"))),
                 event("localize", "a", layers=layers(found["ops"])),
                 failure=name,
-                claims=[claim(name)],
+                claims=[claim(replace(changed_map(), headline=name))],
             )
         ],
     )
@@ -315,7 +317,7 @@ def test_a_phone_needs_no_scrolling_to_the_side(open_page: Open) -> None:
                 event("compare", "a", comparison=comparison((long, "b"), side=96)),
                 event("localize", "a", layers=layers(found["ops"])),
                 failure=f"{long}\n{wide}\n{'x' * 500}",
-                claims=[claim()],
+                claims=[claim(changed_map())],
             )
         ],
     )

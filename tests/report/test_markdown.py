@@ -18,6 +18,7 @@ from pytest_edgeq.report.github_annotations import annotation_lines
 from pytest_edgeq.report.markdown import LIMIT, markdown_page
 from pytest_edgeq.report.terminal import table_lines
 from tests.report.records import claim, compared, model, record, run_test
+from tests.report.runs import changed_map
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -86,6 +87,14 @@ def test_a_long_failure_is_cut_at_a_line() -> None:
     (line,) = annotation_lines(run, Path("/checkout"), None)
     assert len(line) < 6000
     assert line.endswith("%0A…")
+
+
+def test_a_baseline_that_was_changed_is_shown_with_its_change() -> None:
+    """As the terminal would show it."""
+    change = changed_map()
+    stored = claim("a.json", category="changed", change=change.to_dict(), written=True, stored="x")
+    page = markdown_page(record({}, [run_test("test_x.py::t", claims=[stored])]))
+    assert page.endswith(f"\n- stored: `a.json`: x\n\n```text\n{text_of([change])}\n```\n")
 
 
 def failed_test() -> dict[str, Any]:

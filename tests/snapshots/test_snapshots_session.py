@@ -297,7 +297,7 @@ def test_records_are_plain(tmp_path: Path, owner: Owner, residual: Make) -> None
             {
                 "path": "tests/__edgeq__/test_x/TestX.test_y[int8].op_dtypes.json",
                 "kind": "op_dtype_map",
-                "change": "",
+                "change": None,
                 "category": "new",
                 "written": True,
                 "note": "",

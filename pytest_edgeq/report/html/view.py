@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_edgeq.numerics.findings import DiffLine, DiffPart, Finding
 from pytest_edgeq.report.html.charts import Chart, histogram, layer_chart, scatter, stage_bar
-from pytest_edgeq.report.html.diff_lines import DiffLine, diff_lines
 from pytest_edgeq.report.html.distribution import Points, distribution, limits_of, points_of
 from pytest_edgeq.report.html.layers import layer_points
 from pytest_edgeq.report.html.ops import OpRow, op_rows
@@ -218,11 +218,18 @@ def _view(
         pictures_left_out=left_out,
         ops=op_rows(model["ops"], None if layers is None else layers.data),
         claims=[
-            Claim(test["test"], claim, diff_lines(claim["change"]))
-            for test in tests
-            for claim in test["claims"]
+            Claim(test["test"], claim, _diff(claim)) for test in tests for claim in test["claims"]
         ],
     )
+
+
+def _diff(claim: Record) -> list[DiffLine]:
+    """Return the change of a baseline as lines; none where nothing changed."""
+    if claim["change"] is None:
+        return []
+    change = Finding.from_dict(claim["change"])
+    title, *evidence = (DiffLine((DiffPart(text),)) for text in (change.title, *change.evidence))
+    return [title, *change.diff, *evidence]
 
 
 def _comparisons(run: Run, key: str) -> list[Measured]:
