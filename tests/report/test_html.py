@@ -107,7 +107,7 @@ def test_everything_is_there(page: Page) -> None:
         "test_x.py::test_errors call, test_x.py:7 sqnr_db: expected at least 30, got 12",
         "SQNR of boxes: quantization",
         "CONV_2D #2 (layer1.conv): the weights differ",
-        "75 % of the ops were matched with torch",
+        "75 % of the ops were matched with the reference",
         "int8 reaches from qmin = −5.9 to qmax = 6.85",
         "scores, 2048 elements: edge over float",
         "Changed against the baseline: __edgeq__/test_x/test_map.op_dtypes.json",
@@ -358,7 +358,7 @@ def test_points_are_thinned_evenly() -> None:
     assert len(points.thinned(1000)["float"]) == 101
 
 
-def test_infinite_errors_stand_at_the_border_and_unmatched_ops_are_gaps() -> None:
+def test_infinite_errors_stand_at_the_edge_and_unmatched_ops_are_gaps() -> None:
     """A triangle is no measurement."""
     points = layer_points(layers(model()["ops"]))
     assert points is not None

@@ -27,7 +27,7 @@ class LayerPoints:
         ops: Names of the ops.
         modules: Paths of the torch modules; `–` where not known.
         verdicts: Of localizing.
-        local: SQNR in dB of the op by itself; an infinite one lies at the border of the chart.
+        local: SQNR in dB of the op by itself; an infinite one lies at the edge of the chart.
         cumulative: SQNR in dB up to the op.
         local_told: The same as text, with the error in LSB.
         cumulative_told: The same as text, with the error in LSB.
