@@ -18,19 +18,22 @@ def build_of(
     inputs: Mapping[str, tuple[float, float]],
 ) -> dict[str, Any]:
     """Give what is remembered of a file beside the errors."""
-    scales, asymmetric, shared = {}, [], []
+    scales, wide, asymmetric, shared = {}, [], [], []
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
         roles = roles_of(edge.graph, op)
         taken, made = roles.inputs[:1], [t for t in roles.outputs[:1] if t.is_quantized]
         if made and len(made[0].scales) == 1:
             # 5 digits: a range is told of that is twice as wide.
             scales[entry.where] = float(f"{float(made[0].scales[0]):.5g}")
+            if made[0].dtype == "int16":
+                wide.append(entry.where)
         if any(each.tensor.zero_points.any() for each in roles.weights):
             asymmetric.append(entry.where)
         if made and taken and taken[0].is_quantized and _same(taken[0], made[0]):
             shared.append(entry.where)
     return {
         "scales": scales,
+        "int16": wide,
         "n_calibrated": len(ledger),
         "calibration": ledger.fingerprint,
         "weights": _weights_digest(reference),

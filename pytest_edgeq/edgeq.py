@@ -490,7 +490,7 @@ class Edgeq:
         def claims(comparison: Comparison | None) -> Iterator[Callable[[], None]]:
             yield lambda: self.check_op_dtypes(quantized, name=names[0])
             if comparison is not None:
-                yield lambda: self.check_errors(comparison, name=names[1])
+                yield lambda: self._check_errors(comparison, names[1], names[0] or "op_dtypes")
 
         with booking(self._journal, "check", quantized) as booked:
 
@@ -600,6 +600,12 @@ class Edgeq:
             ValueError: The baseline cannot be read.
             RuntimeError: Not called from the body of a test.
         """
+        self._check_errors(comparison, name)
+
+    def _check_errors(
+        self, comparison: Comparison, name: str | None, dtypes: str | None = None
+    ) -> None:
+        """Check errors; `dtypes` is the name of the op-dtype map that may explain them."""
         from dataclasses import replace
 
         from pytest_edgeq.errors import failure, findings_of
@@ -613,6 +619,7 @@ class Edgeq:
         )
         from pytest_edgeq.remember import build_to_remember, errors_to_remember
         from pytest_edgeq.snapshots.errors import is_explained_by
+        from pytest_edgeq.snapshots.precision import explains_errors
 
         _require_comparison("check_errors", comparison)
         if self._memory is None:
@@ -628,13 +635,21 @@ class Edgeq:
             since = self._memory.changes("errors", name or "errors", build, options)
             raise failure([replace(each, since=since) for each in findings_of(error)]) from None
 
+        claim = None if dtypes is None else self._memory.claim(dtypes)
+
         def explain(change: Finding, baseline: Mapping[str, Any]) -> tuple[Finding, ...]:
             if change.kind != ERRORS_REGRESSED:
                 return ()
-            causes = input_findings(comparison.health)
-            if causes or comparison.explain is None:
+            if causes := input_findings(comparison.health):
                 return causes
-            blamed = comparison.explain()
+            blamed = None if comparison.explain is None else comparison.explain()
+            if claim is not None and claim.found is not None and comparison.quantized is not None:
+                ops, was = claim.found
+                edge = comparison.quantized.edge
+                if explains_errors((was, claim.data), edge, blamed, baseline, measured):
+                    return (ops,)
+            if blamed is None:
+                return ()
             if blamed.kind in UNEXPLAINED and change.is_explained:
                 return ()
             # Of most ranges that are too narrow; which ones moved is known.

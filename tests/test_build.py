@@ -28,6 +28,14 @@ def test_what_shares_its_inputs_parameters() -> None:
     assert names == [([0.0625], [where], []), ([0.03125], [], []), ([0.0625], [], [])]
 
 
+def test_which_activations_are_int16() -> None:
+    """Their steps are not those of int8."""
+    for dtype, wide in (("int16", ["LOGISTIC (op 0)"]), ("int8", [])):
+        side = {**SIDE, "dtype": dtype}
+        content = one_op("LOGISTIC", [side], [side])
+        assert build_of(EdgeFile(content), SampleLedger(), None, {})["int16"] == wide
+
+
 def test_which_weights_are_asymmetric() -> None:
     """Any zero point other than 0; that of an activation counts not."""
     found = []

@@ -198,7 +198,7 @@ def test_what_changed_since_the_baselines_is_said_first_and_once() -> None:
     worse = replace(REGRESSED, since=(since, "weights: changed"))
     text = Verdict([gone, worse]).text("Net", unwritten=False)
     assert text.splitlines()[0] == (
-        f"{since}, weights: changed; ADD in float [1 of 2 findings on Net]"
+        f"{since}, weights: changed; {REGRESSED.headline} [1 of 2 findings on Net]"
     )
     assert text.count(since) == text.count("weights: changed") == 1
 
@@ -256,6 +256,7 @@ def test_the_layer_to_blame_explains_errors_and_no_op_dtypes() -> None:
     text = _verdict(layer, worse, LOST).text("Net", unwritten=False)
     assert text.count("layer to blame") == 1
     assert "layer to blame" not in _verdict(layer, REGRESSED).text("Net", unwritten=False)
+    worse = replace(REGRESSED, explained_by=(gone,))
     text = _verdict(layer, gone, worse).text("Net", unwritten=False)
     assert text.splitlines()[:6] == [
         "QUANTIZE at pool disappeared [1 of 2 findings on Net]",

@@ -442,15 +442,15 @@ _EXPLAINED: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(INPUT_KINDS, LOSSES | {*LOSS_KINDS}),
     **dict.fromkeys(WRONG_KINDS, LOSSES),
     CLIPPED_ACTIVATION: LOSSES | {LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS},
-    OP_DTYPES_CHANGED: frozenset({ERRORS_REGRESSED, BUILD_CHANGED}),
     OTHER_DATA: LOSSES | {*LOSS_KINDS, *INPUT_KINDS},
 }
 """By kind, the kinds that it explains: what comes behind it in the model, or follows from it."""
 
 
 def explains(one: Finding, other: Finding) -> bool:
-    """Whether a finding explains another one of the same file."""
-    return other.kind in _EXPLAINED.get(one.kind, ())
+    """Whether a finding explains another one of the same file: by its kind, or as it was found."""
+    known = {(each.kind, each.place) for each in other.explained_by}
+    return other.kind in _EXPLAINED.get(one.kind, ()) or (one.kind, one.place) in known
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

@@ -47,7 +47,7 @@ def build_problem(data: Mapping[str, Any]) -> str:
     for key in ("calibration", "weights"):
         if not isinstance(data.get(key, ""), str):
             return f"data.{key} is not a text"
-    for key in ("asymmetric", "shared"):
+    for key in ("int16", "asymmetric", "shared"):
         ops = data.get(key, [])
         if not isinstance(ops, list) or not all(isinstance(each, str) for each in ops):
             return f"data.{key} is not a list of ops"
@@ -143,7 +143,13 @@ def _ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Activations whose range is another by a bit; the op-dtype map tells of ops not in both."""
     before, after = old.get("scales", {}), new.get("scales", {})
     pairs = _paired(before, after)
-    ratios = {one: after[other] / before[one] for one, other in pairs.items() if before[one]}
+    wide = [set(side.get("int16", [])) for side in (old, new)]
+    ratios = {
+        one: after[other] / before[one]
+        for one, other in pairs.items()
+        # Of other codes the steps are others, whatever the range.
+        if before[one] and (one in wide[0]) == (other in wide[1])
+    }
     moved = {where: ratio for where, ratio in ratios.items() if not _HALF <= ratio <= 1 / _HALF}
     if not moved:
         return []
@@ -159,6 +165,11 @@ def _position(where: str) -> tuple[int, ...]:
     return tuple(map(int, _NUMBERS.findall(where.rpartition(" (op ")[2])))
 
 
+def _unplaced(where: str) -> str:
+    """Return the name of an op without its position."""
+    return where.rpartition(" (op ")[0]
+
+
 def _paired(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
     """
     Pair the names of ops of two builds, in the order of execution, whatever their positions.
@@ -167,7 +178,7 @@ def _paired(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
     many of the kind.
     """
     before, after = sorted(names, key=_position), sorted(others, key=_position)
-    one, other = ([each.rpartition(" (op ")[0] for each in side] for side in (before, after))
+    one, other = (list(map(_unplaced, side)) for side in (before, after))
     numbers = Counter(one), Counter(other)
     return {
         before[i]: after[j]
@@ -188,19 +199,28 @@ def fewer_samples(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    before, after = set(old.get("asymmetric", [])), set(new.get("asymmetric", []))
+    before, after = old.get("asymmetric", []), new.get("asymmetric", [])
     lines = []
-    for changed, expected, got in (
-        (after - before, "symmetric", "asymmetric"),
-        (before - after, "asymmetric", "symmetric"),
+    for changed, symptom, differs in (
+        (_beyond(after, before), "became", "symmetric ones, got zero points other than 0"),
+        (_beyond(before, after), "are no longer", "zero points other than 0, got none"),
     ):
         if changed:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            lines.append(
-                f"weights became {got}: {min(changed)}{more}: expected {expected} ones, got "
-                f"{'zero points other than 0' if got == 'asymmetric' else 'zero points of 0'}"
-            )
+            lines.append(f"weights {symptom} asymmetric: {changed[0]}{more}: expected {differs}")
     return lines
+
+
+def _beyond(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Return the ops that others lack, whatever their positions."""
+    left = Counter(map(_unplaced, others))
+    seen: Counter[str] = Counter()
+    found = []
+    for each in sorted(names, key=_position):
+        seen[_unplaced(each)] += 1
+        if seen[_unplaced(each)] > left[_unplaced(each)]:
+            found.append(each)
+    return found
 
 
 def _sharing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

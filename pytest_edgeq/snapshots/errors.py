@@ -172,12 +172,17 @@ def is_explained_by(layer: Finding, old: Mapping[str, Any], new: Mapping[str, An
     """
     if layer.kind not in LOSS_KINDS:
         return True
-    worse = _worse(_limits(old, new), {_key(row): row for row in new["errors"]})
+    worse = regressed(old, new)
     if worse and worse[0][0] in ("lowering", "conversion"):
         return False
     has_weights = changes(old, new)["weights"] == ""
     index = layer.place.op
     return not (has_weights and index is not None and has_range_of(index, old, new))
+
+
+def regressed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[_RowKey]:
+    """Return stage, output and metric of what is worse than its limit."""
+    return _worse(_limits(old, new), {_key(row): row for row in new["errors"]})
 
 
 def _worse(before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row]) -> list[_RowKey]:

@@ -101,6 +101,7 @@ class Claim:
         since: What changed since the file was written, such as `strict_export: True → False` and
             `torch 2.13.0 → 2.14.0`.
         remarks: What is told of the measurement, whether or not it was stored.
+        found: What failed, and the stored data from which it differs; None where nothing did.
     """
 
     kind: str
@@ -115,6 +116,7 @@ class Claim:
     stored: str = ""
     change: Finding | None = None
     remarks: list[str] = dataclasses.field(default_factory=list)
+    found: tuple[Finding, dict[str, Any]] | None = None
 
 
 @dataclasses.dataclass

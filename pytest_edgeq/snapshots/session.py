@@ -215,7 +215,13 @@ class SnapshotSession:
                 explained_by=() if explain is None else tuple(explain(change, stored.data)),
                 command=f"would be refused: {refusal.title}" if refusal is not None else accept,
             )
+            claim.found = found, stored.data
         raise failure([found])
+
+    def claim(self, name: str) -> Claim | None:
+        """Return what the running test has claimed by a name; None where it has not."""
+        test = self._test
+        return None if test is None else test.claims.get(self.layout.path(test.owner, name))
 
     def changes(
         self, kind: str, name: str, data: dict[str, Any], options: Mapping[str, str]

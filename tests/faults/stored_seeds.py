@@ -42,6 +42,7 @@ def measured() -> dict[str, dict[str, Any]]:
         "n_calibrated": 8,
         "calibration": "cd" * 32,
         "weights": "ef" * 32,
+        "int16": ["ADD at block (op 1)"],
         "asymmetric": ["CONV_2D at stem (op 0)"],
         "shared": ["ADD at block (op 1)"],
         "errors": [

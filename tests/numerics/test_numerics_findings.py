@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from pytest_edgeq.numerics.findings import (
     MISFIT,
     NO_BASELINE,
     NO_HARM,
+    OP_DTYPES_CHANGED,
     OTHER_FILE,
     RUNTIMES_DIFFER,
     USELESS,
@@ -111,6 +113,15 @@ def test_an_input_explains_losses_alone(kind: str) -> None:
     assert explains(one, finding(ERRORS_REGRESSED))
     assert not explains(one, finding(kind))
     assert not explains(finding(ERRORS_REGRESSED), one)
+
+
+def test_a_finding_explains_what_was_found_to_follow_from_it() -> None:
+    """Not by its kind: the baseline that it names is another finding's, too."""
+    change = finding(OP_DTYPES_CHANGED)
+    regressed = finding(ERRORS_REGRESSED)
+    assert not explains(change, regressed)
+    assert explains(change, replace(regressed, explained_by=(change,)))
+    assert explains(replace(change, fix="undo it"), replace(regressed, explained_by=(change,)))
 
 
 def test_a_text_is_rendered_from_the_fields() -> None:

@@ -89,6 +89,24 @@ def test_a_gate_remembers(run_test: Run, project: pytest.Pytester) -> None:
     changed.stdout.fnmatch_lines(["E *ADD #0 went from int8 to float32*"])
 
 
+def test_errors_of_an_op_that_lost_precision_refer_to_it(
+    run_test: Run, project: pytest.Pytester
+) -> None:
+    """Not so the errors of one that gained some: of another reference."""
+    for dtype, other, value, cause in (
+        ("float32", "int8", "x + y", "ADD #0 went from float32 to int8; *"),
+        ("int8", "float32", "x + y + 0.1", "ADD #0: the file in float does not compute *"),
+    ):
+        _write(project.path / "model.tflite", dtype)
+        run_test(_CHECK, "--edgeq-update=new,changed").assert_outcomes(passed=1)
+        _write(project.path / "model.tflite", other)
+        result = run_test(_CHECK, value=value)
+        result.stdout.fnmatch_lines(
+            [f"E *AssertionError: {cause}", "E *errors regressed: *", "E *: explained by [[]1]"]
+        )
+        result.stdout.fnmatch_lines([f"E *ADD #0 went from {dtype} to {other}*"])
+
+
 def test_several_models_are_told_apart_by_name(run_test: Run, project: pytest.Pytester) -> None:
     """Each has files of its own."""
     call = "\n    ".join(

@@ -335,6 +335,7 @@ def test_a_range_that_is_another_by_a_bit_is_told(check: Check, data: Data) -> N
     )
     shifted = {"MUL (op 1)": 0.1, "CONV_2D at stem (op 2)": 2.0, "ADD (op 3)": 0.05}
     assert "moved: CONV_2D at stem (op 1)" in failure(check, {**data, "scales": shifted})
+    check({**data, "scales": wide, "int16": ["ADD (op 2)"]})  # steps of other codes
     nothing = {"CONV_2D at stem (op 1)": 0.0, "ADD (op 2)": 0.05}
     assert "CONV_2D at stem (op 1)" in failure(check, {**data, "scales": nothing})
 
@@ -356,11 +357,15 @@ def test_weights_that_become_asymmetric_are_told(check: Check, data: Data) -> No
     offset = {**data, "asymmetric": ["CONV_2D at stem (op 1)", "CONV_2D at head (op 4)"]}
     check(data, "new")
     assert failure(check, offset).startswith(
-        "weights became asymmetric: CONV_2D at head (op 4) and 1 more: expected symmetric ones, "
+        "weights became asymmetric: CONV_2D at stem (op 1) and 1 more: expected symmetric ones, "
         "got zero points other than 0\n"
     )
     check(offset, "changed")
-    assert "weights became symmetric: CONV_2D at head (op 4)" in failure(check, data)
+    check({**data, "asymmetric": ["CONV_2D at stem (op 2)", "CONV_2D at head (op 5)"]})
+    assert (
+        "weights are no longer asymmetric: CONV_2D at head (op 4): expected zero points other than "
+        "0, got none\n"
+    ) in failure(check, {**data, "asymmetric": ["CONV_2D at stem (op 1)"]})
 
 
 def test_parameters_that_are_no_longer_shared_are_told(check: Check, data: Data) -> None:

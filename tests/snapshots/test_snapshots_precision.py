@@ -1,0 +1,138 @@
+"""When a change of op dtypes is the cause of errors that are worse than in the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fixtures.tflite.writer import FileWriter
+from pytest_edgeq.numerics.findings import (
+    ACCUMULATED_LOSS,
+    LOSSY_OP,
+    WRONG_OP,
+    Finding,
+    Place,
+)
+from pytest_edgeq.snapshots.precision import coarser_ops, explains_errors
+from pytest_edgeq.tflite.edge import EdgeFile
+
+Data = dict[str, Any]
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def edge() -> EdgeFile:
+    """A file of three ops: two in a row make the output `left`, the third makes `right`."""
+    file = FileWriter()
+    graph = file.graph()
+    taken, between, left, right = (graph.tensor("float32") for _ in range(4))
+    graph.op("RELU", [taken], [between])
+    graph.op("RELU", [between], [left])
+    graph.op("RELU", [taken], [right])
+    graph.borders([taken], [left, right])
+    file.signature("serving_default", [("x", taken)], [("left", left), ("right", right)])
+    return EdgeFile(file.content())
+
+
+def ops_map(op: Make, *schemes: str, output: str = "int8") -> Data:
+    """Return an op-dtype map of the file, its ops in these schemes."""
+    outputs = [{"name": name, "dtype": output, "shape": [1, 4]} for name in ("left", "right")]
+    ops = [op("RELU", f"act{place}", scheme) for place, scheme in enumerate(schemes)]
+    return {"inputs": [], "outputs": outputs, "ops": ops}
+
+
+def errors(value: float, output: str = "left", **change: Any) -> Data:
+    """Return the errors of one output in one metric, which may fall to 35 dB."""
+    metric, stage = change.pop("metric", "sqnr_db"), change.pop("stage", "quantization")
+    worst = 35.0 if metric == "sqnr_db" else 4.0
+    row = {"stage": stage, "output": output, "metric": metric, "value": value, "worst": worst}
+    known = {"flow": "pt2e", "runtime": "xnnpack", "weights": "a", "calibration": "b"}
+    return {**known, "n_calibrated": 8, "errors": [{**row, "best": value}], **change}
+
+
+def _layer(kind: str, op: int) -> Finding:
+    return Finding(kind=kind, place=Place("op", "RELU", op), symptom="it loses most")
+
+
+BEFORE = ("float", "int8", "int8")
+AFTER = ("int8", "int8", "int8")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "output", "layer", "is_cause"),
+    [
+        (BEFORE, AFTER, "left", None, True),
+        (("int16", "int8", "int8"), AFTER, "left", None, True),
+        (BEFORE, AFTER, "left", _layer(ACCUMULATED_LOSS, 1), True),
+        (BEFORE, AFTER, "left", _layer(LOSSY_OP, 0), True),
+        (BEFORE, AFTER, "left", _layer(LOSSY_OP, 1), False),
+        (BEFORE, AFTER, "left", _layer(WRONG_OP, 0), False),
+        (BEFORE, AFTER, "right", None, False),
+        (AFTER, BEFORE, "left", None, False),
+    ],
+    ids=[
+        "less precise",
+        "16 bits to 8",
+        "no layer stands out",
+        "the layer to blame",
+        "another layer to blame",
+        "damaged weights",
+        "another output",
+        "more precise",
+    ],
+)
+def test_ops_with_fewer_bits_explain_the_outputs_behind_them(
+    edge: EdgeFile,
+    op: Make,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+    output: str,
+    layer: Finding | None,
+    is_cause: bool,
+) -> None:
+    """An op that gained precision explains nothing, nor one on which the output does not depend."""
+    maps = ops_map(op, *before), ops_map(op, *after)
+    old, new = errors(40.0, output), errors(20.0, output)
+    assert explains_errors(maps, edge, layer, old, new) is is_cause
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"weights": "c"}, {"calibration": "c"}, {"runtime": "builtin"}, {"stage": "conversion"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_they_explain_nothing_where_something_else_may(
+    edge: EdgeFile, op: Make, change: Data
+) -> None:
+    """Other weights, samples or kernels; and the float form has no such ops."""
+    maps = ops_map(op, *BEFORE), ops_map(op, *AFTER)
+    stage = {key: value for key, value in change.items() if key == "stage"}
+    old, new = errors(40.0, **stage), errors(20.0, **change)
+    assert not explains_errors(maps, edge, None, old, new)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int8"])
+def test_errors_in_steps_are_those_of_other_steps(edge: EdgeFile, op: Make, dtype: str) -> None:
+    """Of an output whose dtype changed, though each op has more bits."""
+    maps = ops_map(op, *AFTER), ops_map(op, *BEFORE, output=dtype)
+    old, new = (errors(value, metric="max_lsb_error") for value in (2.0, 300.0))
+    assert explains_errors(maps, edge, None, old, new) is (dtype == "int16")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"weight": "int8"}, {"weight": "int4"}),
+        ({"granularity": "per_channel"}, {"granularity": "per_tensor"}),
+        ({"granularity": "blockwise_32"}, {"granularity": "per_channel"}),
+        ({"scheme": "dynamic", "inputs": ["float32"], "outputs": ["float32"]}, {}),
+    ],
+    ids=["bits of the weight", "one scale", "no blocks", "activations"],
+)
+def test_what_makes_an_op_coarser(op: Make, op_map: Make, before: Data, after: Data) -> None:
+    """And the way back does not."""
+    old, new = (op_map(op("FULLY_CONNECTED", "fc", **change)) for change in (before, after))
+    assert coarser_ops(old, new) == {0}
+    assert coarser_ops(new, old) == set()
