@@ -33,7 +33,9 @@ import torch
 from torch import nn
 
 from pytest_edgeq import Edgeq
+from pytest_edgeq.errors import findings_of
 from pytest_edgeq.localize.rows import LOWERING
+from pytest_edgeq.numerics.findings import Finding
 from tests.detection.sound import FLOAT, Net, Sample, sound
 
 FLOWS = (FLOAT, "recipe_dynamic_wi8_afp32", "recipe_static_wi8_ai8", "pt2e_static_int8")
@@ -82,7 +84,8 @@ class Result:
         verdict: `sound`, `alarm`, `refused` (no file) or `failed` (no answer about the file).
         told: The first line of the cause or of the error.
         findings: Of every op that is called wrong: its name, excess in LSB, and what was found;
-            of a refusal its last lines; of a failure where it was raised.
+            then those of `edgeq.check`; of a refusal its last lines; of a failure where it was
+            raised.
         ops: How many the file has.
         coverage: Share of them that were paired.
         unpaired: Names of the others.
@@ -905,7 +908,7 @@ _add("videomae", "video", _videomae, functools.partial(_video, 4, 32))
 
 
 def judged(maker: Edgeq, name: str, flow: str) -> Result:
-    """Build, localize, and tell what was said, whatever fails."""
+    """Build, localize and check, whatever fails; nothing is remembered."""
     result = Result(name, ARCHITECTURES[name].family, flow)
     began = time.perf_counter()
     try:
@@ -916,10 +919,17 @@ def judged(maker: Edgeq, name: str, flow: str) -> Result:
         return replace(result, told=_first(error), findings=tuple(str(error).splitlines()[-3:]))
     converted = time.perf_counter()
     result = replace(result, quantize_s=converted - began)
+    checked: tuple[Finding, ...] = ()
     try:
         errors = maker.localize(built.quantized, built.evaluation)
         localized = time.perf_counter()
         sqnr = maker.compare(built.quantized, built.evaluation).total.sqnr_db
+        try:
+            maker.check(built.quantized, built.evaluation)
+        except AssertionError as error:
+            checked = findings_of(error)
+            if not checked:
+                raise
     except Exception as error:  # ours, or of what ours calls
         result = replace(result, verdict="failed", localize_s=time.perf_counter() - converted)
         frames = traceback.format_tb(error.__traceback__)
@@ -927,9 +937,12 @@ def judged(maker: Edgeq, name: str, flow: str) -> Result:
     wrong = [row for row in errors.rows if row.verdict == LOWERING]
     return replace(
         result,
-        verdict="alarm" if wrong else "sound",
-        told=errors.cause.splitlines()[0] if wrong else "",
-        findings=tuple(f"{r.name}: {r.excess_lsb}; {'; '.join(r.findings)}" for r in wrong),
+        verdict="alarm" if wrong or checked else "sound",
+        told=errors.cause.splitlines()[0] if wrong else "".join(map(str, checked[:1])),
+        findings=(
+            *(f"{r.name}: {r.excess_lsb}; {'; '.join(r.findings)}" for r in wrong),
+            *map(str, checked),
+        ),
         ops=len(errors.rows),
         coverage=errors.coverage,
         unpaired=tuple(row.name for row in errors.rows if not row.matched),
