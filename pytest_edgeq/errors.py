@@ -17,8 +17,13 @@ def failure(findings: Iterable[Finding], text: str | None = None) -> AssertionEr
     """
     found = tuple(findings)
     error = AssertionError(text_of(found) if text is None else text)
-    error.__dict__[_ATTRIBUTE] = found
+    attach(error, found)
     return error
+
+
+def attach(error: BaseException, findings: Iterable[Finding]) -> None:
+    """Let an error carry findings."""
+    error.__dict__[_ATTRIBUTE] = tuple(findings)
 
 
 def findings_of(error: BaseException) -> tuple[Finding, ...]:

@@ -61,10 +61,6 @@ def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Fin
     )
 
 
-def _op(entry: OpDtypes) -> Place:
-    return Place("op", entry.op, entry.index, entry.module)
-
-
 def state_findings(edge: EdgeFile, states: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
     """
     Return a finding for each state that is handed on in other codes than it is taken over in.
@@ -159,7 +155,7 @@ def unsafe_findings(edge: EdgeFile) -> tuple[Finding, ...]:
     return tuple(
         Finding(
             kind=UNSAFE_OP,
-            place=_op(entries[op.subgraph, op.index]),
+            place=entries[op.subgraph, op.index].place,
             symptom=cause,
             harm=BLOCKING,
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pytest_edgeq.errors import attach
+from pytest_edgeq.numerics.findings import FILE, UNMATCHED, Finding
+
 
 class UnmatchedError(AssertionError, ValueError):
     """
@@ -10,3 +13,7 @@ class UnmatchedError(AssertionError, ValueError):
     It fails a test as any assertion does (the op may have vanished with a change of the model), and
     it is a ValueError to code that asks (the name may be a slip).
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        attach(self, [Finding(kind=UNMATCHED, place=FILE, headline=text)])

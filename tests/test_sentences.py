@@ -105,6 +105,37 @@ def innocent(finding, name, kinds):
     assert not [line for function, line in reads(code) if function == "innocent"]
 
 
+def bare_failures(code: str) -> list[int]:
+    """Return the lines that make an AssertionError of a text alone."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and _word(node.func) == "AssertionError"
+        if not (isinstance(node.args[0], ast.Constant) and "unreachable" in str(node.args[0].value))
+    ]
+
+
+def test_every_failure_carries_its_findings() -> None:
+    """It is made by `errors.failure`, or is an `UnmatchedError`."""
+    found = {
+        _place(path): lines
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if (lines := bare_failures(path.read_text("utf-8")))
+    }
+    assert list(found) == ["errors.py"]
+
+
+def test_failures_without_findings_are_found() -> None:
+    """Raised at once or later; what cannot happen is none."""
+    code = """
+raise AssertionError("a" + b)
+error = AssertionError(text)
+raise AssertionError("unreachable, because it is none")
+raise failure([found])
+"""
+    assert bare_failures(code) == [2, 3]
+
+
 def test_there_is_one_class_of_findings() -> None:
     """Made where the fact is known, and used everywhere."""
     classes = [

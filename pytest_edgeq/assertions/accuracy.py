@@ -13,7 +13,7 @@ import numpy as np
 from pytest_edgeq.assertions.expect import parse_number
 from pytest_edgeq.assertions.scoring import Scorer, scorer_for
 from pytest_edgeq.assertions.scoring.both_models import Outcome, bound_pair, outcome_of, score
-from pytest_edgeq.assertions.scoring.drop_text import drop_text
+from pytest_edgeq.assertions.scoring.drop_error import drop_error
 from pytest_edgeq.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.parallel import AtOnce, in_order, on_one_thread, state_of
@@ -97,7 +97,7 @@ def assert_accuracy_drop(
     bounds = scores.evidence.bounds
     # Written so that NaN fails it.
     if not bounds.high <= limit:
-        error = AssertionError(drop_text(scores, limit, n_samples))
+        error = drop_error(scores, limit, n_samples)
         shown = FailedSamples(model, model.runtime, None, worst.result(), n_samples)
         attach_samples(error, shown)
         raise error

@@ -59,5 +59,5 @@ def assert_conforms(model: Model, allow: Sequence[str] = ()) -> None:
     first, ops = wrong[0], len({each.place for each in wrong})
     headline = f"{first.kind}: {first.title} ({ops} of {len(edge.op_dtypes)} ops do not conform)"
     rows = [(str(each.place), each.kind, each.symptom) for each in wrong]
-    evidence = (table(rows, ("op", "rule", "what")),) if len(rows) > 1 else ()
+    evidence = table(rows, ("op", "rule", "what")) if len(rows) > 1 else ()
     raise failure([replace(first, headline=headline, evidence=evidence)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pytest_edgeq.assertions.channels import granularities
 from pytest_edgeq.assertions.expect import (
@@ -12,6 +12,7 @@ from pytest_edgeq.assertions.expect import (
     DtypeByName,
     Model,
     edge_of,
+    failed,
     known_op,
     op_of,
     parse_count,
@@ -21,7 +22,8 @@ from pytest_edgeq.assertions.expect import (
     spread,
     table,
 )
-from pytest_edgeq.assertions.left_in_float import is_left_in_float, why_float
+from pytest_edgeq.assertions.left_in_float import Why, why_float
+from pytest_edgeq.numerics.findings import UNEXPECTED_COUNT, UNEXPECTED_DTYPE, Finding, Place
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import BORDER_OPS, SCHEMES, OpDtypes
@@ -32,24 +34,24 @@ from pytest_edgeq.unmatched import UnmatchedError
 __tracebackhide__ = True
 
 
-_BORDERS_DECIDE = (
+_BORDERS_DECIDE = Why(
     "the first and the last op decide. A model that starts with an op that stays in float takes "
     "floats, one that ends in such an op (softmax, tanh, a normalization) gives floats; the caller "
     "on the device must feed and read exactly these dtypes."
 )
-_INT32 = (
+_INT32 = Why(
     "litert-torch lowers by way of JAX with 64-bit types off (enable_x64=False), so the file has "
-    "int32 where the model has int64.\n"
-    "fix: pass int32 on the device, in which token ids and indices fit; tests pass what torch "
-    "takes, int64, and quantized.run converts it."
+    "int32 where the model has int64.",
+    "pass int32 on the device, in which token ids and indices fit; tests pass what torch takes, "
+    "int64, and quantized.run converts it.",
 )
-_UINT8 = (
+_UINT8 = Why(
     "the quantizers of torch write int8. Its codes are those of uint8 less 128, with the same "
     "scale and a zero point that is 128 less, so that the caller can turn one into the other: "
     "(codes.astype('int16') - 128).astype('int8'), and + 128 the other way."
 )
 _BORDER_CAUSES = {("int64", "int32"): _INT32, ("uint8", "int8"): _UINT8}
-"""Causes by what was expected and what the file has."""
+"""By what was expected and what the file has."""
 
 
 def assert_input_dtypes(model: Model, expected: DtypeByName) -> None:
@@ -84,7 +86,9 @@ def assert_output_dtypes(model: Model, expected: DtypeByName) -> None:
     _assert_border_dtypes(edge_of(model), expected, "output")
 
 
-def _assert_border_dtypes(edge: EdgeFile, expected: DtypeByName, what: str) -> None:
+def _assert_border_dtypes(
+    edge: EdgeFile, expected: DtypeByName, what: Literal["input", "output"]
+) -> None:
     borders = _borders(edge, what)
     names = [name for name, _ in borders]
     wanted = [None if e is None else parse_dtype(e) for e in spread(expected, names, what)]
@@ -96,12 +100,22 @@ def _assert_border_dtypes(edge: EdgeFile, expected: DtypeByName, what: str) -> N
     if not wrong:
         return
     name, dtype, actual = wrong[0]
-    raise AssertionError(
-        f"{what} {name!r}: expected {dtype}, got {actual} ({len(wrong)} of {len(rows)} {what}s)\n"
-        # A file may have thousands: those that differ are shown first.
-        + table([*wrong, *(row for row in rows if row not in wrong)], (what, "expected", "got"))
-        + f"\ncause: {_BORDER_CAUSES.get((dtype, actual), _BORDERS_DECIDE)}"
-        + f"\nupdate: assert_{what}_dtypes(model, {_accepting(borders)})"
+    place, why = Place(what, name), _BORDER_CAUSES.get((dtype, actual), _BORDERS_DECIDE)
+    # A file may have thousands: those that differ are shown first.
+    shown = [*wrong, *(row for row in rows if row not in wrong)]
+    raise failed(
+        Finding(
+            kind=UNEXPECTED_DTYPE,
+            place=place,
+            expected=dtype,
+            got=actual,
+            headline=f"{place}: expected {dtype}, got {actual} "
+            f"({len(wrong)} of {len(rows)} {what}s)",
+            evidence=table(shown, (what, "expected", "got")),
+            causes=(why.cause,),
+            fix=why.fix,
+            command=f"assert_{what}_dtypes(model, {_accepting(borders)})",
+        )
     )
 
 
@@ -187,13 +201,20 @@ def assert_op_dtypes(
     edge = edge_of(model)
     entries = select_ops(edge, op, module)
     if count is not None and len(entries) != count:
-        raise AssertionError(
-            f"{op}: expected {count}, got {len(entries)}"
-            + (f" with module={module!r}" if module is not None else "")
-            + "\n"
-            + table([(e.where, e.scheme) for e in entries], ("op", "scheme"))
-            + "\ncause: the converter fuses, splits and drops ops, and a changed model has others; "
-            f"the file has {_counted(edge)}\nupdate: count={len(entries)}"
+        among = f" with module={module!r}" if module is not None else ""
+        raise failed(
+            Finding(
+                kind=UNEXPECTED_COUNT,
+                place=Place("op", op),
+                expected=str(count),
+                got=f"{len(entries)}{among}",
+                evidence=table([(e.where, e.scheme) for e in entries], ("op", "scheme")),
+                causes=(
+                    "the converter fuses, splits and drops ops, and a changed model has others; "
+                    f"the file has {_counted(edge)}",
+                ),
+                command=f"count={len(entries)}",
+            )
         )
     wrong = [
         (entry, role, _show(value), actual)
@@ -206,12 +227,23 @@ def assert_op_dtypes(
         return
     entry, role, value, actual = wrong[0]
     n_ops = len({(e.subgraph, e.index) for e, *_ in wrong})
-    raise AssertionError(
-        f"{entry.where} {role}: expected {value}, got {actual} ({n_ops} of {len(entries)} {op})\n"
-        + table([(e.where, *row) for e, *row in wrong], ("op", "field", "expected", "got"))
-        + f"\n{_why_differs(model, edge, [e for e, *_ in wrong])}"
-        + "\nupdate: expect what the table shows, or narrow with module='glob'; to see all ops: "
-        "for op in model.op_dtypes: print(op)"
+    says = f"{role}: expected {value}, got {actual}"
+    why = _why_differs(model, edge, [e for e, *_ in wrong])
+    rows = [(e.where, *row) for e, *row in wrong]
+    raise failed(
+        Finding(
+            kind=UNEXPECTED_DTYPE,
+            place=entry.place,
+            expected=value,
+            got=actual,
+            symptom=says,
+            headline=f"{entry.where} {says} ({n_ops} of {len(entries)} {op})",
+            evidence=table(rows, ("op", "field", "expected", "got")),
+            causes=(why.cause,),
+            fix=why.fix,
+            command="expect what the table shows, or narrow with module='glob'; to see all ops: "
+            "for op in model.op_dtypes: print(op)",
+        )
     )
 
 
@@ -222,13 +254,13 @@ def _counted(edge: EdgeFile) -> str:
     return ", ".join(f"{count} {op}" for op, count in counts[:8]) + more
 
 
-def _why_differs(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
+def _why_differs(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
     floats = [entry for entry in wrong if entry.scheme == "float"]
     if floats:
         return why_float(model, edge, floats)
-    return (
-        "cause: the quantizer's config, or the release that read it, chose otherwise for these "
-        "ops; kernels and delegates are picked by exactly these dtypes."
+    return Why(
+        "the quantizer's config, or the release that read it, chose otherwise for these ops; "
+        "kernels and delegates are picked by exactly these dtypes."
     )
 
 
@@ -298,19 +330,27 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
         return
     op, count, actual = wrong[0]
     where = [(e.where, e.scheme) for op, *_ in wrong for e in found[op]]
-    raise AssertionError(
-        f"{op}: expected {count}, got {actual} ({len(wrong)} of {len(wanted)} counts differ)\n"
-        + table(wrong, ("op", "expected", "got"))
-        + ("\nthey stand at\n" + table(where, ("op", "scheme")) if where else "")
-        + f"\nall counts: {', '.join(f'{name} {n}' for name, n in counts.items()) or 'no op'}"
-        + "\ncause: "
-        + (
-            "each QUANTIZE and DEQUANTIZE is a border between integers and floats: one more of "
-            "them tells of an op that left, or entered, the integers."
-            if any(op in BORDER_OPS for op, *_ in wrong)
-            else "the converter fuses, splits and drops ops, and a changed model has others."
+    differ = f"{len(wrong)} of {len(wanted)} counts differ"
+    raise failed(
+        Finding(
+            kind=UNEXPECTED_COUNT,
+            place=Place("op", op),
+            expected=str(count),
+            got=str(actual),
+            headline=f"{op}: expected {count}, got {actual} ({differ})",
+            evidence=(
+                *table(wrong, ("op", "expected", "got")),
+                *(("they stand at", *table(where, ("op", "scheme"))) if where else ()),
+                f"all counts: {', '.join(f'{name} {n}' for name, n in counts.items()) or 'no op'}",
+            ),
+            causes=(
+                "each QUANTIZE and DEQUANTIZE is a border between integers and floats: one more of "
+                "them tells of an op that left, or entered, the integers."
+                if any(op in BORDER_OPS for op, *_ in wrong)
+                else "the converter fuses, splits and drops ops, and a changed model has others.",
+            ),
+            command=", ".join(f"{op!r}: {n}" for op, _, n in wrong),
         )
-        + f"\nupdate: {', '.join(f'{op!r}: {n}' for op, _, n in wrong)}"
     )
 
 
@@ -361,16 +401,22 @@ def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
         return
     first, dtypes = next(iter(wrong.items()))
     why = why_float(model, edge, list(wrong))
-    raise AssertionError(
-        f"{first.where}: expected no float, got {' and '.join(dtypes)} "
-        f"({len(wrong)} of {len(entries)} ops that compute)\n"
-        + table(
-            [(e.where, ", ".join(e.inputs), ", ".join(e.outputs), e.scheme) for e in wrong],
-            ("op", "inputs", "outputs", "scheme"),
+    got = " and ".join(dtypes)
+    rows = [(e.where, ", ".join(e.inputs), ", ".join(e.outputs), e.scheme) for e in wrong]
+    raise failed(
+        Finding(
+            kind=UNEXPECTED_DTYPE,
+            place=first.place,
+            expected="no float",
+            got=got,
+            headline=f"{first.where}: expected no float, got {got} "
+            f"({len(wrong)} of {len(entries)} ops that compute)",
+            evidence=table(rows, ("op", "inputs", "outputs", "scheme")),
+            causes=(why.cause,),
+            fix=why.fix,
+            # By design, it would allow every op that there is.
+            command="" if why.by_design else f"allow={tuple(kinds)!r}",
         )
-        + f"\n{why}"
-        # Elsewhere it would allow every op that there is.
-        + (f"\nupdate: allow={tuple(kinds)!r}" if is_left_in_float(why) else "")
     )
 
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from pytest_edgeq.errors import failure
 from pytest_edgeq.isolate.bare_files import bare_runtimes
+from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.suggest import nearest, nearest_op
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -248,7 +250,7 @@ def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDt
     )
 
 
-def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> str:
+def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> tuple[str, ...]:
     """Columns under a header, the first few rows, and how many more there are."""
     lines = [list(header), *([str(cell) for cell in row] for row in rows)]
     shown, hidden = lines[: ROWS + 1], len(lines) - ROWS - 1
@@ -259,4 +261,18 @@ def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> str:
     ]
     if hidden > 0:
         text.append(f"  … and {hidden} more")
-    return "\n".join(text)
+    return tuple(text)
+
+
+def failed(found: Finding, *ways: str) -> AssertionError:
+    """
+    Return the error of an expectation that is not met: the evidence stands before the causes.
+
+    Args:
+        found: What is not as expected.
+        ways: Lines at the end, in place of those of its fix and its command.
+    """
+    causes = [f"cause: {each}" for each in found.causes]
+    fix = [f"fix: {found.fix}"] if found.fix else []
+    lines = [found.title, *found.evidence, *causes, *(ways or (*fix, *found.acceptance))]
+    return failure([found], "\n".join(lines))

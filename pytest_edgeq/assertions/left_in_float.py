@@ -3,44 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pytest_edgeq.assertions.expect import Model
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 
-_NOTHING_QUANTIZED = (
-    "cause: no op of this file is quantized; it is a float model. Was it built with the quantizer, "
-    "and is it the file that you mean?"
+
+class Why(NamedTuple):
+    """
+    Why ops are in float.
+
+    Attributes:
+        cause: What made it so.
+        fix: How they come out of it; empty where nothing is wrong with the flow.
+        by_design: Whether the whole file computes in float, so that no single op can be accepted.
+    """
+
+    cause: str
+    fix: str = ""
+    by_design: bool = False
+
+
+_NOTHING_QUANTIZED = Why(
+    "no op of this file is quantized; it is a float model. Was it built with the quantizer, and is "
+    "it the file that you mean?",
+    by_design=True,
 )
-_FLOAT_BY_DESIGN = (
-    "cause: the schemes dynamic, weight_only and float16 store small weights and compute on floats "
-    "by design; assert them with assert_op_dtypes(model, op, scheme=…), or quantize statically."
+_FLOAT_BY_DESIGN = Why(
+    "the schemes dynamic, weight_only and float16 store small weights and compute on floats by "
+    "design; assert them with assert_op_dtypes(model, op, scheme=…), or quantize statically.",
+    by_design=True,
 )
-_ELSEWHERE = (
-    "cause: the tool that made the file has no pattern for {ops}, or their operands are in float; "
-    "PT2E finds no ADD, MUL and CONCATENATION in a model that was exported non-strictly.\n"
-    "fix: configure that tool to quantize {them}."
+_ELSEWHERE = Why(
+    "the tool that made the file has no pattern for {ops}, or their operands are in float; PT2E "
+    "finds no ADD, MUL and CONCATENATION in a model that was exported non-strictly.",
+    "configure that tool to quantize {them}.",
 )
-_BY_PT2E = (
-    "cause: the PT2E quantizer does not annotate {ops}, or their operands are in float.\n"
-    "fix: {recipe}have a subclass of the quantizer annotate {them}, or take another op in the "
-    "model."
+_BY_PT2E = Why(
+    "the PT2E quantizer does not annotate {ops}, or their operands are in float.",
+    "{recipe}have a subclass of the quantizer annotate {them}, or take another op in the model.",
 )
-_NON_STRICT = (
-    "cause: the model was exported non-strictly, and PT2E then finds no ADD, MUL and "
-    "CONCATENATION.\n"
-    "fix: quantize with strict_export=True, which is the default (an exported program: export it "
-    "with strict=True); where a warning says that torch.export refuses it, quantize by a recipe "
-    "(recipe_static_wi8_ai8)."
+_NON_STRICT = Why(
+    "the model was exported non-strictly, and PT2E then finds no ADD, MUL and CONCATENATION.",
+    "quantize with strict_export=True, which is the default (an exported program: export it with "
+    "strict=True); where a warning says that torch.export refuses it, quantize by a recipe "
+    "(recipe_static_wi8_ai8).",
 )
-_BY_RECIPE = (
-    "cause: no rule of the recipe takes {ops}, or ai-edge-quantizer has none for {them}.\n"
-    'fix: give the recipe a rule with operation="*"; what it has no way for takes another op in '
-    "the model."
+_BY_RECIPE = Why(
+    "no rule of the recipe takes {ops}, or ai-edge-quantizer has none for {them}.",
+    'give the recipe a rule with operation="*"; what it has no way for takes another op in the '
+    "model.",
 )
 _ON_PURPOSE = (
-    "cause: the quantizer was told to leave {modules} in float, by a config of None or a rule of "
+    "the quantizer was told to leave {modules} in float, by a config of None or a rule of "
     "no_quantize."
 )
 
@@ -62,9 +79,9 @@ RECIPE_OPS = frozenset(
 """What recipe_static_wi8_ai8 quantizes (ai-edge-quantizer 0.10.0)."""
 
 
-def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
+def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
     """
-    Tell why ops are in float, and how they come out of it.
+    Return why ops are in float, and how they come out of it.
 
     Args:
         model: As it was given to the assertion.
@@ -88,7 +105,7 @@ def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
     ]
     if not others:
         modules = list(dict.fromkeys(str(entry.module) for entry in on_purpose))
-        return _ON_PURPOSE.format(modules=_some(modules, "modules"))
+        return Why(_ON_PURPOSE.format(modules=_some(modules, "modules")))
     # In the order of the file: the first has often made the others float.
     kinds = list(dict.fromkeys(entry.op for entry in others))
     if flow == "recipe":
@@ -102,13 +119,9 @@ def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> str:
     return _told(_BY_PT2E, kinds, recipe=recipe)
 
 
-def is_left_in_float(why: str) -> bool:
-    """Whether ops are in float one by one, which may be accepted, and not all by design."""
-    return why not in (_NOTHING_QUANTIZED, _FLOAT_BY_DESIGN)
-
-
-def _told(text: str, kinds: Sequence[str], **more: str) -> str:
-    return text.format(ops=_some(kinds), them="them" if len(kinds) > 1 else "it", **more)
+def _told(why: Why, kinds: Sequence[str], **more: str) -> Why:
+    names = {"ops": _some(kinds), "them": "them" if len(kinds) > 1 else "it", **more}
+    return Why(why.cause.format(**names), why.fix.format(**names))
 
 
 def _some(names: Sequence[str], what: str = "kinds") -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, spread, table
+from pytest_edgeq.assertions.expect import Model, edge_of, failed, parse_number, spread, table
+from pytest_edgeq.errors import failure
 from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import FILE, OVER_BUDGET, Finding, input_findings
+from pytest_edgeq.numerics.findings import OVER_BUDGET, Finding, Place, input_findings
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import FloatSize, QuantizedModel
@@ -84,7 +85,7 @@ def assert_within_budget(
         *(v for judgement in judged for v in judgement.violations if v.metric != "nonfinite"),
     ]
     if violations:
-        raise AssertionError(_budget_text(comparison, judged, violations))
+        raise _over_budget(comparison, judged, violations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +99,29 @@ class _Judgement:
     violations: list[Violation]
     sqnr_db: float
 
-    def advice(self) -> str:
-        """Return the budget that the measurement needs, unless the output is broken."""
-        where = self.stage if self.output is None else f"{self.stage}, output {self.output!r}"
+    @property
+    def where(self) -> str:
+        """What to call it in a sentence."""
+        return self.stage if self.output is None else f"{self.stage}, output {self.output!r}"
+
+    @property
+    def refusal(self) -> str:
+        """Why no budget is given that the measurement keeps; empty where one is."""
         if self.needed is None:
-            return f"{where}: no budget accepts this measurement; the output is broken"
+            return "no budget accepts this measurement; the output is broken"
         if self.sqnr_db < ONE_BIT_DB:
             return (
-                f"{where}: less than one bit of the output is left ({self.sqnr_db:.3g} dB SQNR): "
-                "it is broken, so that no budget is given"
+                f"less than one bit of the output is left ({self.sqnr_db:.3g} dB SQNR): it is "
+                "broken, so that no budget is given"
             )
-        return f"update ({where}): this measurement needs {self.needed!r}"
+        return ""
+
+    @property
+    def advice(self) -> str:
+        """The line of a text that says what the measurement needs."""
+        if self.refusal:
+            return f"{self.where}: {self.refusal}"
+        return f"update ({self.where}): this measurement needs {self.needed!r}"
 
 
 def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
@@ -156,14 +169,10 @@ def _hold(budget: Budget, errors: Any, stage: str) -> tuple[Budget | None, list[
         raise UnmatchedError(str(error)) from None
 
 
-def _budget_text(
+def _over_budget(
     comparison: Comparison, judged: list[_Judgement], violations: list[Violation]
-) -> str:
-    others = len(violations) - 1
-    lines = [f"{violations[0]}{f' (and {others} more)' if others else ''}"]
-    lines += [f"  {violation}" for violation in violations[1:6]]
-    if len(violations) > 6:
-        lines.append(f"  … and {len(violations) - 6} more")
+) -> AssertionError:
+    first, *others = [violation.finding for violation in violations]
     explained = input_findings(comparison.health)
     stage = "" if explained else _stage_to_blame(comparison)
     # What inputs lose that were calibrated with others shows in all layers, and is made in none.
@@ -171,24 +180,29 @@ def _budget_text(
     can_localize = comparison.explain is not None and not (explained or of_torch)
     if comparison.explain is not None and can_localize:
         explained = (comparison.explain(),)
-    found = Finding(
-        kind=OVER_BUDGET,
-        place=FILE,
-        explained_by=explained,
-        causes=(stage,) if stage else (),
-    )
-    lines += found.reasons
-    if not (explained or of_torch):
-        lines.append("find the layer: print(edgeq.localize(model, samples))")
-    lines += [judgement.advice() for judgement in judged if judgement.violations]
-    lines += ["", str(comparison)]
+    violated = [judgement for judgement in judged if judgement.violations]
+    measured = str(comparison).splitlines()
     worst = [f"{sample.index} ({sample.sqnr_db:.3g} dB)" for sample in comparison.worst_samples]
     if worst:
-        lines.append(
+        measured.append(
             f"worst samples: {', '.join(worst)}; comparison.worst_samples keeps their inputs"
         )
+    accepted = [f"{each.needed!r} ({each.where})" for each in violated if not each.refusal]
+    found = replace(first, explained_by=explained, causes=(stage,) if stage else ())
+    lines = [f"{first.title}{f' (and {len(others)} more)' if others else ''}"]
+    lines += [f"  {each.title}" for each in others[:5]]
+    if len(others) > 5:
+        lines.append(f"  … and {len(others) - 5} more")
+    lines += found.reasons
+    if not (explained or of_torch):
+        found = replace(found, fix="find the layer: print(edgeq.localize(model, samples))")
+        lines.append(found.fix)
+    lines += [*(each.advice for each in violated), "", *measured]
     behind = [line for each in explained for line in each.evidence]
-    return "\n".join([*lines, *([""] if behind else []), *behind])
+    text = "\n".join([*lines, *([""] if behind else []), *behind])
+    refused = [each.advice for each in violated if each.refusal]
+    found = replace(found, evidence=(*refused, *measured), command="; ".join(accepted))
+    return failure([found, *others], text)
 
 
 def _stage_to_blame(comparison: Comparison) -> str:
@@ -243,14 +257,12 @@ def assert_size(model: Model, max_bytes: int | None = None, max_ratio: float | N
     size = len(edge.graph.buffer)
     wrong = []
     if max_bytes is not None and size > max_bytes:
-        wrong.append(f"size: expected at most {max_bytes:,} bytes, got {size:,}")
+        wrong.append((f"at most {max_bytes:,} bytes", f"{size:,}"))
     if max_ratio is not None:
         base, what = _float_size(model)
         if size > max_ratio * base:
-            wrong.append(
-                f"size: expected at most {max_ratio:g} of {what} ({base:,} bytes), got "
-                f"{size / base:.3g} ({size:,} bytes)"
-            )
+            expected = f"at most {max_ratio:g} of {what} ({base:,} bytes)"
+            wrong.append((expected, f"{size / base:.3g} ({size:,} bytes)"))
     if not wrong:
         return
     # Several tensors may share one buffer.
@@ -263,16 +275,25 @@ def assert_size(model: Model, max_bytes: int | None = None, max_ratio: float | N
     largest = sorted(constants.values(), key=lambda pair: (-pair[0], pair[1].index))
     in_float = sum(n for n, tensor in largest if tensor.is_floating_point)
     stored = sum(n for n, _ in largest)
-    raise AssertionError(
-        "\n".join(wrong)
-        + "\n"
-        + table(
-            [(f"{n:,}", t.dtype, "×".join(map(str, t.shape)), t.name[-60:]) for n, t in largest],
-            ("bytes", "dtype", "shape", "constant"),
+    rows = [(f"{n:,}", t.dtype, "×".join(map(str, t.shape)), t.name[-60:]) for n, t in largest]
+    (expected, got), *more = wrong
+    raise failed(
+        Finding(
+            kind=OVER_BUDGET,
+            place=Place("file", "size"),
+            expected=expected,
+            got=got,
+            evidence=(
+                *(f"size: expected {expected}, got {got}" for expected, got in more),
+                *table(rows, ("bytes", "dtype", "shape", "constant")),
+            ),
+            causes=(
+                f"constants take {stored:,} bytes, {in_float:,} of them in float, which is four "
+                f"times what int8 takes; the other {size - stored:,} are ops, names and "
+                "parameters, as many for weights of any size",
+            ),
+            command=f"max_bytes={size}",
         )
-        + f"\ncause: constants take {stored:,} bytes, {in_float:,} of them in float, which is four "
-        f"times what int8 takes; the other {size - stored:,} are ops, names and parameters, as "
-        f"many for weights of any size\nupdate: max_bytes={size}"
     )
 
 

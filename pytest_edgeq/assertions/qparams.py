@@ -14,6 +14,7 @@ from pytest_edgeq.assertions.channels import granularities
 from pytest_edgeq.assertions.expect import (
     Model,
     edge_of,
+    failed,
     op_of,
     parse_count,
     parse_granularity,
@@ -21,10 +22,11 @@ from pytest_edgeq.assertions.expect import (
     select_ops,
     table,
 )
+from pytest_edgeq.numerics.findings import UNEXPECTED_QPARAMS, Finding
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
+from pytest_edgeq.tflite.op_dtypes import BORDER_OPS, OpDtypes
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 from pytest_edgeq.unmatched import UnmatchedError
@@ -128,11 +130,16 @@ def assert_qparams(
 class _Operand:
     """An operand of one op; `tensor` is None where the op has none of that role."""
 
-    where: str
+    op: OpDtypes
     tensor: Tensor | None
     scales: npt.NDArray[np.float32]
     zero_points: npt.NDArray[np.int64]
     names: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """Its op in a sentence."""
+        return self.op.where
 
     @property
     def told(self) -> str:
@@ -170,27 +177,33 @@ def _hold(chosen: list[_Operand], checks: list[_Check], role: str, narrow: Seque
     # With shared_with an operand may be chosen twice.
     for operand in {(o.where, id(o.tensor)): o for o in chosen}.values():
         if operand.tensor is None:
-            wrong.append((operand.where, "quantized", f"a {role} in the file", "none"))
+            wrong.append((operand.op, "quantized", f"a {role} in the file", "none"))
         elif not operand.tensor.is_quantized or not len(operand.scales):
             has = operand.tensor.dtype if not operand.tensor.is_quantized else "no scales"
-            wrong.append((operand.where, "quantized", "a scale", has))
+            wrong.append((operand.op, "quantized", "a scale", has))
         else:
             for check in checks:
                 actual = check.wrong(operand)
                 if actual is not None:
-                    wrong.append((operand.where, check.name, check.expected, actual))
+                    wrong.append((operand.op, check.name, check.expected, actual))
     if not wrong:
         return
-    where, name, expected, actual = wrong[0]
-    n_wrong, n_ops = len({row[0] for row in wrong}), len({operand.where for operand in chosen})
-    raise AssertionError(
-        f"{where} {role} {name}: expected {expected}, got {actual} ({n_wrong} of {n_ops} ops)\n"
-        + table(wrong, ("op", "parameter", "expected", "got"))
-        + "".join(
-            f"\ncause: {name}: {_WHY[name]}" for name in dict.fromkeys(row[1] for row in wrong)
-        )
-        + f"\n{_narrowed(narrow) if n_ops > 1 else ''}update: expect what the file has."
+    op, name, expected, actual = wrong[0]
+    rows = [(each.where, *row) for each, *row in wrong]
+    n_wrong, n_ops = len({row[0] for row in rows}), len({operand.where for operand in chosen})
+    says = f"{role} {name}: expected {expected}, got {actual}"
+    found = Finding(
+        kind=UNEXPECTED_QPARAMS,
+        place=op.place,
+        expected=expected,
+        got=actual,
+        symptom=says,
+        headline=f"{op.where} {says} ({n_wrong} of {n_ops} ops)",
+        evidence=table(rows, ("op", "parameter", "expected", "got")),
+        causes=tuple(f"{each}: {_WHY[each]}" for each in dict.fromkeys(row[1] for row in rows)),
+        command="expect what the file has.",
     )
+    raise failed(found, f"{_narrowed(narrow) if n_ops > 1 else ''}update: {found.command}")
 
 
 def _narrowed(names: Sequence[str]) -> str:
@@ -210,11 +223,11 @@ def _operands(edge: EdgeFile, op: str | None, module: str | None, role: str) -> 
             scales = edge.graph.scales(raw.subgraph, tensor)
             zero_points = _zero_points(edge, raw, tensor)
             names = granularities(edge, raw, tensor)
-            found.append(_Operand(entry.where, tensor, scales, zero_points, names))
+            found.append(_Operand(entry, tensor, scales, zero_points, names))
         # A weight that is computed at run time is no reason to look at the other ops only.
         if not tensors and op is not None and role != "bias" and op not in _WITHOUT_WEIGHT:
             none = np.empty(0)
-            found.append(_Operand(entry.where, None, none.astype("f4"), none.astype("i8"), ()))
+            found.append(_Operand(entry, None, none.astype("f4"), none.astype("i8"), ()))
     if not any(operand.tensor is not None for operand in found):
         narrowed = f" in {module!r}" if module is not None else ""
         raise UnmatchedError(f"no {op or 'op'}{narrowed} has a {role}: there is nothing to check")

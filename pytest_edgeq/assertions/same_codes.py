@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.agree.kernels_apart import kernels_apart
-from pytest_edgeq.assertions.expect import Model, edge_of, parse_number, table
+from pytest_edgeq.assertions.expect import Model, edge_of, failed, parse_number, table
 from pytest_edgeq.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.distances import least_sqnr_db
+from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place
 from pytest_edgeq.parallel import MOST_AHEAD, waiting_threads
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample, SampleSpec, read_samples
@@ -109,7 +110,7 @@ def assert_runtimes_agree(
         first_wrong = wrong[0]
         inputs_there = worst[first_wrong.other].result()[0].inputs.arrays()
         why = _kernels_text(edge, first_wrong, edge.encode(inputs_of_sample, inputs_there))
-        error = AssertionError(_runtimes_text(wrong, len(pairs), bound, why))
+        error = _runtimes_differ(wrong, len(pairs), bound, why)
         if isinstance(model, QuantizedModel):
             other = wrong[0].other
             shown = FailedSamples(model, other, first, worst[other].result(), n_samples)
@@ -204,30 +205,38 @@ def _kernels_text(edge: EdgeFile, pair: _Pair, inputs: Mapping[str, Array]) -> s
     )
 
 
-def _runtimes_text(wrong: list[_Pair], n_pairs: int, bound: float, why: str) -> str:
+def _runtimes_differ(wrong: list[_Pair], n_pairs: int, bound: float, why: str) -> AssertionError:
     first = wrong[0]
     expected = f"at most {bound:g} LSB" if first.is_scaled else "equal values"
     scaled = [pair.worst for pair in wrong if pair.is_scaled]
-    way_out = "a class or an index has no step to forgive: its scores are as good as tied"
+    causes, accepts = [why], ""
     if math.inf in (pair.worst for pair in wrong):
-        way_out = "no bound accepts other shapes: one of the runtimes is wrong"
-    elif scaled and len(scaled) == len(wrong):
-        way_out = f"update, if depth explains it: max_lsb_error={max(scaled):g}"
-    return (
-        f"output {first.border.name!r}, {first.first} and {first.other}: expected {expected}, "
-        f"got {first.worst:g} ({len(wrong)} of {n_pairs} pairs)\n"
-        + table(
-            [
-                (
-                    pair.border.name,
-                    f"{pair.first}, {pair.other}",
-                    f"{pair.worst:g}",
-                    f"{pair.n_differ} of {pair.n_codes}",
-                    pair.at,
-                )
-                for pair in wrong
-            ],
-            ("output", "runtimes", "worst", "codes that differ", "worst at"),
+        causes.append("no bound accepts other shapes: one of the runtimes is wrong")
+    elif len(scaled) < len(wrong):
+        causes.append("a class or an index has no step to forgive: its scores are as good as tied")
+    else:
+        accepts = f"max_lsb_error={max(scaled):g}"
+    place, between = Place("output", first.border.name), f"{first.first} and {first.other}"
+    rows = [
+        (
+            pair.border.name,
+            f"{pair.first}, {pair.other}",
+            f"{pair.worst:g}",
+            f"{pair.n_differ} of {pair.n_codes}",
+            pair.at,
         )
-        + f"\ncause: {why}\n{way_out}"
+        for pair in wrong
+    ]
+    says = f"expected {expected}, got {first.worst:g}"
+    found = Finding(
+        kind=RUNTIMES_DIFFER,
+        place=place,
+        expected=expected,
+        got=f"{first.worst:g}",
+        symptom=f"{between}: {says}",
+        headline=f"{place}, {between}: {says} ({len(wrong)} of {n_pairs} pairs)",
+        evidence=table(rows, ("output", "runtimes", "worst", "codes that differ", "worst at")),
+        causes=tuple(causes),
+        command=accepts and f"{accepts}, if depth explains it",
     )
+    return failed(found, *([f"update, if depth explains it: {accepts}"] if accepts else []))

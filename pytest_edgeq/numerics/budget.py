@@ -8,7 +8,11 @@ from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from numbers import Integral, Real
 
+from .findings import NONFINITE, OVER_BUDGET, ZERO_OUTPUT, Finding, Place
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, ElementError, OutputErrors, StageErrors
+
+_KINDS = {"nonfinite": NONFINITE, "degenerate": ZERO_OUTPUT}
+"""Kinds of findings on metrics without a bound."""
 
 _DECIBELS = ("sqnr_db", "worst_sample_sqnr_db")
 
@@ -32,26 +36,41 @@ class Violation:
 
     Attributes:
         metric: name of the metric, or ``nonfinite`` or ``degenerate``.
-        where: the stage and the output.
-        actual: what was measured.
+        stage: what was measured, such as ``total``.
+        output: name of the output.
+        actual: what was measured of it.
         bound: what was accepted.
         direction: ``at most`` or ``at least``, said of the bound.
-        output: name of the output.
         note: where the worst is found, or why this fails.
     """
 
     metric: str
-    where: str
+    stage: str
+    output: str
     actual: float
     bound: float
     direction: str
-    output: str = ""
     note: str = ""
+
+    @property
+    def finding(self) -> Finding:
+        """The record of it, with what `str` returns as the first line."""
+        place = Place("output", self.output)
+        expected, got = f"{self.direction} {self.bound:.6g}", f"{self.actual:.6g}"
+        says = f"{self.metric}: expected {expected}, got {got}"
+        note = f" ({self.note})" if self.note else ""
+        return Finding(
+            kind=_KINDS.get(self.metric, OVER_BUDGET),
+            place=place,
+            expected=expected,
+            got=got,
+            symptom=f"{self.stage}, {says}",
+            headline=f"{self.stage}, {place}: {says}{note}",
+        )
 
     def __str__(self) -> str:
         """Return one line: what, where, expected, got, and the note."""
-        expected = f"expected {self.direction} {self.bound:.6g}, got {self.actual:.6g}"
-        return f"{self.where}: {self.metric}: {expected}" + (self.note and f" ({self.note})")
+        return self.finding.title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -103,7 +122,7 @@ class Budget:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
-    def violations(self, errors: OutputErrors | StageErrors, where: str) -> list[Violation]:
+    def violations(self, errors: OutputErrors | StageErrors, stage: str) -> list[Violation]:
         """
         Hold errors against this budget, output by output.
 
@@ -112,7 +131,7 @@ class Budget:
 
         Args:
             errors: what was measured, of a stage or of one output.
-            where: what it is called in the texts, such as ``total``.
+            stage: what it is called in the texts, such as ``total``.
 
         Returns:
             What is violated, in the order of outputs and bounds; empty where all is kept.
@@ -122,7 +141,7 @@ class Budget:
         """
         outputs = _outputs(errors)
         self._require_metrics(outputs)
-        return [violation for output in outputs for violation in self._violations(output, where)]
+        return [violation for output in outputs for violation in self._violations(output, stage)]
 
     def needed(self, errors: OutputErrors | StageErrors) -> Budget | None:
         """
@@ -167,8 +186,7 @@ class Budget:
                 several = ", or give a budget per output" if len(outputs) > 1 else ""
                 raise ValueError(f"{metric}: {text}; {_INSTEAD[metric]}{several}")
 
-    def _violations(self, output: OutputErrors, where: str) -> list[Violation]:
-        place = f"{where}, output {output.name!r}"
+    def _violations(self, output: OutputErrors, stage: str) -> list[Violation]:
         at = _describe(output.max_abs_index)
         if output.nonfinite:
             note = (
@@ -176,13 +194,13 @@ class Budget:
                 f"reference, of {output.n_elements} elements; the first at {at}"
             )
             count = float(output.nonfinite)
-            return [Violation("nonfinite", place, count, 0.0, "at most", output.name, note)]
+            return [Violation("nonfinite", stage, output.name, count, 0.0, "at most", note)]
         if output.degenerate:
             note = (
                 f"reference and actual are zero in all {output.n_elements} elements: "
                 "nothing was tested; give inputs that make this output speak"
             )
-            return [Violation("degenerate", place, 1.0, 0.0, "at most", output.name, note)]
+            return [Violation("degenerate", stage, output.name, 1.0, 0.0, "at most", note)]
         found = []
         for metric, bound in self.bounds().items():
             actual = getattr(output, metric)
@@ -195,7 +213,7 @@ class Budget:
                 elif metric == "worst_sample_sqnr_db":
                     note = f"sample {output.worst_sample}"
                 direction = "at most" if upper else "at least"
-                found.append(Violation(metric, place, actual, bound, direction, output.name, note))
+                found.append(Violation(metric, stage, output.name, actual, bound, direction, note))
         return found
 
 

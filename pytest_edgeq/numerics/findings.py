@@ -131,7 +131,22 @@ NOT_STORED: Final = "not_stored"
 """The limits of a baseline could not fail, so it is not stored."""
 
 OVER_BUDGET: Final = "over_budget"
-"""An error is greater than its budget."""
+"""
+An error, the size of the file or a loss of accuracy is beyond its limit; of accuracy also where the
+samples are too few to show that it is not.
+"""
+
+UNEXPECTED_DTYPE: Final = "unexpected_dtype"
+"""An input, an output or an op has another dtype, scheme or granularity than the test expects."""
+
+UNEXPECTED_COUNT: Final = "unexpected_count"
+"""There are more or fewer ops of a kind than the test expects."""
+
+UNEXPECTED_QPARAMS: Final = "unexpected_qparams"
+"""An operand has other scales or zero points than the test expects, or none."""
+
+UNMATCHED: Final = "unmatched"
+"""The test names, or bounds, what the model does not have: nothing would be tested."""
 
 NO_BASELINE: Final = "no_baseline"
 """No baseline is stored yet."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_edgeq.numerics.findings import Place
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.roles import Roles, roles_of, stored_constant
@@ -60,6 +61,11 @@ class OpDtypes:
         if self.module is None:
             return f"{self.op} ({place})"
         return f"{self.op} at {self.module or 'the model itself'} ({place})"
+
+    @property
+    def place(self) -> Place:
+        """The op as the place of a finding."""
+        return Place("op", self.op, self.index, self.module)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain and JSON-able, keys sorted."""

@@ -13,6 +13,7 @@ import torch
 from fixtures.models import DepthwiseSeparable, ResidualNet, SmallModel, samples, seeded
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
+from pytest_edgeq.errors import findings_of
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,13 +37,17 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def golden() -> Golden:
-    """Compare a failure's text with tests/assertions/golden/<name>.txt."""
+    """Compare a failure's text with tests/assertions/golden/<name>.txt, and with its findings."""
 
     def check_text(name: str, check: Callable[[], None]) -> str:
         with pytest.raises(AssertionError) as caught:
             check()
         text = str(caught.value)
         assert f"{text}\n" == (GOLDEN / f"{name}.txt").read_text("utf-8")
+        first, *others = findings_of(caught.value)
+        assert all(each.title in text for each in (first, *others))
+        assert {*first.reasons, *first.evidence} - {f"fix: {first.fix}"} <= {*text.splitlines()}
+        assert first.fix in text
         return text
 
     return check_text

@@ -23,7 +23,9 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
+from pytest_edgeq.errors import findings_of
 from pytest_edgeq.failed_samples import attached_samples
+from pytest_edgeq.numerics.findings import NONFINITE
 
 
 def top1(logits: Tensor, label: int) -> Tensor:
@@ -370,8 +372,18 @@ def test_nan_of_the_file_fails_whatever_it_scores() -> None:
     """A metric may not look there."""
     loaded = Edgeq().load(_double(), reference=lambda x: (x, np.minimum(x, 1)))
     huge = np.array([[1.0, 3e38]], np.float32)
-    with pytest.raises(AssertionError, match="expected finite values, got 1 of 2 NaN or infinite"):
+    with pytest.raises(AssertionError) as caught:
         assert_accuracy_drop(loaded, [(huge, 0)], lambda outputs, label: 1.0)
+    first, *others = str(caught.value).splitlines()
+    (found,) = findings_of(caught.value)
+    assert first.endswith(
+        f": {found.place}, labelled sample 0: expected finite values, got 1 of 2 NaN or infinite"
+    )
+    assert others == [
+        "cause: the float model is finite there, so the file is broken whatever it scores.",
+        "edgeq.compare(model, samples) names the stage that first gives them",
+    ]
+    assert (found.kind, found.got) == (NONFINITE, "1 of 2 NaN or infinite")
 
 
 def test_another_shape_is_not_scored() -> None:

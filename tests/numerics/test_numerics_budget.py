@@ -293,6 +293,6 @@ def test_needed_budget_is_kept(metrics: dict[str, float]) -> None:
 
 
 def test_violation_without_a_note() -> None:
-    """A violation that others make needs no more than five fields."""
-    violation = Violation("rmse", "total", 2.0, 1.0, "at most")
-    assert str(violation) == "total: rmse: expected at most 1, got 2"
+    """Nothing stands behind what was measured."""
+    violation = Violation("rmse", "total", "y", 2.0, 1.0, "at most")
+    assert str(violation) == "total, output 'y': rmse: expected at most 1, got 2"

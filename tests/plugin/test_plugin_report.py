@@ -275,6 +275,37 @@ def test_markdown_for_a_pull_request(
     assert (pytester.path / "summary.md").read_text("utf-8") == "before\n" + page
 
 
+def test_a_failed_assertion_is_a_finding_in_every_format(
+    pytester: pytest.Pytester, run_here: Run
+) -> None:
+    """Its headline is whole in a pull request, though a terminal folds it."""
+    pytester.makepyfile(
+        test_x=PROJECT
+        + "\n\ndef test_op(quantized):\n"
+        + "    from pytest_edgeq import assert_op_dtypes\n"
+        + "    assert_op_dtypes(quantized, 'CONV_2D', input=['int16'] * 30)\n"
+    )
+    formats = ("--edgeq-markdown=page.md", "--edgeq-json=run.json", "--edgeq-html=page.html")
+    result = run_here(*formats, "-p", "no:xdist", "-k", "test_op")
+    result.assert_outcomes(failed=1, deselected=4)
+    (test,) = validated(pytester.path / "run.json").tests
+    (found,) = test["failure"]["records"]
+    expected = ", ".join(["int16"] * 30)
+    assert (found["kind"], found["expected"], found["got"]) == (
+        "unexpected_dtype",
+        expected,
+        "int8",
+    )
+    place = found["place"]
+    assert (place["kind"], place["name"]) == ("op", "CONV_2D")
+    at = f"CONV_2D at {place['module']} (op {place['op']})"
+    headline = f"{at} input: expected {expected}, got int8 (1 of 1 CONV_2D)"
+    page = (pytester.path / "page.md").read_text("utf-8").replace("\\", "")
+    assert f"\n\n{headline}\n\n- cause: {found['causes'][0]}\n- update: " in page
+    assert headline in (pytester.path / "page.html").read_text("utf-8")
+    assert headline not in result.stdout.str()
+
+
 def test_figures_are_properties_of_junit_xml(pytester: pytest.Pytester, run_here: Run) -> None:
     """Under names that stay the same from build to build."""
     pytester.makepyfile(test_x=PROJECT)
@@ -305,6 +336,6 @@ def test_failures_are_annotated_on_github(
     (line,) = [each for each in result.stdout.lines if each.startswith("::error")]
     assert re.match(
         r"::error file=project/test_x\.py,line=\d+,title=test_x\.py%3A%3Atest_dtypes::"
-        r"AssertionError: .*expected float32, got int8.*%0A",
+        r"input '.*': expected float32, got int8 \(1 of 1 inputs\)%0Acause: .*%0Aupdate: .*$",
         line,
     )

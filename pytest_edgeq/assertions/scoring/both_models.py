@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from pytest_edgeq.assertions.expect import failed
 from pytest_edgeq.assertions.scoring import Scorer
 from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.measurement import check_layout
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.distances import least_sqnr_db
+from pytest_edgeq.numerics.findings import NONFINITE, Finding, Place
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_unflattened, flatten_outputs, in_file_order
 from pytest_edgeq.samples import Sample, is_tensor
@@ -108,7 +110,7 @@ def outcome_of(
     expected = [leaves[place][1] for place in order]
     check_layout(model, expected, given)
     for name, want, got in zip(wanted, expected, given, strict=True):
-        _check_output(f"{model.name}: output {name!r}, labelled sample {index}", want, got)
+        _check_output(model.name, name, index, want, got)
     ordered = dict(zip(order, given, strict=True))
     both = ([value for _, value in leaves], [ordered[place] for place in range(len(leaves))])
     first, second = (
@@ -117,16 +119,24 @@ def outcome_of(
     return Outcome(index, pair, (first, second))
 
 
-def _check_output(where: str, expected: Array, actual: Array) -> None:
+def _check_output(model: str, name: str, index: int, expected: Array, actual: Array) -> None:
     if actual.dtype.kind != "f" or expected.dtype.kind != "f":
         return
     broken = int(np.count_nonzero(~np.isfinite(actual) & np.isfinite(expected)))
     if broken:
-        raise AssertionError(
-            f"{where}: expected finite values, got {broken} of {actual.size} NaN or infinite\n"
-            "cause: the float model is finite there, so the file is broken whatever it scores.\n"
-            "edgeq.compare(model, samples) names the stage that first gives them"
+        place, got = Place("output", name), f"{broken} of {actual.size} NaN or infinite"
+        says = f"labelled sample {index}: expected finite values, got {got}"
+        found = Finding(
+            kind=NONFINITE,
+            place=place,
+            expected="finite values",
+            got=got,
+            symptom=says,
+            headline=f"{model}: {place}, {says}",
+            causes=("the float model is finite there, so the file is broken whatever it scores.",),
+            fix="edgeq.compare(model, samples) names the stage that first gives them",
         )
+        raise failed(found, found.fix)
 
 
 def _alike(values: list[Array], reference: list[Array]) -> Iterator[Array]:

@@ -1,71 +1,93 @@
-"""The text of an accuracy that dropped too far, or of which the data cannot tell."""
+"""The failure of an accuracy that dropped too far, or of which the data cannot tell."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from pytest_edgeq.assertions.expect import table
+from pytest_edgeq.assertions.expect import failed, table
 from pytest_edgeq.assertions.scoring.scores import Scores
+from pytest_edgeq.numerics.findings import OVER_BUDGET, Finding, Place
 from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
 
 
-def drop_text(scores: Scores, limit: float, n_samples: int) -> str:
-    """Return the text of a drop that is, or may be, beyond a limit."""
+class _Verdict(NamedTuple):
+    """
+    Why the drop is too large, or why it cannot be told, and what to do.
+
+    Attributes:
+        end: The end of the first line.
+        cause: Why.
+        fix: What finds the loss, or settles it.
+        command: What accepts it; empty where the fix names it.
+    """
+
+    end: str
+    cause: str
+    fix: str
+    command: str = ""
+
+
+def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
+    """Return the error of a drop that is, or may be, beyond a limit."""
     evidence, bounds = scores.evidence, scores.evidence.bounds
     what = "drop" if scores.higher_is_better else "rise"
     items = "samples" if evidence.n == n_samples else "items"
     between = f"{bounds.low:.3g} to {bounds.high:.3g}"
     n = f"{evidence.n} {items}"
-    verdict, ways = _verdict(scores, limit, what, items)
+    verdict = _verdict(scores, limit, what, items)
     rows = [
         ("float", f"{scores.float_score:.4g}", _right(scores, scores.float_score)),
         ("edge", f"{scores.edge_score:.4g}", _right(scores, scores.edge_score)),
         (what, f"{evidence.drop:.4g}", f"{between}, each bound with 95 % confidence"),
     ]
-    return "\n".join(
-        [
-            f"{what} of {scores.name}: expected at most {limit:g}, got {evidence.drop:.4g} "
-            + verdict,
-            table(rows, ("", "score", f"{n}, {scores.detail}")),
+    found = Finding(
+        kind=OVER_BUDGET,
+        place=Place("file", f"{what} of {scores.name}"),
+        expected=f"at most {limit:g}",
+        got=f"{evidence.drop:.4g} {verdict.end}",
+        evidence=(
+            *table(rows, ("", "score", f"{n}, {scores.detail}")),
             *_changes(scores, items),
-            *ways,
-        ]
+        ),
+        causes=(verdict.cause,),
+        fix=verdict.fix,
+        command=verdict.command,
     )
+    return failed(found, verdict.fix, *found.acceptance)
 
 
-def _verdict(scores: Scores, limit: float, what: str, items: str) -> tuple[str, list[str]]:
-    """The end of line one, and the lines that say why and what to do."""
+def _verdict(scores: Scores, limit: float, what: str, items: str) -> _Verdict:
     evidence, bounds = scores.evidence, scores.evidence.bounds
     n, between = f"{evidence.n} {items}", f"{bounds.low:.3g} to {bounds.high:.3g}"
     if bounds.low > limit:
-        return f"({n})", [
-            f"cause: other data of the same kind would show a {what} of more than {limit:g}, too: "
-            "chance does not explain it.",
+        return _Verdict(
+            f"({n})",
+            f"other data of the same kind would show a {what} of more than {limit:g}, too: chance "
+            "does not explain it.",
             "edgeq.compare(model, samples) says which stage of the flow loses it",
-            f"update: max_drop={_up(bounds.high):g}, the least that these {items} support",
-        ]
+            f"max_drop={_up(bounds.high):g}, the least that these {items} support",
+        )
     if math.isinf(bounds.high):
-        return f"({between}): {n} cannot settle it", [
-            f"cause: {n} are so few that {scores.name} has no score where they are drawn anew.",
+        return _Verdict(
+            f"({between}): {n} cannot settle it",
+            f"{n} are so few that {scores.name} has no score where they are drawn anew.",
             "give more, of every class",
-        ]
+        )
     least = f"max_drop={_up(bounds.high):g} is the least that these {items} support"
     enough = evidence.samples_needed(limit)
     if enough is None:
-        verdict = f"({between}): to settle it takes more than {MOST_SAMPLES:,} {items}"
-        ways = least
+        end = f"({between}): to settle it takes more than {MOST_SAMPLES:,} {items}"
+        fix = least
     else:
-        verdict = f"({between}): {n} cannot settle it, about {enough:,} would"
-        ways = f"about {enough:,} {items} settle it, if as large a share of them changes; {least}"
+        end = f"({between}): {n} cannot settle it, about {enough:,} would"
+        fix = f"about {enough:,} {items} settle it, if as large a share of them changes; {least}"
     side = (
         "is beyond the limit, but chance may explain it"
         if evidence.drop > limit
         else "is within the limit, but to pass would promise what these do not show"
     )
-    return verdict, [
-        f"cause: the bounds lie on both sides of {limit:g}. What was seen {side}.",
-        ways,
-    ]
+    return _Verdict(end, f"the bounds lie on both sides of {limit:g}. What was seen {side}.", fix)
 
 
 def _right(scores: Scores, score: float) -> str:
