@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import numpy as np
@@ -26,6 +26,7 @@ from pytest_edgeq.report.html.page import html_page
 from pytest_edgeq.report.html.stages import noise_by_output, stage_sentence
 from pytest_edgeq.report.html.text_blocks import text_blocks
 from pytest_edgeq.report.run import Run
+from pytest_edgeq.snapshots.record import Category
 from tests.report.runs import (
     SCALE,
     Record,
@@ -39,6 +40,10 @@ from tests.report.runs import (
     model,
     outcome,
     run_of,
+)
+
+SCHEMA = jsonschema.Draft202012Validator(
+    json.loads(Path(run_module.__file__).with_name("run.schema.json").read_text("utf-8"))
 )
 
 
@@ -91,9 +96,7 @@ def page() -> Page:
 
 def test_the_record_is_of_the_schema() -> None:
     """What the tests here are made on is what a run writes."""
-    schema = Path(run_module.__file__).with_name("run.schema.json")
-    validator = jsonschema.Draft202012Validator(json.loads(schema.read_text("utf-8")))
-    validator.validate(full_run().data)
+    SCHEMA.validate(full_run().data)
 
 
 def test_everything_is_there(page: Page) -> None:
@@ -395,6 +398,15 @@ def test_a_change_is_told_as_a_diff() -> None:
         "  scheme <del>int8</del> → <ins>float</ins>; inputs <del>int8, int8</del> → "
         "<ins>float32, float32</ins>; outputs <del>int8</del> → <ins>float32</ins>"
     )
+
+
+@pytest.mark.parametrize("category", get_args(Category))
+def test_whatever_became_of_a_baseline_is_shown(category: str) -> None:
+    """Each category of the session is one of the schema and of the page."""
+    stored = claim(changed_map()) | {"category": category}
+    run = run_of({"a": model()}, [outcome("t", ["a"], claims=[stored])])
+    SCHEMA.validate(run.data)
+    assert f": {stored['path']} (since" in Page(html_page(run)).text
 
 
 def test_tables_in_texts_are_kept_apart() -> None:
