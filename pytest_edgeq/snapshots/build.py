@@ -23,8 +23,17 @@ UNDO = "undo what changed since the baseline"
 
 _NUMBERS = re.compile(r"\d+")
 
-_CHOSEN = tuple(f"quantizer.{of}_config." for of in ("module_name", "module_type", "operator_type"))
-"""Settings that a quantizer does not have by itself."""
+_CONFIG = re.compile(
+    r"quantizer\..*?(?P<of>module_name|module_type|operator_type)_config\.(?P<name>.+?)"
+    r"(\.(?P<setting>((in|out)put_activation|weight|bias|fixed_qparams|is_qat|is_dynamic)\b.*))?"
+)
+"""A setting by module or op, which a quantizer does not have by itself; None is float."""
+
+_RULE = re.compile(r"quantizer\.\[(?P<name>\d+)\]\.(?P<setting>.+)")
+"""A setting of a rule of a recipe."""
+
+_FLOAT, _OWN, _ADDED = "left in float", "with settings of its own", "added"
+"""What a module, the ops of a type, or a rule is where the quantizer has been told of it."""
 
 _SAME = 0.02
 """Relative difference of two scales of one range: as of another order of the same samples."""
@@ -98,8 +107,46 @@ def option_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
         return []
     names = list(dict.fromkeys(key for key in (*old, *new) if old.get(key) != new.get(key)))
     if "quantizer" in names:
-        names = [key for key in names if key.startswith(_CHOSEN) or "." not in key]
-    return [f"{key}: {old.get(key, 'not set')} → {new.get(key, 'not set')}" for key in names]
+        both = old.keys() & new.keys()
+        names = [key for key in names if _CONFIG.fullmatch(key) or ("." not in key and key in both)]
+    sides = _subjects(old), _subjects(new)
+    return list(dict.fromkeys(_option_change(key, (old, new), sides) for key in names))
+
+
+def _option_change(
+    key: str, options: tuple[Mapping[str, str], ...], subjects: tuple[Mapping[str, str], ...]
+) -> str:
+    """Say how an option changed; what came or went as a whole is said of the whole."""
+    before, after = (each.get(key, "not set") for each in options)
+    subject, setting = _parts(key)
+    was, now = (each.get(subject, "") for each in subjects)
+    if not subject:
+        return f"{key}: {before} → {after}"
+    if was == now:
+        return f"quantizer: {subject}: {setting}: {before} → {after}"
+    gone = "removed" if was == _ADDED else f"no longer {was}"
+    return f"quantizer: {subject} {now or gone}"
+
+
+def _subjects(options: Mapping[str, str]) -> dict[str, str]:
+    """Return what is said of modules, types of ops and rules that a quantizer has been told of."""
+    found = {}
+    for key in options:
+        subject, setting = _parts(key)
+        if subject:
+            of_own = _ADDED if _RULE.fullmatch(key) else _OWN
+            found[subject] = of_own if setting else _FLOAT
+    return found
+
+
+def _parts(key: str) -> tuple[str, str]:
+    """Return the module, op or rule that an option is of, and the setting; both may be empty."""
+    if rule := _RULE.fullmatch(key):
+        return f"rule {int(rule['name']) + 1}", rule["setting"]
+    if config := _CONFIG.fullmatch(key):
+        name = repr(config["name"]) if config["of"] == "module_name" else config["name"]
+        return name, config["setting"] or ""
+    return "", ""
 
 
 def describe_build(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

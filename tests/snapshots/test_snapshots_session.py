@@ -364,10 +364,58 @@ def test_which_options_are_named() -> None:
     assert option_changes(preset, preset) == []
     assert option_changes(preset, own) == [
         "quantizer: pt2e_static_int8 → PT2EQuantizer",
-        "quantizer.module_name_config.stem: not set → None",
+        "quantizer: 'stem' left in float",
     ]
     assert option_changes(own, other) == [
         "quantizer.global_config.weight.qscheme: torch.per_channel_symmetric → "
         "torch.per_tensor_symmetric"
     ]
     assert option_changes({}, own) == option_changes(own, {}) == []
+    assert option_changes(preset, {"quantizer": "recipe_static_wi8_ai8"}) == [
+        "quantizer: pt2e_static_int8 → recipe_static_wi8_ai8"
+    ]
+
+
+FLOAT = {"": "None"}
+OWN = {".weight.dtype": "torch.int8", ".weight.quant_max": "127", ".bias": "None"}
+WIDE = {**OWN, ".weight.dtype": "torch.int16"}
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("quantizer.module_name_config.layer1.0.conv", "'layer1.0.conv'"),
+        ("quantizer.module_type_config.Linear", "Linear"),
+        ("quantizer.quantizers[0].operator_type_config.aten.add.Tensor", "aten.add.Tensor"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({}, FLOAT, "{} left in float"),
+        (OWN, FLOAT, "{} left in float"),
+        (FLOAT, {}, "{} no longer left in float"),
+        (FLOAT, OWN, "{} with settings of its own"),
+        ({}, OWN, "{} with settings of its own"),
+        (OWN, {}, "{} no longer with settings of its own"),
+        (OWN, WIDE, "{}: weight.dtype: torch.int8 → torch.int16"),
+    ],
+)
+def test_an_option_of_a_module_says_what_becomes_of_it(
+    key: str, name: str, before: dict[str, str], after: dict[str, str], expected: str
+) -> None:
+    """Not each setting that it has by itself, and no `None`."""
+    rest = {"quantizer": "PT2EQuantizer", f"{key}_2": "None"}
+    old, new = ({**rest, **{key + end: v for end, v in each.items()}} for each in (before, after))
+    assert option_changes(old, new) == [f"quantizer: {expected.format(name)}"]
+
+
+def test_a_rule_of_a_recipe_comes_or_goes_as_a_whole() -> None:
+    """One that stays is named with the setting that changed."""
+    one = {"quantizer.[0].operation": "*", "quantizer.[0].op_config.num_bits": "8"}
+    two = {"quantizer.[1].operation": "ADD", "quantizer.[1].algorithm_key": "no_quantize"}
+    assert option_changes(one, {**one, **two}) == ["quantizer: rule 2 added"]
+    assert option_changes({**one, **two}, one) == ["quantizer: rule 2 removed"]
+    assert option_changes(one, {**one, "quantizer.[0].op_config.num_bits": "4"}) == [
+        "quantizer: rule 1: op_config.num_bits: 8 → 4"
+    ]
