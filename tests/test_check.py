@@ -203,6 +203,41 @@ def test_what_changed_since_the_baselines_is_said_first_and_once() -> None:
     assert text.count(since) == text.count("weights: changed") == 1
 
 
+def test_what_may_have_changed_is_said_once() -> None:
+    """By the errors, as their baseline knows more than that of the op dtypes; not of one alone."""
+    suspects = (
+        ("options are the baseline's: the code or weights changed", "the code or weights"),
+        ("options and weights are the baseline's: the code changed", "the code"),
+    )
+    (cause, fix), (narrow, least) = (
+        (cause, f"look for what changed in {each}, and undo it") for cause, each in suspects
+    )
+    gone = Finding(
+        kind=OP_DTYPES_CHANGED,
+        place=BASELINE,
+        headline="RELU disappeared",
+        causes=(cause,),
+        fix=fix,
+        harm=Harm.decibels(20),
+    )
+    worse = replace(REGRESSED, causes=("ranges moved", narrow), fix=least)
+    assert Verdict([gone, worse]).text("Net", unwritten=False).splitlines() == [
+        "RELU disappeared [1 of 2 findings on Net]",
+        f"cause: {narrow}",
+        f"fix: {least}",
+        "file: x.json",
+        "",
+        f"[2] {REGRESSED.headline}",
+        "    cause: ranges moved",
+        "    file: x.json",
+        "    update: if the change is meant: pytest",
+    ]
+    assert Verdict([gone]).text("Net", unwritten=False).splitlines()[1:3] == [
+        f"cause: {cause}",
+        f"fix: {fix}",
+    ]
+
+
 def test_the_fix_of_an_input_is_to_undo_what_changed() -> None:
     """Where it is known that the calibration changed, there is nothing to find out."""
     coarse = Finding(

@@ -15,12 +15,13 @@ from pytest_edgeq.numerics.findings import (
     NO_BASELINE,
     NO_HARM,
     NOT_STORED,
+    OP_DTYPES_CHANGED,
     OP_IN_FLOAT,
     Finding,
     explains,
     ordered,
 )
-from pytest_edgeq.snapshots.build import UNDO
+from pytest_edgeq.snapshots.build import LOOK, SAME, UNDO
 
 
 @dataclass(slots=True, eq=False)
@@ -113,11 +114,28 @@ def _with_changes_first(found: list[Finding]) -> list[Finding]:
     """State what changed since the baselines once, before the first finding, with the fix."""
     since = tuple(dict.fromkeys(change for each in found for change in each.since))
     if not since:
-        return found
+        return _with_one_suspicion(found)
     # A baseline is stored of sound models alone, so what changed has brought these.
     spoiled = {*INPUT_KINDS, *LOSSES}
     found = [replace(each, fix=UNDO) if each.kind in spoiled else each for each in found]
     return [replace(each, since=() if place else since) for place, each in enumerate(found)]
+
+
+def _with_one_suspicion(found: list[Finding]) -> list[Finding]:
+    """Say once what may have changed since the baselines, by the one that knows most of it."""
+    suspicious = [each for each in found if each.fix.startswith(LOOK)]
+    if len(suspicious) < 2:
+        return found
+    knowing = min(suspicious, key=lambda each: each.kind == OP_DTYPES_CHANGED)
+    told = []
+    for each in found:
+        causes = tuple(cause for cause in each.causes if SAME not in cause)
+        if each is suspicious[0]:
+            same = (cause for cause in knowing.causes if SAME in cause)
+            told.append(replace(each, causes=(*causes, *same), fix=knowing.fix))
+        else:
+            told.append(replace(each, causes=causes, fix="") if each in suspicious else each)
+    return told
 
 
 def _with_one_missing(found: list[Finding]) -> list[Finding]:
