@@ -177,6 +177,11 @@ class InputWatches:
         for (_, mine), (_, their) in zip(self._watches, other._watches, strict=True):
             mine.merge(their)
 
+    @property
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """Width of what the codes of each input reach, and of the values met."""
+        return {border: watch.span for border, watch in self._watches}
+
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
         """Return what is wrong with the inputs."""
         return [each for _, watch in self._watches for each in watch.findings(calibration)]

@@ -15,6 +15,7 @@ from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
+    BIAS_AT_INT32_LIMIT,
     CANNOT_RUN,
     FILE,
     LOST_OUTPUT,
@@ -27,6 +28,7 @@ from pytest_edgeq.numerics.findings import (
     Finding,
     Harm,
     Place,
+    input_findings,
 )
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
@@ -184,7 +186,13 @@ class Gate:
                 ]
             )
             title = f"health: {kind}{count}: {first.title}"
-            self.verdict.add(replace(first, headline=title, evidence=tuple(lines)))
+            found = replace(first, headline=title, evidence=tuple(lines))
+            if layers is not None and kind == BIAS_AT_INT32_LIMIT:
+                # Of one that does not fit for another reason, its op is to blame.
+                is_starved = all(each.place.op in layers.starved for each in alike)
+                behind = input_findings([layers.finding]) if is_starved else ()
+                found = replace(found, explained_by=behind)
+            self.verdict.add(found)
 
     def _look_at_total(self, total: StageErrors, calibration: Calibration) -> None:
         """Outputs of which less than a bit is left."""

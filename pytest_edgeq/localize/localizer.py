@@ -44,7 +44,7 @@ from pytest_edgeq.localize.readers import (
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.structure import Structure
 from pytest_edgeq.measurement import AVERAGING, Arrays, InputWatches
-from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration, Reason
+from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
 from pytest_edgeq.numerics.health import more_than_chance
 from pytest_edgeq.parallel import MOST_WORKERS, begin, in_order, on_one_thread
@@ -54,6 +54,7 @@ from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.op_facts import CLAMPS, COMPARISONS, HOLDING
+from pytest_edgeq.tflite.op_rules import keeps_scale
 from pytest_edgeq.tflite.options import op_options
 from pytest_edgeq.tflite.origin import left_in_float, origin_findings
 from pytest_edgeq.tflite.roles import roles_of
@@ -457,7 +458,9 @@ class Localizer:
         entries = {
             entry.index: entry for entry in quantized.op_dtypes if entry.subgraph == subgraph.index
         }
-        found = self._findings(entries)
+        wider = self._wider()
+        starved = {op.index for op in subgraph.ops if not wider.keys().isdisjoint(op.inputs)}
+        found = self._findings(entries, wider)
         readers = Readers(quantized.graph, subgraph.index)
         measured: dict[int, list[tuple[int, Measured]]] = {}
         for (number, place), errors in self._measured.items():
@@ -480,6 +483,8 @@ class Localizer:
             entry, matched = self._named(entries[op.index]), bool(own) or op.name in HOLDING
             rows.append(_row(op, entry, own, told, matched=matched))
             given = self._evidence(op, entries[op.index], own, is_taken=op.index not in untaken)
+            if op.index in starved:
+                given = replace(given, bias_limited=())
             evidence.append(
                 replace(
                     given,
@@ -497,7 +502,13 @@ class Localizer:
         reference = quantized.reference_name
         judged = blame(rows, evidence, self._inputs.findings(self._calibration))
         differing = next(iter(self._parting()), None)
-        return replace(judged, refused=refused, reference=reference, differing=differing)
+        return replace(
+            judged,
+            refused=refused,
+            reference=reference,
+            differing=differing,
+            starved=self._structure.biased & starved,
+        )
 
     def _harm(self, op: Op, own: Sequence[_Measurement], losses: Mapping[int, float]) -> Harm:
         """Return how much an op loses beyond what its inputs and quantization explain."""
@@ -577,7 +588,9 @@ class Localizer:
         low, _, scale, zero_point = limits
         return self._lows.get(op.index, math.inf) < min((low - zero_point) * scale, MASKING)
 
-    def _findings(self, entries: Mapping[int, OpDtypes]) -> dict[int, tuple[Finding, ...]]:
+    def _findings(
+        self, entries: Mapping[int, OpDtypes], wider: Mapping[int, float]
+    ) -> dict[int, tuple[Finding, ...]]:
         quantized = self._quantized
         edge, form = quantized.edge, self._form
         partners = by_name(edge.signature, form.signature, "outputs")
@@ -595,7 +608,9 @@ class Localizer:
             structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
         rounded = functools.partial(_rounded_constants, graph)
         holds_all = quantized.flow == "pt2e"
-        parts.append(structure.constant_findings(names, given, rounded, holds_all=holds_all))
+        parts.append(
+            structure.constant_findings(names, given, rounded, holds_all=holds_all, wider=wider)
+        )
         parts.append(rule_findings(edge.graph, self._subgraph.index, structure.biased))
         parts.append(self._parting())
         first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
@@ -608,6 +623,26 @@ class Localizer:
             found = origin_findings(edge, quantized.origin) | found
             found |= left_in_float(edge, quantized.origin)
         return found
+
+    def _wider(self) -> dict[int, float]:
+        """Return how many times as wide as its range values are, of tensors that keep nothing."""
+        edge, subgraph = self._quantized.edge, self._subgraph
+        known = self._inputs.spans
+        spans = {
+            each.tensor.index: known[each.name]
+            for each in edge.signature.inputs
+            if each.name in known
+        }
+        for (number, place), measured in self._measured.items():
+            limits = self._outputs[number, place].limits
+            if limits is not None and measured.elements:
+                met = max(measured.largest, 0.0) - min(measured.smallest, 0.0)
+                spans[subgraph.ops[number].outputs[place]] = (limits.ceiling - limits.floor, met)
+        wider = {i: met / reach for i, (reach, met) in spans.items() if keeps_nothing(reach, met)}
+        for op in subgraph.ops:
+            if keeps_scale(op.name) and op.inputs[0] in wider:
+                wider |= dict.fromkeys(op.outputs, wider[op.inputs[0]])
+        return wider
 
     def _parting(self) -> dict[int, tuple[Finding, ...]]:
         """Return a finding for the first op of the float form that differs from torch."""

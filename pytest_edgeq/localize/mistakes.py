@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_edgeq.localize.rows import Evidence, LayerError
-from pytest_edgeq.numerics.calibration import LEAST_SCALE, Reason
+from pytest_edgeq.numerics.calibration import LEAST_SCALE, Reason, keeps_nothing
 from pytest_edgeq.numerics.health import more_than_chance
 
 FAR = 0.1
@@ -218,8 +218,7 @@ def _span(evidence: Evidence) -> tuple[float, float] | None:
 def calibrated_on_nothing(evidence: Evidence) -> Mistake | None:
     """Of a range that keeps next to nothing."""
     spans = _span(evidence)
-    # A range that keeps one value in a hundred can only come from samples that were none.
-    if spans is None or spans[0] > spans[1] / 100:
+    if spans is None or not keeps_nothing(*spans):
         return None
     few = evidence.calibration.averages and evidence.elements <= _FEW_VALUES * evidence.averaged
     return Mistake(

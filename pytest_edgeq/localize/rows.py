@@ -182,6 +182,7 @@ class LayerErrors:
         differing: Index of the op that differs from the reference in float, too.
         finding: Why: of the culprit, of an input, or of all layers.
         others: Defects of other kinds or in other kinds of ops, the most harmful first.
+        starved: Ops whose input's range keeps nothing; their biases would fit one of its values.
     """
 
     rows: tuple[LayerError, ...]
@@ -191,6 +192,7 @@ class LayerErrors:
     refused: Mapping[int, str] = field(default_factory=dict)
     reference: str = "torch"
     differing: int | None = None
+    starved: frozenset[int] = frozenset()
 
     @property
     def wrong(self) -> tuple[Finding, ...]:

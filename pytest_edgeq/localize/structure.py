@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -334,8 +335,18 @@ class Structure:
         rounded: Callable[[], Iterable[Array]] = list,
         *,
         holds_all: bool = False,
+        wider: Mapping[int, float] = MappingProxyType({}),
     ) -> dict[int, tuple[Finding, ...]]:
-        """Hold the constants of the quantized file against those of the float file."""
+        """
+        Hold the constants of the quantized file against those of the float file.
+
+        Args:
+            names: What to call each op.
+            given: Scales and zero points that the quantizer gave to activations.
+            rounded: Gives weights that the quantizer has rounded itself.
+            holds_all: Whether no weight may be another's.
+            wider: By tensor, how many times as wide as its range its values are.
+        """
         found: dict[int, list[Finding]] = {}
         weights = [pair for pair in self.constants if self._role(pair) == "weight"]
         kept = functools.cache(
@@ -362,7 +373,7 @@ class Structure:
                 continue
             role = self._role(pair)
             if role == "bias":
-                wrong = self._bias(pair, given)
+                wrong = self._bias(pair, given, wider)
             else:
                 if role != "weight" and not _has_scales(pair.stored):
                     continue  # codes that are compared with codes, whatever they stand for
@@ -511,7 +522,10 @@ class Structure:
         return role_of(self._file, pair.op, pair.op.inputs[pair.place]) or "operand"
 
     def _bias(
-        self, pair: ConstantPair, given: Collection[tuple[float, int]]
+        self,
+        pair: ConstantPair,
+        given: Collection[tuple[float, int]],
+        wider: Mapping[int, float],
     ) -> tuple[Finding, ...]:
         """Return the findings on a bias, or on the op in front that its scale does not fit."""
         scales = written_scale(self._file, pair.op)
@@ -524,10 +538,12 @@ class Structure:
             if is_shared(self._file, pair.op, pair.op.inputs[INPUT_AT[pair.op.name]], given):
                 return self._bias_values(pair, pair.stored, scales[1])
             return (changed_input(self._file, pair.op, *scales),)
-        return self._bias_values(pair, pair.stored, None if scales is None else scales[1])
+        taken = pair.op.inputs[INPUT_AT.get(pair.op.name, 0)]
+        written = None if scales is None else scales[1]
+        return self._bias_values(pair, pair.stored, written, wider.get(taken, 1.0))
 
     def _bias_values(
-        self, pair: ConstantPair, stored: Constant, written: float | None
+        self, pair: ConstantPair, stored: Constant, written: float | None, wider: float = 1.0
     ) -> tuple[Finding, ...]:
         taken = self._file.tensor(pair.op, pair.op.inputs[INPUT_AT.get(pair.op.name, 0)])
         roles = roles_of(self._file, pair.op)
@@ -538,7 +554,12 @@ class Structure:
         if stored.scales is not None and (scale is None or scales is None):
             return ()
         told = check_bias(
-            pair.op.name, stored, pair.floats, input_scale=scale, weight_scales=scales
+            pair.op.name,
+            stored,
+            pair.floats,
+            input_scale=scale,
+            weight_scales=scales,
+            wider=wider,
         )
         return tuple(map(pair.op.wrong, told))
 

@@ -97,5 +97,16 @@ class Calibration(NamedTuple):
         return f"all {self.evaluated} samples evaluated"
 
 
+def keeps_nothing(reach: float, needed: float) -> bool:
+    """Whether a range keeps one value in a hundred at most: calibration gave it next to nothing."""
+    return 0 < reach <= needed / 100
+
+
+ON_NOTHING: Final = Reason(
+    ("the calibration samples are zero there, or next to it",),
+    "calibrate with samples like those evaluated, preprocessed alike",
+)
+"""Why an input's range keeps nothing."""
+
 UNKNOWN: Final = Calibration()
 """Nothing is known of the calibration samples."""

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .calibration import UNKNOWN, Calibration
+from .calibration import ON_NOTHING, UNKNOWN, Calibration, keeps_nothing
 from .checks import DefaultRange
 from .error_sums import BorderSpec
 from .findings import CLIPPED_INPUT, COARSE_INPUT, Finding, Harm, Place
@@ -87,7 +87,8 @@ class InputHealth:
         reach = f"[{low:.3g}, {high:.3g}]"
         met = f"[{self._least:.3g}, {self._greatest:.3g}]"
         if self._outside.more_than_chance(averaged=self._averaged):
-            reason = calibration.too_narrow()
+            is_empty = keeps_nothing(*self.span)
+            reason = ON_NOTHING if is_empty else calibration.too_narrow()
             return [
                 Finding(
                     kind=CLIPPED_INPUT,
@@ -122,6 +123,13 @@ class InputHealth:
                 )
             ]
         return []
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Width of what the codes reach, and of the values met; 0 where none was."""
+        low, high = self._reach()
+        met = max(self._greatest, 0.0) - min(self._least, 0.0)
+        return high - low, max(met, 0.0)
 
     def _reach(self) -> tuple[float, float]:
         low, high = ((code - self._zero_point) * self._scale for code in self._codes)

@@ -329,6 +329,27 @@ def test_damaged_biases_are_told(bias: list[float], input_scale: float, told: li
     assert list(found) == told
 
 
+@pytest.mark.parametrize(
+    ("code", "wider", "is_told"),
+    [(2**31 - 1, 1e9, False), (2**31 - 1, 1e3, True), (2**31 - 1, 1.0, True), (5, 1e9, True)],
+    ids=["the input's range", "not by that much", "the weight's scale", "a damaged code"],
+)
+def test_a_bias_that_the_range_of_the_input_cuts_is_sound(
+    code: float, wider: float, is_told: bool
+) -> None:
+    """It would fit a range as wide as the input's values; a damaged code fits any."""
+    size = 1e5 * 2**31 if code > 5 else code
+    bias = np.array([size * 1e-15, 1e-9])
+    stored = Constant(
+        "int32", np.array([2**31 - 1, 1_000_000]), np.full(1, 1e-15), np.zeros(1, int), "per_tensor"
+    )
+    found = check_bias(
+        "CONV_2D", stored, bias, input_scale=1e-12, weight_scales=np.full(1, 1e-3), wider=wider
+    )
+    assert any("is at the INT32 limit in channel 0" in each for each in found) is is_told
+    assert len(found) == is_told
+
+
 def test_what_a_bias_needs() -> None:
     """Integers have a scale, and are compared by those of input and weight."""
     codes = np.zeros(2, np.int64)

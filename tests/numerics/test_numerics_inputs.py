@@ -47,6 +47,18 @@ def test_a_clipped_input_is_found() -> None:
     )
 
 
+def test_an_input_that_was_calibrated_on_zeros() -> None:
+    """Only zeros leave a hundredth of its values, and more of them would not help."""
+    (finding,) = findings(normal(1000, 1.0), spec=BorderSpec("x", 4e-12, -128, -128, 127))
+    zeros = (
+        "the calibration samples are zero there, or next to it; calibrate with samples like those "
+        "evaluated, preprocessed alike"
+    )
+    assert finding.message.endswith(zeros)
+    (finding,) = findings(normal(1000, 1.0), spec=BorderSpec("x", 4e-4, -128, -128, 127))
+    assert "zero there" not in finding.message
+
+
 def test_the_limit_is_five_per_cent_and_three_sigmas() -> None:
     """Of 100 elements 5 % are 5, and their standard deviation is 2.18: 11 are no surprise."""
     assert findings(np.array([20.0] * 11 + [1.0] * 89)) == []
