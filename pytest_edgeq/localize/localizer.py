@@ -52,6 +52,7 @@ from pytest_edgeq.reference import undisturbed
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.op_facts import CLAMPS, COMPARISONS, HOLDING
 from pytest_edgeq.tflite.op_rules import keeps_scale
@@ -670,10 +671,8 @@ class Localizer:
             )
             if parting.is_reordered:
                 text += "; the output has torch's values in another order"
-            if parting.op.name == "RESIZE_NEAREST_NEIGHBOR":
-                options = op_options(self._form.graph, parting.op)
-                by_centres = options is not None and options.HalfPixelCenters()
-                reason = NEAREST if by_centres else reason
+            if _takes_other_pixels(self._form.graph, parting.op):
+                reason = NEAREST
         if parting.is_negated:
             text = "it gives −1 × what torch gives"
             reason = Reason(
@@ -809,6 +808,16 @@ class Localizer:
             spoilt=measured.spoilt > 0,
             scheme=entry.scheme,
         )
+
+
+def _takes_other_pixels(graph: OpGraph, op: Op) -> bool:
+    """Whether an op takes the pixels at the centres, which are not those of torch's "nearest"."""
+    if op.name != "RESIZE_NEAREST_NEIGHBOR":
+        return False
+    options = op_options(graph, op)
+    given, made = (graph.tensor(op, each[0]).shape for each in (op.inputs, op.outputs))
+    has_factors = all(size % own == 0 for own, size in zip(given, made, strict=True) if own)
+    return options is not None and options.HalfPixelCenters() and not has_factors
 
 
 def _called(entry: OpDtypes) -> str:

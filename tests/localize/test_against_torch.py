@@ -21,6 +21,7 @@ from fixtures.models import (
     seeded,
 )
 from fixtures.models.idioms import IDIOMS
+from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.against_torch import AgainstTorch, Parting, _is_moved
 from pytest_edgeq.localize.float_forms import (
@@ -437,3 +438,50 @@ def test_axes_of_one_length_that_the_converter_exchanges(kind: type[SmallModel],
     assert errors.culprit.op == name
     assert "does not compute what torch does" in errors.cause
     assert errors.cause.endswith("it does with the axes of this op's result in another order")
+
+
+class _Resized(nn.Module):
+    """An image and what it is enlarged by."""
+
+    def __init__(self, factor: float, mode: str, gain: float = 1.0) -> None:
+        super().__init__()
+        self.factor, self.mode, self.gain = factor, mode, gain
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Enlarge NHWC."""
+        channels_first = image.permute(0, 3, 1, 2)
+        resized = nn.functional.interpolate(
+            channels_first, scale_factor=self.factor, mode=self.mode
+        )
+        return self.gain * resized.permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("by_centres", "factor", "mode", "gain", "is_told"),
+    [
+        (True, 1.5, "nearest", 1.0, True),
+        (False, 1.5, "nearest-exact", 1.0, False),
+        (True, 2, "nearest", 2.0, False),
+    ],
+    ids=["centres", "no centres", "whole factor"],
+)
+def test_pixels_at_the_centre_are_a_cause_where_they_are_others(
+    by_centres: bool, factor: float, mode: str, gain: float, is_told: bool
+) -> None:
+    """Each file differs from torch; not each by half_pixel_centers."""
+    size = int(4 * factor)
+    content = one_op(
+        "RESIZE_NEAREST_NEIGHBOR",
+        [
+            {"dtype": "float32", "shape": (1, 4, 4, 1)},
+            {"dtype": "int32", "shape": (2,), "data": np.array([size, size], np.int32)},
+        ],
+        [{"dtype": "float32", "shape": (1, size, size, 1)}],
+        "ResizeNearestNeighborOptions",
+        halfPixelCenters=by_centres,
+    )
+    maker = Edgeq()
+    loaded = maker.load(content, reference=_Resized(factor, mode, gain).eval())
+    cause = maker.localize(loaded, [normal(1, 4, 4, 1, seed=0)]).cause
+    assert "the file in float does not compute what torch does" in cause
+    assert ("takes the pixel at the centre (half_pixel_centers)" in cause) is is_told
