@@ -16,7 +16,7 @@ import contextlib
 import gc
 import os
 import shlex
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -322,12 +322,25 @@ def edgeq_quantizer(request: pytest.FixtureRequest) -> object:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Check the marker; run the test once under each quantizer if it asks for one."""
     config = metafunc.config
-    marks = _marks(metafunc.definition, metafunc.fixturenames)
+    marks = _marks(metafunc.definition)
     if "edgeq_quantizer" in metafunc.fixturenames and not _parametrized(metafunc):
         quantizers = config.stash[settings_key].quantizers_beside(marks.quantizers)
         metafunc.parametrize(
             "edgeq_quantizer", quantizers, ids=quantizer_ids(quantizers), indirect=True
         )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, object, object]:
+    """Check that quantizers that a test is marked with are used, also those of `pytest.param`."""
+    made = yield
+    for item in made if isinstance(made, list) else ():
+        if isinstance(item, pytest.Function):
+            case = getattr(item, "callspec", None)
+            of_case = () if case is None else case.marks
+            with _refusing(item):
+                check_quantizers_are_used(item.own_markers, item.fixturenames, of_case)
+    return made
 
 
 def _parametrized(metafunc: pytest.Metafunc) -> bool:
@@ -340,19 +353,21 @@ def _parametrized(metafunc: pytest.Metafunc) -> bool:
     return any(name.strip() == "edgeq_quantizer" for names in lists for name in names)
 
 
-def _marks(item: pytest.Item, fixtures: Sequence[str] | None = None) -> Marks:
-    """Read the test's markers; given the names of its fixtures, look whether they serve."""
-    try:
-        marks = resolve_marks(
+def _marks(item: pytest.Item) -> Marks:
+    """Read the test's markers."""
+    with _refusing(item):
+        return resolve_marks(
             item.iter_markers("edgeq"), item.config.rootpath, item.config.stash[runtimes_key]
         )
-        if fixtures is not None:
-            check_quantizers_are_used(item.own_markers, fixtures)
-        return marks  # noqa: TRY300 # what follows is of an error
+
+
+@contextlib.contextmanager
+def _refusing(item: pytest.Item) -> Generator[None]:
+    """Fail as pytest does for its own markers: a message for this file, without a traceback."""
+    try:
+        yield
     except pytest.UsageError as error:
-        message = f"{item.nodeid}: {error}"
-    # As pytest does for its own markers: a message for this file, without a traceback.
-    pytest.fail(message, pytrace=False)
+        raise pytest.fail.Exception(f"{item.nodeid}: {error}", pytrace=False) from None
 
 
 def _runtime(config: pytest.Config) -> str:

@@ -27,6 +27,13 @@ _QUANTIZERS_ARE_UNUSED: Final = (
     "edgeq.quantize(…, quantizer=edgeq_quantizer), or leave quantizers=… out of the marker"
 )
 
+_QUANTIZERS_OF_A_CASE: Final = (
+    "the marker edgeq(quantizers=…) has no effect in pytest.param(…, marks=…): all cases of a test "
+    "run under the same quantizers\n"
+    "fix: mark the test function, or give the quantizer of each case: "
+    '@pytest.mark.parametrize("…, edgeq_quantizer", [(…, "pt2e_static_int8"), …])'
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marks:
@@ -75,18 +82,29 @@ def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtime
     return Marks(**said)
 
 
-def check_quantizers_are_used(marks: Iterable[pytest.Mark], fixtures: Sequence[str]) -> None:
+def check_quantizers_are_used(
+    marks: Iterable[pytest.Mark], fixtures: Sequence[str], of_case: Iterable[pytest.Mark]
+) -> None:
     """
     Check that a test that is itself marked with quantizers runs under them.
 
+    Args:
+        marks: Of the test itself, not of its class or module.
+        fixtures: Names of all that it uses.
+        of_case: Those of the marks that one `pytest.param` gives.
+
     Raises:
-        pytest.UsageError: It does not use `edgeq_quantizer`.
+        pytest.UsageError: It does not use `edgeq_quantizer`, or has run through its values by then.
     """
-    if "edgeq_quantizer" not in fixtures and any(
-        mark.name == "edgeq" and mark.kwargs.get("quantizers") is not None for mark in marks
-    ):
+    if "edgeq_quantizer" not in fixtures and any(map(_gives_quantizers, marks)):
         told = ", ".join(fixtures) or "none"
         raise pytest.UsageError(_QUANTIZERS_ARE_UNUSED.format(fixtures=told))
+    if any(map(_gives_quantizers, of_case)):
+        raise pytest.UsageError(_QUANTIZERS_OF_A_CASE)
+
+
+def _gives_quantizers(mark: pytest.Mark) -> bool:
+    return mark.name == "edgeq" and mark.kwargs.get("quantizers") is not None
 
 
 def _marked_quantizers(value: object, rootdir: Path) -> tuple[object, ...]:

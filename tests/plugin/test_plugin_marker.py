@@ -113,6 +113,36 @@ def test_quantizers_of_a_test_that_uses_none_are_an_error(pytester: pytest.Pytes
     assert "Traceback" not in result.stdout.str()
 
 
+def test_a_case_that_is_marked_with_quantizers_is_an_error(pytester: pytest.Pytester) -> None:
+    """They would have no effect: a test runs under those of its function, if under any."""
+    source = """
+        import pytest
+
+        MARK = pytest.mark.edgeq({mark})
+
+        @pytest.mark.parametrize("x", [1, pytest.param(2, marks=MARK)])
+        def test_it({fixtures}): pass
+    """
+    pytester.makepyfile(
+        test_unused=source.format(mark='quantizers=["none"]', fixtures="x"),
+        test_used=source.format(mark='quantizers=["none"]', fixtures="x, edgeq_quantizer"),
+        test_runtime=source.format(mark='runtime="builtin"', fixtures="x"),
+    )
+
+    result = pytester.runpytest("--continue-on-collection-errors")
+
+    result.assert_outcomes(errors=2, passed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*test_unused.py::test_it[[]2]: the marker edgeq(quantizers=…) has no effect: expected "
+            "a test that uses the fixture edgeq_quantizer, got the fixtures x*",
+            "*test_used.py::test_it[[]*2*]: the marker edgeq(quantizers=…) has no effect in "
+            "pytest.param*",
+        ]
+    )
+    assert "Traceback" not in result.stdout.str()
+
+
 def test_any_quantizer_may_be_marked(pytester: pytest.Pytester) -> None:
     """Presets, None, objects and recipes, each under a telling id; strict ids do not mind."""
     pytester.makeini("[pytest]\nstrict_parametrization_ids = true\n")
