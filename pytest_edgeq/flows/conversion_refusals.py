@@ -130,8 +130,9 @@ def refusal(
     tried: Iterable[litert.Traced] = (),
     *,
     is_annotated: bool = False,
+    strict_export: bool = True,
 ) -> str:
-    """Our hint, then the library's own message."""
+    """Our hint, then the library's own message, then the option that may be why."""
     tried = list(tried)
     for traced in tried:
         own = _own_error(traced)
@@ -142,6 +143,20 @@ def refusal(
                 "fix: give inputs that the model takes in eval mode; no quantizer is involved"
                 f"{_as_floats(traced)}"
             )
+    text = _hinted(name, who, error, tried, is_annotated=is_annotated)
+    return text if strict_export else f"{text}\n{_NOT_STRICT}"
+
+
+_NOT_STRICT = (
+    "strict_export=False was given: the default, True, traces the model in another way, and may "
+    "take it"
+)
+
+
+def _hinted(
+    name: str, who: str, error: Exception, tried: Sequence[litert.Traced], *, is_annotated: bool
+) -> str:
+    """Return our hint, then the library's own message, of a model that runs on its samples."""
     if who == "the converter" and any(map(_is_export, _frames(error))):
         who = "torch.export"
     if who == "torch.export":

@@ -61,6 +61,7 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
         "the converter",
         lambda: session.convert(request.name, traced, simulations=simulations, static=static),
         list(traced.values()),
+        strict_export=strict,
     )
     graphs = [each.graph for each in simulations.values()]
     floats = [
@@ -350,8 +351,13 @@ def _export(
     export = functools.partial(litert.export, entry.traced(), trains=trains)
 
     def not_strict() -> torch.export.ExportedProgram:
-        tried = [entry.traced()]
-        return _refuse_clearly(entry.name, "torch.export", lambda: export(strict=False), tried)
+        return _refuse_clearly(
+            entry.name,
+            "torch.export",
+            lambda: export(strict=False),
+            [entry.traced()],
+            strict_export=strict,
+        )
 
     if not strict:
         return not_strict(), None
@@ -377,7 +383,12 @@ def _refused_strictly(name: str, why: str) -> str:
 
 
 def _refuse_clearly(
-    name: str, who: str, step: Callable[[], _Result], tried: Sequence[litert.Traced] = ()
+    name: str,
+    who: str,
+    step: Callable[[], _Result],
+    tried: Sequence[litert.Traced] = (),
+    *,
+    strict_export: bool = True,
 ) -> _Result:
     try:
         return step()
@@ -388,9 +399,18 @@ def _refuse_clearly(
         raise
     except Exception as error:
         # Whatever it was, the user gets it whole, with the hint first.
-        raise _refused(name, who, error, tried) from error
+        raise _refused(name, who, error, tried, strict_export=strict_export) from error
 
 
-def _refused(name: str, who: str, error: Exception, tried: Sequence[litert.Traced]) -> RuntimeError:
+def _refused(
+    name: str,
+    who: str,
+    error: Exception,
+    tried: Sequence[litert.Traced],
+    *,
+    strict_export: bool = True,
+) -> RuntimeError:
     is_annotated = who != "torch.export"
-    return RuntimeError(refusal(name, who, error, tried, is_annotated=is_annotated))
+    return RuntimeError(
+        refusal(name, who, error, tried, is_annotated=is_annotated, strict_export=strict_export)
+    )

@@ -122,11 +122,23 @@ def test_what_non_strict_export_alone_refuses(
     assert place == _line(model)
 
 
+@pytest.mark.parametrize("model", [_Numpy, _NoLowering])
+def test_that_export_was_not_strict_is_named(maker: Edgeq, model: type[nn.Module]) -> None:
+    """By torch.export, which takes the former strictly, and by the converter."""
+    text = _refused(maker, model, "pt2e_static_int8", strict_export=False)
+
+    assert text.splitlines()[-1].startswith("strict_export=False was given: the default, True, ")
+    ill_fed = _refused(maker, model, "pt2e_static_int8", x=(torch.ones(2, 3),), strict_export=False)
+    assert "its forward fails on the sample inputs" in ill_fed
+    assert "strict_export" not in ill_fed
+
+
 @pytest.mark.parametrize("quantizer", [None, "pt2e_static_int8"])
 def test_what_is_traced_and_not_lowered(maker: Edgeq, quantizer: str | None) -> None:
     """The converter refuses it; its own words name the op."""
     text = _refused(maker, _NoLowering, quantizer)
 
+    assert "strict_export" not in text
     assert text.startswith("the converter refuses _NoLowering: an op or a dtype that litert-torch")
     assert "Lowering not found: aten.special_bessel_j0" in text
 
