@@ -46,7 +46,14 @@ _BIT = 4.0
 # Ops that put a mask to scores, or make it.
 _PUTS = ("SELECT", "SELECT_V2", "ADD", "SUB", "MUL")
 
-_SMALLER_MASK = "of a mask, −30 does as much; else leave that op in float"
+_SMALLER_MASK = "mask with −30, of which a softmax makes 1e-13, or leave that op in float"
+
+_SUMMED_MASK = (
+    "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float"
+)
+
+# Far beyond −30, which no mask needs.
+_DEEP = -100.0
 
 
 def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
@@ -82,9 +89,7 @@ def what_is_lost(
     if (text := _is_flat(wanted, file, tensor, lowest)) is not None:
         return op.wrong(text.replace("-", "−"), fix=_SMALLER_MASK)
     if (text := _leaks(wanted, file)) is not None:
-        fix = (
-            "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float"
-        )
+        fix = _SMALLER_MASK if lowest < _DEEP else _SUMMED_MASK
         return op.wrong(text.replace("-", "−"), fix=fix)
     return None
 
@@ -96,8 +101,11 @@ def _leaks(wanted: torch.Tensor, file: torch.Tensor) -> str | None:
     most = int(shares.argmax())
     if not float(shares.max()) > _LEAST_SHARE:
         return None
+    value = float(wanted.flatten()[most])
+    # The converter clamps −inf to the least float32.
+    clamped = " (or -inf)" if -math.inf < value <= float(np.finfo(np.float32).min) else ""
     return (
-        f"the mask is lost: {float(wanted.flatten()[most]):.3g} in torch is "
+        f"the mask is lost: {value:.3g}{clamped} in torch is "
         f"{float(file.flatten()[most]):.3g} in the file, and what is masked keeps up to "
         f"{100 * float(shares.max()):.2g} % of the softmax"
     )

@@ -114,7 +114,7 @@ class InputHealth:
                 Finding(
                     kind=COARSE_INPUT,
                     place=self._place,
-                    expected=f"values over {_FEWEST_CODES} codes or more",
+                    expected=f"its values to span {_FEWEST_CODES} codes or more",
                     got=f"{codes:.2g} of {all_codes}: they lie in {met}, and the codes reach "
                     f"{reach} in steps of {self._scale:.3g}",
                     causes=reason.causes,

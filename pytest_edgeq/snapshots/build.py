@@ -165,7 +165,7 @@ def data_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, st
     weights, samples = (_is_other(old, new, key) for key in ("weights", "calibration"))
     found: dict[str, str | None] = {"weights": None, "calibration samples": None}
     if weights is not None:
-        found["weights"] = "weights: changed" if weights else ""
+        found["weights"] = "weights or buffers: changed" if weights else ""
     before, after = (side.get("n_calibrated", 0) for side in (old, new))
     if before and after and before != after:
         found["calibration samples"] = f"calibration: {before} → {after} samples"

@@ -77,13 +77,12 @@ def _sum_cause(inputs: list[Tensor], output: Tensor, shift: int) -> str:
     if greatest < _HUGE:
         return (
             f"{text}. Such an output was zero, or next to it, in every sample of the calibration: "
-            "calibrate with samples that make it speak, or leave the op in float"
+            "calibrate with samples for which it is not, or leave the op in float"
         )
     return (
-        f"{text}. Such a scale comes from a constant with "
-        "infinite or huge values, for instance an attention mask of -inf, which the converter "
-        "clamps to the largest float. Let the model mask with a finite value of the scores' own "
-        "size (-30, say: softmax makes 1e-13 of it), or leave the op in float"
+        f"{text}. Such a scale comes from infinite or huge values, for instance an attention mask "
+        "of -inf, which the converter clamps to the least float32: mask with a finite value of the "
+        "scores' own size (-30, of which a softmax makes 1e-13), or leave the op in float"
     )
 
 
@@ -184,7 +183,7 @@ def null_logger(graph: OpGraph, op: Op) -> str:
             return (
                 f"tensor {tensor.index} ({tensor.name!r}) has a scale of {small[0]:.3g}, below the "
                 "least normal float32: XNNPACK would end this process. It was zero in every "
-                "sample of the calibration: calibrate with samples that make it speak"
+                "sample of the calibration: calibrate with samples for which it is not"
             )
         low, high = (-128, 127) if tensor.dtype == "int8" else (0, 255)
         if len(tensor.scales) == 1 and not low <= tensor.zero_points[0] <= high:

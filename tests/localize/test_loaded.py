@@ -229,7 +229,7 @@ def test_values_that_are_nearly_alike_blame_no_op(tmp_path: Path) -> None:
     errors = localized(maker, quantized, ResidualNet)
 
     assert [row.findings for row in errors.rows if row.findings] == []
-    assert errors.cause.startswith("input 'args_0': expected values over 8 codes or more")
+    assert errors.cause.startswith("input 'args_0': expected its values to span 8 codes or more")
     assert "one of which may be an outlier" in errors.cause
 
 

@@ -134,7 +134,10 @@ def test_a_mask_behind_which_scores_are_clamped_is_found(maker: Edgeq, build: Bu
 
     assert errors.culprit is not None, errors
     assert errors.culprit.verdict == LOWERING
-    assert "the mask is lost: −3.4e+38 in torch is " in errors.cause
+    assert "the mask is lost: −3.4e+38 (or −inf) in torch is " in errors.cause
+    assert errors.cause.endswith(
+        "mask with −30, of which a softmax makes 1e-13, or leave that op in float"
+    )
 
 
 @pytest.mark.parametrize("flow", [PT2E, STATIC])

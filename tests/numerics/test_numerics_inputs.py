@@ -80,10 +80,10 @@ def test_a_coarse_input_is_found() -> None:
     (finding,) = findings(pixels.clip(0), spec=raw)
     assert finding.kind == "coarse_input"
     assert finding.message == (
-        "expected values over 8 codes or more, got 3.4 of 256: they lie in [0, 2.44], and the "
-        "codes reach [0, 255] in steps of 1; compare the values of the calibration samples, one of "
-        "which may be an outlier, with those of the evaluated samples, which may be preprocessed "
-        "otherwise"
+        "expected its values to span 8 codes or more, got 3.4 of 256: they lie in [0, 2.44], and "
+        "the codes reach [0, 255] in steps of 1; compare the values of the calibration samples, "
+        "one of which may be an outlier, with those of the evaluated samples, which may be "
+        "preprocessed otherwise"
     )
 
 

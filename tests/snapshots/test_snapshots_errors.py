@@ -148,7 +148,7 @@ def test_what_changed_is_known_where_errors_cannot_be_compared(
     [
         ({}, {}, ""),
         ({"strict_export": "False"}, {}, "strict_export: True → False; "),
-        ({}, {"weights": "b"}, "weights: changed; "),
+        ({}, {"weights": "b"}, "weights or buffers: changed; "),
         ({}, {"calibration": "d"}, "calibration: other samples; "),
         ({}, {"calibration": "d", "n_calibrated": 20}, "calibration: 32 → 20 samples; "),
         (
