@@ -205,26 +205,25 @@ def test_what_changed_since_the_baselines_is_said_first_and_once() -> None:
 
 def test_what_may_have_changed_is_said_once() -> None:
     """By the errors, as their baseline knows more than that of the op dtypes; not of one alone."""
-    suspects = (
-        ("options are the baseline's: the code or weights changed", "the code or weights"),
-        ("options and weights are the baseline's: the code changed", "the code"),
-    )
-    (cause, fix), (narrow, least) = (
-        (cause, f"look for what changed in {each}, and undo it") for cause, each in suspects
-    )
     gone = Finding(
         kind=OP_DTYPES_CHANGED,
         place=BASELINE,
         headline="RELU disappeared",
-        causes=(cause,),
-        fix=fix,
+        unchanged=("options",),
+        suspects=("the code", "weights"),
         harm=Harm.decibels(20),
     )
-    worse = replace(REGRESSED, causes=("ranges moved", narrow), fix=least)
+    worse = replace(
+        REGRESSED,
+        causes=("ranges moved",),
+        unchanged=("options", "weights"),
+        suspects=("the code",),
+        fix="",
+    )
     assert Verdict([gone, worse]).text("Net", unwritten=False).splitlines() == [
         "RELU disappeared [1 of 2 findings on Net]",
-        f"cause: {narrow}",
-        f"fix: {least}",
+        "cause: options, weights and versions are the baseline's: the code changed",
+        "fix: look for what changed in the code, and undo it",
         "file: x.json",
         "",
         f"[2] {REGRESSED.headline}",
@@ -233,8 +232,8 @@ def test_what_may_have_changed_is_said_once() -> None:
         "    update: if the change is meant: pytest",
     ]
     assert Verdict([gone]).text("Net", unwritten=False).splitlines()[1:3] == [
-        f"cause: {cause}",
-        f"fix: {fix}",
+        "cause: options and versions are the baseline's: the code or weights changed",
+        "fix: look for what changed in the code or weights, and undo it",
     ]
 
 

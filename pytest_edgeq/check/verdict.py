@@ -15,13 +15,12 @@ from pytest_edgeq.numerics.findings import (
     NO_BASELINE,
     NO_HARM,
     NOT_STORED,
-    OP_DTYPES_CHANGED,
     OP_IN_FLOAT,
     Finding,
     explains,
     ordered,
 )
-from pytest_edgeq.snapshots.build import LOOK, SAME, UNDO
+from pytest_edgeq.snapshots.build import UNDO
 
 
 @dataclass(slots=True, eq=False)
@@ -122,20 +121,16 @@ def _with_changes_first(found: list[Finding]) -> list[Finding]:
 
 
 def _with_one_suspicion(found: list[Finding]) -> list[Finding]:
-    """Say once what may have changed since the baselines, by the one that knows most of it."""
-    suspicious = [each for each in found if each.fix.startswith(LOOK)]
+    """Say once what may have changed since the baselines, with the most that is known."""
+    suspicious = [each for each in found if each.suspects]
     if len(suspicious) < 2:
         return found
-    knowing = min(suspicious, key=lambda each: each.kind == OP_DTYPES_CHANGED)
-    told = []
-    for each in found:
-        causes = tuple(cause for cause in each.causes if SAME not in cause)
-        if each is suspicious[0]:
-            same = (cause for cause in knowing.causes if SAME in cause)
-            told.append(replace(each, causes=(*causes, *same), fix=knowing.fix))
-        else:
-            told.append(replace(each, causes=causes, fix="") if each in suspicious else each)
-    return told
+    knowing = max(suspicious, key=lambda each: len(each.unchanged))
+    once = replace(suspicious[0], unchanged=knowing.unchanged, suspects=knowing.suspects)
+    others = [replace(each, unchanged=(), suspects=()) for each in found]
+    return [
+        once if each is suspicious[0] else other for each, other in zip(found, others, strict=True)
+    ]
 
 
 def _with_one_missing(found: list[Finding]) -> list[Finding]:

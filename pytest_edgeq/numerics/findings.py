@@ -294,6 +294,8 @@ class Finding:
             headline.
         harm: How much it matters.
         causes: What made it so, each looked up, a clause each.
+        unchanged: What is the baseline's, of what it records of a build.
+        suspects: What may have changed since, where nothing that is recorded did.
         explained_by: Findings that made it so.
         diff: What differs, line by line.
         evidence: Lines of details, such as a table.
@@ -310,6 +312,8 @@ class Finding:
     since: tuple[str, ...] = ()
     harm: Harm = NO_HARM
     causes: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
     explained_by: tuple[Finding, ...] = ()
     diff: tuple[DiffLine, ...] = ()
     evidence: tuple[str, ...] = ()
@@ -329,7 +333,7 @@ class Finding:
     @property
     def message(self) -> str:
         """What is wrong, why, and what to do, without the place."""
-        return "; ".join(each for each in (self.summary, *self.causes, self.fix) if each)
+        return "; ".join(filter(None, (self.summary, *self._all_causes, self._any_fix)))
 
     @property
     def sentence(self) -> str:
@@ -347,19 +351,37 @@ class Finding:
     @property
     def is_explained(self) -> bool:
         """Whether it is known what made it so."""
-        return bool(self.since or self.causes or self.explained_by)
+        return bool(self.since or self._all_causes or self.explained_by)
+
+    @property
+    def _all_causes(self) -> list[str]:
+        """The causes, and which of what may have changed is left."""
+        if not self.unchanged:
+            return list(self.causes)
+        same = f"{', '.join(self.unchanged)} and versions are the baseline's"
+        return [*self.causes, f"{same}: {self._any_suspect} changed"]
+
+    @property
+    def _any_fix(self) -> str:
+        """The fix, else to look for what changed."""
+        looked = f"look for what changed in {self._any_suspect}, and undo it"
+        return self.fix or (looked if self.suspects else "")
+
+    @property
+    def _any_suspect(self) -> str:
+        return " or ".join(filter(None, (", ".join(self.suspects[:-1]), *self.suspects[-1:])))
 
     @property
     def reasons(self) -> list[str]:
         """The lines on its causes and on what to change, each with its label."""
-        found = [f"cause: {each}" for each in self.causes]
+        found = [f"cause: {each}" for each in self._all_causes]
         found += [
             f"{'layer to blame' if each.kind in LAYER_KINDS else 'cause'}: {each.sentence}"
             for each in self.explained_by
         ]
         if len(self.since) > _SHOWN + 1:
             found.insert(0, f"changed since the baseline: {', '.join(self.since)}")
-        return [*found, f"fix: {self.fix}"] if self.fix else found
+        return [*found, f"fix: {self._any_fix}"] if self._any_fix else found
 
     @property
     def acceptance(self) -> list[str]:
@@ -406,7 +428,7 @@ class Finding:
 
 
 _TEXTS = ("kind", "expected", "got", "symptom", "headline", "fix", "command")
-_LISTS = ("since", "causes", "evidence")
+_LISTS = ("since", "causes", "unchanged", "suspects", "evidence")
 
 _SHOWN = 2
 """How many changes since the baseline the first line names, if there are more than one more."""

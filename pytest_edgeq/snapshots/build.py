@@ -21,12 +21,6 @@ from pytest_edgeq.sequences import common
 UNDO = "undo what changed since the baseline"
 """The fix where it is known what changed."""
 
-LOOK = "look for what changed in "
-"""How the fix begins where it is not known."""
-
-SAME = "are the baseline's"
-"""In the cause, then: what did not change."""
-
 _NUMBERS = re.compile(r"\d+")
 
 _CONFIG = re.compile(

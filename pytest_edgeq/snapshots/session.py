@@ -19,7 +19,7 @@ from typing import Any
 from pytest_edgeq.errors import failure
 from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place
 from pytest_edgeq.snapshots import store
-from pytest_edgeq.snapshots.build import LOOK, SAME, UNDO, is_known, option_changes
+from pytest_edgeq.snapshots.build import UNDO, is_known, option_changes
 from pytest_edgeq.snapshots.kinds import KINDS, Kind
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import (
@@ -74,13 +74,7 @@ def _with_origin(
     same = ["options", *(name for name, other in others.items() if other == "")]
     left = [] if has_options else ["the quantizer and its settings"]
     left += [*(f"the {name}" for name, other in others.items() if other is None), *known.depends_on]
-    suspects = f"{', '.join(left[:-1])} or {left[-1]}"
-    cause = f"{', '.join(same)} and versions {SAME}: {suspects} changed"
-    return replace(
-        change,
-        causes=(*change.causes, *([cause] if has_options else [])),
-        fix=f"{LOOK}{suspects}, and undo it",
-    )
+    return replace(change, suspects=tuple(left), unchanged=tuple(same) if has_options else ())
 
 
 class SnapshotSession:
