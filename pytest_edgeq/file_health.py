@@ -128,7 +128,7 @@ def _state_finding(
 
 
 def _tensor(role: str, entry: OpDtypes) -> Place:
-    return Place("tensor", f"the {role} of {entry.where}", entry.index, entry.module)
+    return entry.place._replace(kind="tensor", name=f"the {role} of {entry.where}")
 
 
 def _uncalibrated(graph: OpGraph, op: Op, entry: OpDtypes) -> list[Finding]:

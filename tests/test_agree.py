@@ -373,7 +373,7 @@ def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
     found = _agreement(quantized, inputs)
     assert (found.unable, found.apart) == ((), ())
     [note] = found.notes
-    assert note.startswith("runtimes 'reference' and 'builtin': SUM (op 0): expected ")
+    assert note.startswith("runtimes 'reference' and 'builtin': SUM #0: expected ")
     assert len(note.splitlines()) == 1
 
 

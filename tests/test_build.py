@@ -24,13 +24,13 @@ def test_what_shares_its_inputs_parameters() -> None:
         built = build_of(EdgeFile(content), ledger, None, {})
         assert built["n_calibrated"] == 2
         names.append((list(built["scales"].values()), built["shared"], built["asymmetric"]))
-    where = "LOGISTIC (op 0)"
+    where = "LOGISTIC #0"
     assert names == [([0.0625], [where], []), ([0.03125], [], []), ([0.0625], [], [])]
 
 
 def test_which_activations_are_int16() -> None:
     """Their steps are not those of int8."""
-    for dtype, wide in (("int16", ["LOGISTIC (op 0)"]), ("int8", [])):
+    for dtype, wide in (("int16", ["LOGISTIC #0"]), ("int8", [])):
         side = {**SIDE, "dtype": dtype}
         content = one_op("LOGISTIC", [side], [side])
         assert build_of(EdgeFile(content), SampleLedger(), None, {})["int16"] == wide
@@ -52,7 +52,7 @@ def test_which_weights_are_asymmetric() -> None:
         content = one_op("FULLY_CONNECTED", [SIDE, weight, None], [made], "FullyConnectedOptions")
         built = build_of(EdgeFile(content), SampleLedger(), None, {})
         found.append(built["asymmetric"])
-    assert found == [[], ["FULLY_CONNECTED (op 0)"]]
+    assert found == [[], ["FULLY_CONNECTED #0"]]
 
 
 def test_fingerprints_of_weights_and_calibration() -> None:

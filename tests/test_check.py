@@ -277,7 +277,7 @@ def _verdict(layer: Finding, *found: Finding) -> Verdict:
 
 def test_the_layer_to_blame_explains_errors_and_no_op_dtypes() -> None:
     """It is never the cause of an op that went."""
-    gone = Finding(kind=OP_DTYPES_CHANGED, place=BASELINE, headline="QUANTIZE at pool disappeared")
+    gone = Finding(kind=OP_DTYPES_CHANGED, place=BASELINE, headline="QUANTIZE #3 disappeared")
     layer = Finding(
         kind=LOSSY_EVERYWHERE, place=FILE, symptom="no single layer: 9 of 28 ranges are too narrow"
     )
@@ -293,7 +293,7 @@ def test_the_layer_to_blame_explains_errors_and_no_op_dtypes() -> None:
     worse = replace(REGRESSED, explained_by=(gone,))
     text = _verdict(layer, gone, worse).text("Net", unwritten=False)
     assert text.splitlines()[:6] == [
-        "QUANTIZE at pool disappeared [1 of 2 findings on Net]",
+        "QUANTIZE #3 disappeared [1 of 2 findings on Net]",
         "file: x.json",
         "",
         f"[2] {REGRESSED.headline}",
@@ -642,7 +642,7 @@ def test_all_is_listed_the_most_telling_first(edgeq_alone: Edgeq, heads: Quantiz
     numbers = [line[:3] for line in lines if line.startswith("[")]
     assert numbers == [f"[{number}]" for number in range(2, len(numbers) + 2)]
     assert first == (
-        f"not the file that the {heads.flow} flow made: CONV_2D at stem (op 1): fused activation: "
+        f"not the file that the {heads.flow} flow made: CONV_2D #1 (stem): fused activation: "
         f"expected RELU, got None [1 of {len(numbers) + 1} findings on _TwoHeads]"
     )
     assert (
@@ -717,7 +717,7 @@ def test_the_text_of_runtimes_that_differ(tmp_path: Path) -> None:
     text = _findings(edgeq, model, [(steps, steps), (steps.flip(1), steps)])
 
     assert text == (
-        "runtimes 'board' and 'builtin': ADD (op 0): expected at most 50% of the codes to differ, "
+        "runtimes 'board' and 'builtin': ADD #0: expected at most 50% of the codes to differ, "
         "as rounding parts those near ties only, got 127 of 127, all higher (sample 0, index [0, "
         "0]: board -127, builtin -128) [1 of 1 ops]\n"
         "cause: each op was run alone on both, on the same inputs, so that nothing before it "
@@ -767,7 +767,7 @@ def test_the_text_of_a_file_that_kernels_refuse(tmp_path: Path) -> None:
     first, *lines = _findings(edgeq, model, samples).splitlines()
     assert re.match(
         r"the (xnnpack, )?builtin(, \w+)*( and \w+)? runtimes cannot run the \.tflite file: "
-        r"REDUCE_MAX \(op 0\) \[1 of \d findings on _Greatest\]",
+        r"REDUCE_MAX #0 \[1 of \d findings on _Greatest\]",
         first,
     )
     broken = "its output: expected input 0's scale 0.1, got 0.2 (2 ×)"
@@ -782,7 +782,7 @@ def test_the_text_of_a_file_that_kernels_refuse(tmp_path: Path) -> None:
     ]
     assert sum("SharedQuantizationSpec" in line for line in lines) == 1
 
-    refused = r"the builtin runtime cannot run the \.tflite file: REDUCE_MAX \(op 0\)\ncause: "
+    refused = r"the builtin runtime cannot run the \.tflite file: REDUCE_MAX #0\ncause: "
     with pytest.raises(RuntimeError, match=refused):
         edgeq.localize(model, samples)
 

@@ -16,7 +16,6 @@ from pytest_edgeq.numerics.findings import (
     CLIPPED_ACTIVATION,
     Finding,
     Harm,
-    Place,
     input_findings,
 )
 from pytest_edgeq.numerics.metrics import sqnr_db
@@ -199,7 +198,7 @@ def _finding(
     lost = (clamped if calibrated is None else calibrated) - file
     return Finding(
         kind=CLIPPED_ACTIVATION,
-        place=Place("op", worst.op.name, worst.op.index, entries[worst.op.index].module),
+        place=entries[worst.op.index].place,
         expected="values within the range of its codes, [{:.3g}, {:.3g}]".format(*worst.reach),
         got=(
             f"{100 * worst.share:.3g} % outside, as far as [{worst.met[0]:.3g}, "

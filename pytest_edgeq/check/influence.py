@@ -228,11 +228,10 @@ class Influence:
         if coarse.op is None:
             where = "its own codes"
         else:
-            graph, number = self._quantized.graph, self._quantized.edge.signature.subgraph
-            op = graph.subgraphs[number].ops[coarse.op]
+            op = self._quantized.edge.signature.subgraph, coarse.op
             entries = self._quantized.op_dtypes
-            module = next(e.module for e in entries if (e.subgraph, e.index) == (number, coarse.op))
-            where = f"the output of {Place('op', op.name, op.index, module)}"
+            maker = next(each.where for each in entries if (each.subgraph, each.index) == op)
+            where = f"the output of {maker}"
         low, high = coarse.reach
         reach = f"its range [{low:.3g}, {high:.3g}]"
         if not coarse.wide:

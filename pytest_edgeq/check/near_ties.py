@@ -99,15 +99,14 @@ def _finding(
             kind=LOST_OUTPUT,
             place=Place("output", errors.name),
             symptom=(
-                f"expected half of what {choice.op.name} #{choice.op.index} chose to be the "
-                f"reference's, {told}"
+                f"expected half of what {choice.op.place} chose to be the reference's, {told}"
             ),
             harm=USELESS,
         )
     return Finding(
         kind=LOST_OUTPUT,
         place=Place("output", errors.name),
-        symptom=f"expected what {choice.op.name} #{choice.op.index} chose in the reference, {told}",
+        symptom=f"expected what {choice.op.place} chose in the reference, {told}",
         harm=USELESS,
         causes=(
             f"the scores that it chooses by, of {scores.op}, have {scores.sqnr_db:.3g} dB SQNR: "
@@ -119,8 +118,8 @@ def _finding(
 def _note(errors: OutputErrors, choice: Choice, scores: _Scores | None) -> str:
     agreeing, rows = _counts(errors)
     text = (
-        f"output {errors.name!r}: {agreeing} of {rows} are what {choice.op.name} "
-        f"#{choice.op.index} chose in the reference"
+        f"output {errors.name!r}: {agreeing} of {rows} are what {choice.op.place} "
+        "chose in the reference"
     )
     if scores is None:
         return text
@@ -150,7 +149,7 @@ def _scores(localizer: Localizer, choice: Choice, samples: Iterable[Sample]) -> 
             continue
         first = known[choice.scores]
         if scores is None:
-            scores = _Scores(f"{first.op.name} #{first.op.index}")
+            scores = _Scores(f"{first.op.place}")
         shape = subgraph.tensors[choice.scores].shape
         whole, value = (_shaped(each, shape) for each in (first.whole, first.value))
         scores.signal += float(np.square(whole).sum())

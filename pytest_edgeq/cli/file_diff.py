@@ -88,9 +88,9 @@ class FileDiff:
             self._partner[old_subgraph, before] = new_subgraph, after
 
     def _op_changes(self, one: Op, two: Op) -> Iterator[Change]:
-        where = f"{two.name} #{two.index}"
+        where = str(two.place)
         if one.index != two.index:
-            where += f" (old #{one.index})"
+            where += f" (old {one.place.number})"
         if one.name == two.name:
             for key, before, after in changed_options(self._old, self._new, one, two):
                 yield Change(where, f"option {key}", str(before), str(after))

@@ -821,7 +821,7 @@ def _takes_other_pixels(graph: OpGraph, op: Op) -> bool:
 
 
 def _called(entry: OpDtypes) -> str:
-    return entry.module or f"{entry.op} #{entry.index}"
+    return entry.module or entry.where
 
 
 def _beside(output: _Output, made: Made) -> Beside:
@@ -899,6 +899,7 @@ def _row(
             else None
         ),
         records=records,
+        subgraph=op.subgraph,
     )
 
 

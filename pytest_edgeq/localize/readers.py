@@ -145,7 +145,7 @@ def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Findi
     whose = "its input" if maker is None else "its output"
     text = (
         f"{whose} has scale {scale:.6g}, which is {scale / written:.4g} × the one that the bias of "
-        f"{op.name} #{op.index} was written with ({written:.6g})"
+        f"{op.place} was written with ({written:.6g})"
     )
     return (op if maker is None else maker).wrong(text, kind=WRONG_QPARAMS)
 
@@ -256,13 +256,13 @@ class Readers:
             for value in self._constants(reader):
                 if any(abs(end) > 0 and abs(value - end) <= _ALIKE * abs(end) for end in ends):
                     constant = f"{value:.3g}".replace("-", "−")
-                    cause = f"that is the constant {constant} of {reader.name} #{reader.index}"
+                    cause = f"that is the constant {constant} of {reader.place}"
                     return Reason((cause,), _SMALLER_MASK)
             taken = [i for i in reader.inputs if stored_constant(self._subgraph, i) is None]
             scales = [qparams(self._graph.tensor(reader, i)) for i in taken if i >= 0]
             if reader is not op and reader.name in _JOINS and scales.count(own) > 1:
                 return Reason(
-                    (f"{reader.name} #{reader.index} has one scale for all of its operands",),
+                    (f"{reader.place} has one scale for all of its operands",),
                     "bring these to like ranges, or leave it in float",
                 )
         return None
@@ -296,23 +296,23 @@ class Readers:
                     if _beyond(own, *ends) <= most and _fills(own, *ends):
                         reach = f"[{each.whole_least:.3g}, {each.whole_greatest:.3g}]"
                         cause = (
-                            f"its scale is that of {reader.name} #{reader.index} behind, whose "
+                            f"its scale is that of {reader.place} behind, whose "
                             f"values reach {reach.replace('-', '−')}, and no calibration widens it"
                         )
                         return Reason(
                             (cause,),
                             "annotate this op's output in the quantizer, or leave "
-                            f"{reader.name} #{reader.index} in float",
+                            f"{reader.place} in float",
                         )
                 beside = self._operand_within(reader, own, most, measured, seen)
                 if beside is not None:
                     cause = (
-                        f"its scale is that of {beside.name} #{beside.index}, which "
-                        f"{reader.name} #{reader.index} takes as well, and no calibration widens it"
+                        f"its scale is that of {beside.place}, which "
+                        f"{reader.place} takes as well, and no calibration widens it"
                     )
                     return Reason(
                         (cause,),
-                        f"leave {beside.name} #{beside.index} in float, or quantize by a recipe "
+                        f"leave {beside.place} in float, or quantize by a recipe "
                         "(recipe_static_wi8_ai8)",
                     )
         return None

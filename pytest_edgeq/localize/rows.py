@@ -52,6 +52,7 @@ class LayerError:
             not measured, or where no bound is known.
         records: What is wrong with the op's constants and parameters.
         verdict: `sound`, `lowering`, `quantization` or `unmatched`.
+        subgraph: Index of the subgraph.
     """
 
     index: int
@@ -69,6 +70,7 @@ class LayerError:
     excess_lsb: float | None = None
     records: tuple[Finding, ...] = ()
     verdict: str = SOUND
+    subgraph: int = 0
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -78,7 +80,7 @@ class LayerError:
     @property
     def place(self) -> Place:
         """The op as a place."""
-        return Place("op", self.op, self.index, self.module)
+        return Place("op", self.op, self.index, self.module, self.subgraph)
 
     @property
     def name(self) -> str:
@@ -307,7 +309,7 @@ _LONG = 1e6
 
 def _cells(row: LayerError) -> tuple[str, ...]:
     return (
-        f"{row.op} #{row.index}",
+        f"{row.op} {row.place.number}",
         row.module or "–",
         row.verdict,
         _number(row.local_lsb_error, "g"),

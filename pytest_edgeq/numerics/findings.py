@@ -7,6 +7,7 @@ Order, merging and what is said are decided on these records; texts are rendered
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -215,12 +216,14 @@ class Place(NamedTuple):
         name: Of the input or output; the op's type; what to call anything else in a sentence.
         op: Index of the op, where the place is one or belongs to one.
         module: Path of its torch module, where known.
+        subgraph: Index of the op's subgraph.
     """
 
     kind: PlaceKind
     name: str
     op: int | None = None
     module: str | None = None
+    subgraph: int = 0
 
     def __str__(self) -> str:
         """Return what to call it in a sentence: `output 'scores'`, `CONV_2D #3 (layer1.0.conv)`."""
@@ -229,7 +232,23 @@ class Place(NamedTuple):
         if self.kind != "op" or self.op is None:
             return self.name
         at = f" ({self.module})" if self.module else ""
-        return f"{self.name} #{self.op}{at}"
+        return f"{self.name} {self.number}{at}"
+
+    @property
+    def number(self) -> str:
+        """The op's position: `#3`, in subgraphs behind the first one `#1:3`."""
+        return f"#{self.subgraph}:{self.op}" if self.subgraph else f"#{self.op}"
+
+    @staticmethod
+    def of_op(text: str) -> Place:
+        """Return the place of an op that has this text; that of another text has no `op`."""
+        if (found := _OP.fullmatch(text)) is None:
+            return Place("op", text)
+        name, subgraph, op, module = found.groups()
+        return Place("op", name, int(op), module, int(subgraph or 0))
+
+
+_OP = re.compile(r"(.+) #(?:(\d+):)?(\d+)(?: \((.+)\))?")
 
 
 FILE: Final = Place("file", "")

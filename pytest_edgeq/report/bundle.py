@@ -188,7 +188,9 @@ class _Writer:
                 for side, borders in sides.items()
             },
             "ops": [
-                entry.to_dict() for entry in model.op_dtypes if entry.subgraph == signature.subgraph
+                {**entry.to_dict(), "where": entry.where}
+                for entry in model.op_dtypes
+                if entry.subgraph == signature.subgraph
             ],
             "samples": None,
             "note": "",

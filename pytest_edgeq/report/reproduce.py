@@ -154,10 +154,9 @@ def show_file(case: Mapping[str, Any], file: File) -> None:
             told = f", scale {scale:.6g}, zero point {zero_point}" if is_quantized(detail) else ""
             dtype, shape = np.dtype(detail["dtype"]).name, detail["shape"].tolist()
             print(f"  {side[:-1]} {name}: {dtype} {shape}{told}")
-    for index, op in enumerate(case["ops"]):
+    for op in case["ops"]:
         taken = ", ".join([*op["inputs"], *(each for each in (op["weight"], op["bias"]) if each)])
-        where = f" ({op['module']})" if op["module"] else ""
-        print(f"  #{index} {op['op']}{where}: {taken} -> {', '.join(op['outputs'])}")
+        print(f"  {op['where']}: {taken} -> {', '.join(op['outputs'])}")
 
 
 def show_errors(folder: Path, case: Mapping[str, Any], file: File) -> bool:

@@ -16,12 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
+from pytest_edgeq.numerics.findings import Place
 from pytest_edgeq.sequences import common
 
 UNDO = "undo what changed since the baseline"
 """The fix where it is known what changed."""
-
-_NUMBERS = re.compile(r"\d+")
 
 _CONFIG = re.compile(
     r"quantizer\..*?(?P<of>module_name|module_type|operator_type)_config\.(?P<name>.+?)"
@@ -176,13 +175,13 @@ def _is_other(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> bool 
     return before != after if before and after else None
 
 
-def has_range_of(index: int, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether the output of an op of the main subgraph has the scale that the baseline has."""
+def has_range_of(op: Place, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the output of an op has the scale that the baseline has."""
     before, after = old.get("scales", {}), new.get("scales", {})
     return any(
         math.isclose(before[one], after[other], rel_tol=_SAME)
         for one, other in _paired(before, after).items()
-        if _position(other) == (index,)
+        if _position(other) == (op.subgraph, op.op)
     )
 
 
@@ -207,14 +206,15 @@ def _ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _position(where: str) -> tuple[int, ...]:
-    """Return subgraph and index of an op named `ADD at block (op 12)` or `… (op 1:12)`."""
-    return tuple(map(int, _NUMBERS.findall(where.rpartition(" (op ")[2])))
+def _position(where: str) -> tuple[int, int]:
+    """Return subgraph and index of an op by its name."""
+    place = Place.of_op(where)
+    return place.subgraph, -1 if place.op is None else place.op
 
 
-def _unplaced(where: str) -> str:
-    """Return the name of an op without its position."""
-    return where.rpartition(" (op ")[0]
+def _unplaced(where: str) -> Place:
+    """Return the place of an op without its position."""
+    return Place.of_op(where)._replace(op=None, subgraph=0)
 
 
 def _paired(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
@@ -230,7 +230,7 @@ def _paired(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
     return {
         before[i]: after[j]
         for i, j in common(one, other)
-        if " at " in one[i] or numbers[0][one[i]] == numbers[1][one[i]]
+        if one[i].module or numbers[0][one[i]] == numbers[1][one[i]]
     }
 
 
@@ -261,7 +261,7 @@ def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _beyond(names: Iterable[str], others: Iterable[str]) -> list[str]:
     """Return the ops that others lack, whatever their positions."""
     left = Counter(map(_unplaced, others))
-    seen: Counter[str] = Counter()
+    seen: Counter[Place] = Counter()
     found = []
     for each in sorted(names, key=_position):
         seen[_unplaced(each)] += 1

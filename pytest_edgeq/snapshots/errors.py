@@ -176,8 +176,7 @@ def is_explained_by(layer: Finding, old: Mapping[str, Any], new: Mapping[str, An
     if worse and worse[0][0] in ("lowering", "conversion"):
         return False
     has_weights = changes(old, new)["weights"] == ""
-    index = layer.place.op
-    return not (has_weights and index is not None and has_range_of(index, old, new))
+    return not (has_weights and has_range_of(layer.place, old, new))
 
 
 def regressed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[_RowKey]:

@@ -18,6 +18,7 @@ from pytest_edgeq.numerics.findings import (
     DiffLine,
     DiffPart,
     Finding,
+    Place,
 )
 from pytest_edgeq.snapshots.align import Alignment, Pair, Row, align, fields
 
@@ -193,27 +194,17 @@ def _group_text(group: _Group, old: Sequence[Row], new: Sequence[Row]) -> str:
     if more:
         return f"{_several(old, [before for before, _ in pairs])}{group.told}"
     if count == 1:
-        before, after = pairs[0]
-        at = _at(new[after], after)
-        # Its module alone would name others, too.
-        if new[after]["module"] and _named_alike(old, before) > 1:
-            at = f"#{after} {at}"
-        return f"{op} {at}{group.told}"
-    places = [_place(new[after], after) for _, after in pairs]
-    shown = ", ".join(places[:2]) + (", …" if count > 2 else "")
+        _, after = pairs[0]
+        return f"{_place(new, after)._replace(name=op)}{group.told}"
+    places = [new[after]["module"] or _place(new, after).number for _, after in pairs[:2]]
+    shown = ", ".join(places) + (", …" if count > 2 else "")
     return f"{count} {op} ({shown}){group.told}"
-
-
-def _named_alike(rows: Sequence[Row], index: int) -> int:
-    """Count the ops of one name and one module."""
-    names = [(row["op"], row["module"]) for row in rows]
-    return names.count(names[index])
 
 
 def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
     """Count ops by name: `2 DEQUANTIZE and 1 QUANTIZE`, `12 ops (4 ADD, 3 MUL, …)`."""
-    if len(indices) == 1 and rows[indices[0]]["module"]:
-        return f"{rows[indices[0]]['op']} at {rows[indices[0]]['module']}"
+    if len(indices) == 1:
+        return str(_place(rows, indices[0]))
     counts = Counter(rows[index]["op"] for index in indices).most_common()
     # What becomes of QUANTIZE and DEQUANTIZE follows from the others.
     counts.sort(key=lambda each: each[0] in _BORDERS)
@@ -238,18 +229,17 @@ def _table(
         return []
     pairs = [pair for group in groups for pair in group.pairs]
     rows: list[list[list[DiffPart]]] = [
-        [[DiffPart(text)] for text in ("op", "name", "module", " → ".join(sides))]
+        [[DiffPart(text)] for text in ("op", "module", " → ".join(sides))]
     ]
     for before, after in pairs[:_SHOWN_ROWS]:
         rows.append(
             [
-                [DiffPart(f"#{after}")],
-                [DiffPart(new[after]["op"])],
+                [DiffPart(str(_place(new, after)._replace(module=None)))],
                 _modules(old[before], new[after]),
                 _field_changes(old[before], new[after]),
             ]
         )
-    widths = [max(_length(row[column]) for row in rows) for column in range(3)]
+    widths = [max(_length(row[column]) for row in rows) for column in range(2)]
     lines = [_line(f"changed ops ({len(pairs)} of {len(new)}):", kind="heading")]
     for *columns, change in rows:
         parts = [DiffPart("  ")]
@@ -300,26 +290,27 @@ def _came_and_went(
     )
     for verb, kind, rows, indices in listed:
         if indices:
-            places: dict[str, list[str]] = defaultdict(list)
+            by_op: dict[str, list[int]] = defaultdict(list)
             for index in indices:
-                module = rows[index]["module"]
-                places[rows[index]["op"]].append(f"#{index}" + (f" {module}" if module else ""))
-            told = sorted(places.items(), key=lambda item: (item[0] in _BORDERS, -len(item[1])))
+                by_op[rows[index]["op"]].append(index)
+            told = sorted(by_op.items(), key=lambda item: (item[0] in _BORDERS, -len(item[1])))
             lines.append(_line(f"{verb}:", kind="heading"))
-            lines += [_line(f"  {len(at)} {op}: {_some(at)}", kind=kind) for op, at in told]
+            lines += [_line(f"  {len(at)} {op}: {_some(rows, at)}", kind=kind) for op, at in told]
     if alignment.moved:
         lines.append(_line("moved:", kind="heading"))
         for before, after in alignment.moved[:_SHOWN_ROWS]:
-            what = f"  {new[after]['op']} {_at(new[after], after)}: "
-            lines.append(_line(what, *_went(f"#{before}", f"#{after}"), kind="changed"))
+            here, there = _place(old, before), _place(new, after)
+            lines.append(_line(f"  {there}: ", *_went(here.number, there.number), kind="changed"))
         if (hidden := len(alignment.moved) - _SHOWN_ROWS) > 0:
             lines.append(_line(f"  … and {hidden} more", kind="changed"))
     return lines
 
 
-def _some(places: Sequence[str]) -> str:
-    shown = ", ".join(places[:_SHOWN_PLACES])
-    hidden = len(places) - _SHOWN_PLACES
+def _some(rows: Sequence[Row], indices: Sequence[int]) -> str:
+    """List ops of one name, without it."""
+    places = [_place(rows, index) for index in indices[:_SHOWN_PLACES]]
+    shown = ", ".join(str(each).removeprefix(f"{each.name} ") for each in places)
+    hidden = len(indices) - _SHOWN_PLACES
     return f"{shown} and {hidden} more" if hidden > 0 else shown
 
 
@@ -377,12 +368,11 @@ def _io_change(side: str, old: Row, new: Row) -> list[str]:
 # --- words --------------------------------------------------------------------------------------
 
 
-def _at(row: Row, index: int) -> str:
-    return f"at {row['module']}" if row["module"] else f"#{index}"
-
-
-def _place(row: Row, index: int) -> str:
-    return str(row["module"] or f"#{index}")
+def _place(rows: Sequence[Row], index: int) -> Place:
+    """Return the place of an op; rows are those of all subgraphs, one behind the other."""
+    row = rows[index]
+    number = sum(each["subgraph"] == row["subgraph"] for each in rows[:index])
+    return Place("op", row["op"], number, row["module"], row["subgraph"])
 
 
 def _value(value: object) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_edgeq.numerics.findings import Finding, Place
+from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.graph import OpGraph
@@ -85,7 +85,7 @@ class Violation:
         """Return the finding on the op, which is computed by this module."""
         return Finding(
             kind=self.rule,
-            place=Place("op", self.op.name, self.op.index, module),
+            place=self.op.place._replace(module=module),
             symptom=self.symptom,
             causes=(self.cause,),
             fix=self.fix,

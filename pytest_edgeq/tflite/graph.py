@@ -94,7 +94,7 @@ class OpGraph:
             IndexError: There is none, as for the −1 of an optional input that was left out.
         """
         if index < 0:
-            raise IndexError(f"op {op.index} ({op.name}): an input that was left out has no tensor")
+            raise IndexError(f"{op.place}: an input that was left out has no tensor")
         return self.subgraphs[op.subgraph].tensors[index]
 
     def operator(self, op: Op) -> Any:

@@ -56,16 +56,13 @@ class OpDtypes:
 
     @property
     def where(self) -> str:
-        """Short name for texts: `CONV_2D at layer1.0.conv`, or with its position if unnamed."""
-        place = f"op {self.index}" if self.subgraph == 0 else f"op {self.subgraph}:{self.index}"
-        if self.module is None:
-            return f"{self.op} ({place})"
-        return f"{self.op} at {self.module or 'the model itself'} ({place})"
+        """What to call it in a sentence: `CONV_2D #3 (layer1.0.conv)`."""
+        return str(self.place)
 
     @property
     def place(self) -> Place:
         """The op as the place of a finding."""
-        return Place("op", self.op, self.index, self.module)
+        return Place("op", self.op, self.index, self.module, self.subgraph)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain and JSON-able, keys sorted."""

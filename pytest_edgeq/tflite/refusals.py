@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 
 from pytest_edgeq.names import printable
+from pytest_edgeq.numerics.findings import Place
 from pytest_edgeq.tflite.conformance import violations_of
 from pytest_edgeq.tflite.cut import cut_ops
 from pytest_edgeq.tflite.graph import OpGraph
@@ -165,7 +166,7 @@ def _refusing_op(
         return None, ""
     # Kernels number the ops of each subgraph from 0, and delegates behind the last.
     ops = [op for op in graph.ops if (op.index, op.name) == (int(node[1]), node[2])]
-    return (ops[0], "") if len(ops) == 1 else (None, f"{node[2]} (op {node[1]})")
+    return (ops[0], "") if len(ops) == 1 else (None, str(Place("op", node[2], int(node[1]))))
 
 
 def _lacks(

@@ -117,7 +117,7 @@ def source_of(graph: OpGraph, subgraph: int, tensor: int) -> str:
     part = graph.subgraphs[subgraph]
     maker = part.producer.get(tensor)
     if maker is not None:
-        return f"the output of {maker.name} #{maker.index}"
+        return f"the output of {maker.place}"
     kind = "input" if tensor in part.inputs else "constant"
     return f"the {kind} {part.tensors[tensor].name!r}"
 

@@ -95,10 +95,14 @@ class Op:
     outputs: tuple[int, ...]
     fused_activation: str | None
 
+    @property
+    def place(self) -> Place:
+        """The op as the place of a finding, without its module."""
+        return Place("op", self.name, self.index, subgraph=self.subgraph)
+
     def wrong(self, symptom: str, **known: Any) -> Finding:
         """Return a finding on this op: that it is wrong, unless `known` has another kind."""
-        place = Place("op", self.name, self.index)
-        return Finding(**{"kind": WRONG_OP, "place": place, "symptom": symptom, **known})
+        return Finding(**{"kind": WRONG_OP, "place": self.place, "symptom": symptom, **known})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

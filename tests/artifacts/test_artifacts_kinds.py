@@ -157,7 +157,7 @@ def test_an_op_that_is_refused_alone_is_no_defect_of_the_file(
     errors = loader.localize(loader.load(kind.content, reference=kind.reference), kind.inputs)
 
     assert "PACK #3 was not compared with the reference: the builtin runtime cannot run" in note
-    assert "a copy of the file in which its ops stand alone: PACK (op 3)" in note
+    assert "a copy of the file in which its ops stand alone: PACK #3" in note
     assert "Node number" not in note
     assert [row.index for row in errors.rows if not row.matched] == [3]
 
@@ -192,7 +192,7 @@ def test_a_float_form_that_is_refused_is_no_defect_of_the_file(
     told = "\n".join(_notes(loader, kind))
 
     assert "one by one: the builtin runtime cannot load a copy of the file in float" in told
-    assert ": FULLY_CONNECTED (op 0)" in told
+    assert ": FULLY_CONNECTED #0" in told
     with pytest.raises(CopyError, match="a copy of the file in float"):
         loader.localize(loader.load(kind.content, reference=kind.reference), kind.inputs)
 

@@ -206,7 +206,7 @@ def test_the_text_with_all_that_can_be_told(golden: Check) -> None:
         budget=None,
         figures={"quantization": 31.25, "lowering": 60.5, "total": 31.2},
         health=("clipped_output: output 'output_0': expected the reference within its codes",),
-        refused="SOFTMAX (op 9): expected codes within 1 of torch's, got 12 off (1 finding)",
+        refused="SOFTMAX #9: expected codes within 1 of torch's, got 12 off (1 finding)",
     )
     factory = Factory("pkg.mod", "models.small", None)
 

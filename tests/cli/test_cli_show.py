@@ -99,7 +99,7 @@ def test_scale_one_on_both_sides_of_an_op(
 
     done = run("show", written(tmp_path / "one.tflite", one_op(op, [sides[0]], [sides[1]])))
 
-    told = f"the output of {op} (op 0): scale 1.0 and zero point 0, which its input has, too"
+    told = f"the output of {op} #0: scale 1.0 and zero point 0, which its input has, too"
     assert (told in " ".join(done.stdout.split())) is is_found
     assert done.exit_code == int(is_found)
 

@@ -581,19 +581,19 @@ IN_VAIN: dict[str, tuple[Rules, tuple[str, ...]]] = {
         [dynamic(), dynamic("Linear_last", bits=4)],
         (
             "Layers: recipe, rule 2 of 2: matches no op: its regex is found in the scope of none",
-            "FULLY_CONNECTED at wide (op 8): ",
+            "FULLY_CONNECTED #8 (wide): ",
             '  rule: {"regex": "Linear_last", "operation": "*", "algorithm_key": "min_max',
         ),
     ),
     "another case": (
         [dynamic("linear_wide")],
-        ("rule 1 of 1: matches no op", "FULLY_CONNECTED at wide (op 8): "),
+        ("rule 1 of 1: matches no op", "FULLY_CONNECTED #8 (wide): "),
     ),
     "the last layer by its own name": (
         [dynamic(), left("Linear_head", "FULLY_CONNECTED")],
         (
             "rule 2 of 2: matches no op: its regex is found in the scope of no FULLY_CONNECTED",
-            "FULLY_CONNECTED at head (op 9): serving_default_output_0_output;",
+            "FULLY_CONNECTED #9 (head): serving_default_output_0_output;",
             '  rule: {"regex": "Linear_head", "operation": "FULLY_CONNECTED", "algorithm_key": "no',
         ),
     ),
@@ -615,7 +615,7 @@ IN_VAIN: dict[str, tuple[Rules, tuple[str, ...]]] = {
     "a later rule with an earlier regex": (
         [dynamic(), dynamic("Linear_wide", bits=4), left(".*", "FULLY_CONNECTED")],
         (
-            "rule 3 of 3: stands last among the rules for FULLY_CONNECTED at wide (op 8), and "
+            "rule 3 of 3: stands last among the rules for FULLY_CONNECTED #8 (wide), and "
             "ai-edge-quantizer takes another",
             "(rule 1 of 3 has the same)",
             "('(.*)' means the same)",
@@ -630,7 +630,7 @@ IN_VAIN: dict[str, tuple[Rules, tuple[str, ...]]] = {
             dynamic(algorithm="GPTQ"),
         ],
         (
-            "rule 2 of 3: stands last among the rules for CONV_2D at stem (op 1), and "
+            "rule 2 of 3: stands last among the rules for CONV_2D #1 (stem), and "
             "ai-edge-quantizer leaves it in float",
             "(rule 1 of 3 and rule 3 of 3 has the same)",
         ),
@@ -663,7 +663,7 @@ def test_the_librarys_own_file_that_throws_a_rule_away(maker: Edgeq) -> None:
     (path,) = [
         path for path in LIBRARY_FILES if path.name == "dynamic_wi8_afp32_hadamard_recipe.json"
     ]
-    with pytest.raises(ValueError, match=r"rule 1 of 2: stands last .* CONV_2D at stem"):
+    with pytest.raises(ValueError, match=r"rule 1 of 2: stands last .* CONV_2D #1 \(stem\)"):
         _quantize(maker, path)
 
 
@@ -686,7 +686,7 @@ def test_a_rule_that_leaves_its_ops_in_float(maker: Edgeq, rules: Rules, told: s
         _quantize(maker, rules, SelfAttention)
     shown = str(caught.value).splitlines()
 
-    assert sum("BATCH_MATMUL at the model itself (op" in line for line in shown) == 2
+    assert sum("BATCH_MATMUL #" in line for line in shown) == 2
     assert json.dumps(rules[-1]) in str(caught.value)
     assert "let a no_quantize rule for these ops follow it" in shown[-1]
 
@@ -796,14 +796,14 @@ def test_a_layer_that_the_kernels_compute_wrongly(maker: Edgeq, granularity: str
         _assert_layer(quantized, "depth", {"scheme": "dynamic", **INT8})
         return
     with pytest.raises(
-        RuntimeError, match=r"(?s)DEPTHWISE_CONV_2D at depth .*one scale for 8 channels"
+        RuntimeError, match=r"(?s)DEPTHWISE_CONV_2D #\d \(depth\).*one scale for 8 channels"
     ):
         _quantize(maker, rules)
 
 
 def test_convolutions_of_two_bits(maker: Edgeq) -> None:
     """The library writes them, and no kernel unpacks them."""
-    with pytest.raises(RuntimeError, match=r"(?s)CONV_2D at stem .*its weights are int2"):
+    with pytest.raises(RuntimeError, match=r"(?s)CONV_2D #\d \(stem\).*its weights are int2"):
         _quantize(maker, recipe.dynamic_wi2c_afp32())
 
 

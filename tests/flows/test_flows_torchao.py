@@ -578,7 +578,7 @@ def test_a_layer_that_came_out_in_float_is_noticed(
     with pytest.raises(RuntimeError, match=r"of 2 layers quantized as dynamic int8.*kept 1"):
         _check_kept(request, half.edge, weights)
     second = [weight for weight in weights if weight.name == "second.weight"]
-    with pytest.raises(RuntimeError, match=r"FULLY_CONNECTED at second \(op 1\) is in float"):
+    with pytest.raises(RuntimeError, match=r"FULLY_CONNECTED #1 \(second\) is in float"):
         _check_kept(request, half.edge, second)
 
 

@@ -348,7 +348,7 @@ def test_the_callback_for_finished_observers(maker: Edgeq) -> None:
 def test_an_op_that_the_converter_leaves_in_float(maker: Edgeq) -> None:
     """Its weight and its input were annotated, its output was not: a warning names it."""
     with pytest.warns(
-        UserWarning, match=r"Linears: 1 op\(s\) stay in float .* FULLY_CONNECTED at b"
+        UserWarning, match=r"Linears: 1 op\(s\) stay in float .* FULLY_CONNECTED #\d \(b\)"
     ):
         quantized = quantize(maker, ByHand(given=None))
     assert_op_dtypes(quantized, "FULLY_CONNECTED", module="b", scheme="float")

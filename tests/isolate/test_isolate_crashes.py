@@ -114,7 +114,7 @@ def test_a_crash_fails_the_check_of_a_model() -> None:
     samples = [np.full((1, 4, 4, 4), n, np.float32) for n in range(1, 3)]
     with pytest.raises(AssertionError, match="got SIGSEGV") as caught:
         Edgeq(cache_dir=None).check(model, samples)
-    assert "LOCAL_RESPONSE_NORMALIZATION (op 1)" in str(caught.value)
+    assert "LOCAL_RESPONSE_NORMALIZATION #1" in str(caught.value)
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def test_a_crash_fails_its_test_and_no_other(project: Path, options: tuple[str, 
     told = output_of(_start(project, CRASHES, *options))
     assert re.search(r"2 failed, 2 passed", told), told
     assert "the xnnpack runtime crashed in the step run: expected outputs, got SIGSEGV" in told
-    assert "op: LOCAL_RESPONSE_NORMALIZATION (op 1)" in told
+    assert "op: LOCAL_RESPONSE_NORMALIZATION #1" in told
     assert "the aborting runtime crashed in the step run: expected outputs, got SIGABRT" in told
     assert "worker" not in told.partition("FAILURES")[2].replace("[gw", "")
 

@@ -75,7 +75,7 @@ def test_to_dict_is_plain_and_sorted(errors: LayerErrors) -> None:
     assert set(data["rows"][0]) == {
         *("clipped", "cumulative_lsb_error", "cumulative_rmse_lsb", "cumulative_sqnr_db"),
         *("dtypes", "excess_lsb", "findings", "index", "local_lsb_error", "local_rmse_lsb"),
-        *("local_sqnr_db", "matched", "module", "op", "verdict"),
+        *("local_sqnr_db", "matched", "module", "op", "subgraph", "verdict"),
     }
     assert data["rows"][3]["local_sqnr_db"] is None
 
@@ -99,6 +99,14 @@ def test_the_text(errors: LayerErrors) -> None:
         "TRANSPOSE #3  –       unmatched       –       –       –        –         –        –",
         "CONV_2D #5    layer5  sound           1       –   0.290     30.0      33.0      1 %",
     ]
+
+
+def test_an_op_of_a_second_signature_has_the_number_of_its_subgraph() -> None:
+    """As in every other text; in the table as well."""
+    one = row(3, subgraph=1)
+    table = LayerErrors(rows=(one,), culprit=None, finding=wrong("negated")).table()
+    assert one.name == "CONV_2D #1:3 (layer3)"
+    assert table.splitlines()[1].startswith("CONV_2D #1:3  layer3  sound ")
 
 
 def test_evidence_speaks_in_values() -> None:

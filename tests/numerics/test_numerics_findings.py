@@ -158,6 +158,25 @@ def test_a_text_is_rendered_from_the_fields() -> None:
     assert Finding.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (Place("op", "CONV_2D", 3, "layer1.0.conv"), "CONV_2D #3 (layer1.0.conv)"),
+        (Place("op", "CUSTOM:a #1", 12, None, 2), "CUSTOM:a #1 #2:12"),
+        (Place("op", "ADD"), "ADD"),
+    ],
+)
+def test_the_name_of_an_op_is_read_back(place: Place, text: str) -> None:
+    """Baselines have ops by their names."""
+    assert str(place) == text
+    assert Place.of_op(text) == place
+
+
+def test_an_op_of_the_model_itself_has_no_module_in_its_name() -> None:
+    """Nor has one whose module is not known."""
+    assert str(Place("op", "ADD", 3, "")) == str(Place("op", "ADD", 3)) == "ADD #3"
+
+
 def test_an_assertion_error_carries_its_findings() -> None:
     """Nobody reads its text again."""
     found = finding(ZERO_OUTPUT)

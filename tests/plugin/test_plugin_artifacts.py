@@ -210,7 +210,7 @@ def test_a_failed_dtype_is_shown_by_the_file(
     assert re.search(
         r"  input args_0: int8 \[1, 3, 16, 16\], scale 0\.0\d+, zero point -\d+\n", text
     )
-    assert "#1 CONV_2D (conv): int8, int8, int32 -> int8\n" in text
+    assert "CONV_2D #1 (conv): int8, int8, int32 -> int8\n" in text
 
 
 def test_a_failed_agreement_is_shown_by_its_samples(

@@ -298,7 +298,7 @@ def test_a_failed_assertion_is_a_finding_in_every_format(
     )
     place = found["place"]
     assert (place["kind"], place["name"]) == ("op", "CONV_2D")
-    at = f"CONV_2D at {place['module']} (op {place['op']})"
+    at = f"CONV_2D #{place['op']} ({place['module']})"
     headline = f"{at} input: expected {expected}, got int8 (1 of 1 CONV_2D)"
     page = (pytester.path / "page.md").read_text("utf-8").replace("\\", "")
     assert f"\n\n{headline}\n\n- cause: {found['causes'][0]}\n- update: " in page

@@ -60,12 +60,12 @@ def test_the_five_steps(
     changed.assert_outcomes(failed=1)
     changed.stdout.fnmatch_lines(
         [
-            "*AssertionError: ADD at layer1.0 went from int8 to float32",
+            "*AssertionError: ADD #* (layer1.0) went from int8 to float32",
             f"*file: {FILE}",
             "*update: if the change is meant: pytest test_x.py::test_a --edgeq-update=changed",
             "Error: 1 check has changed: see in the failures above what changed and why; *=changed",
             # Nothing but line one is seen here, and not all of that.
-            "FAILED test_x.py::test_a - AssertionError: ADD at layer1.0 went from int8*",
+            "FAILED test_x.py::test_a - AssertionError: ADD #* (layer1.0) went from int8*",
         ]
     )
     assert file.read_bytes() == before

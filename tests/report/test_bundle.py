@@ -164,13 +164,13 @@ def test_a_file_without_samples_is_described(tmp_path: Path) -> None:
     loaded = Edgeq().load(file_of("NEG", signatures=("one", "two")), name="both")
     status, text = shown(kept(tmp_path, models=[loaded, loaded.signature("one")]))
     assert status == 1
-    for key in ("one", "two"):
+    for key, op in (("one", "NEG #0"), ("two", "NEG #1:0")):
         assert (
             f"model.tflite: both[{key}], signature {key}, runtime xnnpack\n"
             "  no samples were compared; the file's dtypes:\n"
             "  input in/put: float32 [1, 4]\n"
             "  output out put: float32 [1, 4]\n"
-            "  #0 NEG: float32 -> float32\n"
+            f"  {op}: float32 -> float32\n"
         ) in text
     assert text.count("model.tflite") == 2
 

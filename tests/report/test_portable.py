@@ -25,7 +25,7 @@ from pytest_edgeq.report.portable import portable
         ("x.float() / 255, and/or ./a/b, ../c", "x.float() / 255, and/or ./a/b, ../c"),
         ("/" + 300 * "x" + "/y", "/" + 300 * "x" + "/y"),
         ("op /conv1/Conv_output_0: int8", "op /conv1/Conv_output_0: int8"),
-        ("CONV_2D at layer1.0.conv (op 0:1)", "CONV_2D at layer1.0.conv (op 0:1)"),
+        ("CONV_2D #0:1 (layer1.0.conv)", "CONV_2D #0:1 (layer1.0.conv)"),
     ],
 )
 def test_paths(tmp_path: Path, text: str, expected: str) -> None:

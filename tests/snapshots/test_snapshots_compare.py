@@ -250,6 +250,15 @@ def test_the_text_is_the_golden_one(case: str, residual: Make, borders: Make) ->
     assert text + "\n" == (GOLDEN / f"{case}.txt").read_text("utf-8")
 
 
+def test_ops_of_a_second_subgraph_are_numbered_by_themselves(op: Make, op_map: Make) -> None:
+    """As in every other text: the map lists them behind those of the first."""
+    body = [op("NEG", subgraph=1), op("ADD", "body", subgraph=1)]
+    now = [body[0], op("ADD", "body", "float", subgraph=1)]
+    text = told(op_map(op("ADD", "stem"), *body), op_map(op("ADD", "stem"), *now))
+    assert text.startswith("ADD #1:1 (body) went from int8 to float32\n")
+    assert "\n  ADD #1:1  body    scheme int8 → float" in text
+
+
 def test_every_golden_text_has_its_case() -> None:
     """A golden file that no test reads would never be looked at again."""
     others = {"missing", "changed", "errors_missing", "errors_regressed", "errors_other_data"}

@@ -115,10 +115,10 @@ def test_what_was_built_otherwise_stands_before_the_rows(check: Check, data: Dat
     """The golden text: it is why the errors are worse, and all rows are of one loss."""
     metrics = ("sqnr_db", "worst_sample_sqnr_db", "cosine_similarity")
     rows = [row(m, 30.0, 28.0, 32.0, s) for s in ("quantization", "total") for m in metrics]
-    data |= {"errors": rows, "n_calibrated": 64, "scales": {"ADD (op 2)": 0.05}}
+    data |= {"errors": rows, "n_calibrated": 64, "scales": {"ADD #2": 0.05}}
     check(data, "new")
     fewer = with_values(data, *[5.0] * len(rows)) | {"n_calibrated": 2}
-    text = failure(check, fewer | {"scales": {"ADD (op 2)": 0.02}})
+    text = failure(check, fewer | {"scales": {"ADD #2": 0.02}})
     assert text == (GOLDEN / "errors_regressed_calibration.txt").read_text("utf-8")
     assert "cause: " not in failure(check, with_values(data, *[5.0] * len(rows)))
 
@@ -162,7 +162,7 @@ def test_what_changed_since_the_baseline_comes_first(
     check: Check, data: Data, options: Data, change: Data, first: str
 ) -> None:
     """For regressed errors and moved ranges; a change alone does not fail."""
-    data |= {"weights": "a", "calibration": "c", "n_calibrated": 32, "scales": {"ADD (op 2)": 0.05}}
+    data |= {"weights": "a", "calibration": "c", "n_calibrated": 32, "scales": {"ADD #2": 0.05}}
     check(data, "new", options=OPTIONS)
     now = OPTIONS | options
     check(data | change, options=now)
@@ -176,8 +176,8 @@ def test_what_changed_since_the_baseline_comes_first(
     )
     assert (left in text) is not bool(first)
     assert ("\nchanged since the baseline: " in text) is ("more changes" in first)
-    wide = failure(check, data | change | {"scales": {"ADD (op 2)": 0.2}}, options=now)
-    assert wide.startswith(f"{first}activation ranges moved: ADD (op 2): expected a scale within 2")
+    wide = failure(check, data | change | {"scales": {"ADD #2": 0.2}}, options=now)
+    assert wide.startswith(f"{first}activation ranges moved: ADD #2: expected a scale within 2")
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ def test_a_layer_is_blamed_for_what_differs_from_the_baseline(
     data: Data, change: Data, stage: str, op: int, is_explained: bool
 ) -> None:
     """A loss that the accepted build has, too, explains nothing; a wrong op always may."""
-    scales = {"CONV_2D at stem (op 1)": 0.02, "ADD (op 2)": 0.05}
+    scales = {"CONV_2D #1 (stem)": 0.02, "ADD #2": 0.05}
     data |= {"weights": "a", "scales": scales, "errors": [row("sqnr_db", 36.5, 35.0, 38.0, stage)]}
-    moved = {"scales": {"CONV_2D at stem (op 1)": 0.0203, "ADD (op 2)": 0.06}}
+    moved = {"scales": {"CONV_2D #1 (stem)": 0.0203, "ADD #2": 0.06}}
     worse = with_values(data, 20.0) | moved | change
     lossy = Finding(kind=LOSSY_OP, place=Place("op", "CONV_2D", op), symptom="too narrow")
     assert is_explained_by(lossy, data, worse) is is_explained
@@ -323,21 +323,21 @@ def test_another_runtime_is_compared(check: Check, data: Data) -> None:
 
 def test_a_range_that_is_another_by_a_bit_is_told(check: Check, data: Data) -> None:
     """Though the errors are no worse; less is what another order of the samples explains."""
-    data["scales"] = {"CONV_2D at stem (op 1)": 0.02, "ADD (op 2)": 0.05}
+    data["scales"] = {"CONV_2D #1 (stem)": 0.02, "ADD #2": 0.05}
     check(data, "new")
-    check({**data, "scales": {"CONV_2D at stem (op 1)": 0.038, "ADD (op 2)": 0.03}})
-    moved = {"ADD (op 1)": 9.0, "CONV_2D at stem (op 2)": 0.03, "ADD (op 3)": 0.03}
+    check({**data, "scales": {"CONV_2D #1 (stem)": 0.038, "ADD #2": 0.03}})
+    moved = {"ADD #1": 9.0, "CONV_2D #2 (stem)": 0.03, "ADD #3": 0.03}
     check({**data, "scales": moved})  # an op without a name, of which there are two now
-    wide = {"CONV_2D at stem (op 1)": 0.02, "ADD (op 2)": 0.2}
+    wide = {"CONV_2D #1 (stem)": 0.02, "ADD #2": 0.2}
     assert failure(check, {**data, "scales": wide}).startswith(
-        "activation ranges moved: ADD (op 2): expected a scale within 2 × of 0.05, got 0.2 (1 of 2 "
+        "activation ranges moved: ADD #2: expected a scale within 2 × of 0.05, got 0.2 (1 of 2 "
         "activations)\n"
     )
-    shifted = {"MUL (op 1)": 0.1, "CONV_2D at stem (op 2)": 2.0, "ADD (op 3)": 0.05}
-    assert "moved: CONV_2D at stem (op 1)" in failure(check, {**data, "scales": shifted})
-    check({**data, "scales": wide, "int16": ["ADD (op 2)"]})  # steps of other codes
-    nothing = {"CONV_2D at stem (op 1)": 0.0, "ADD (op 2)": 0.05}
-    assert "CONV_2D at stem (op 1)" in failure(check, {**data, "scales": nothing})
+    shifted = {"MUL #1": 0.1, "CONV_2D #2 (stem)": 2.0, "ADD #3": 0.05}
+    assert "moved: CONV_2D #1 (stem)" in failure(check, {**data, "scales": shifted})
+    check({**data, "scales": wide, "int16": ["ADD #2"]})  # steps of other codes
+    nothing = {"CONV_2D #1 (stem)": 0.0, "ADD #2": 0.05}
+    assert "CONV_2D #1 (stem)" in failure(check, {**data, "scales": nothing})
 
 
 def test_less_than_half_of_the_calibration_samples_is_told(check: Check, data: Data) -> None:
@@ -354,28 +354,28 @@ def test_less_than_half_of_the_calibration_samples_is_told(check: Check, data: D
 
 def test_weights_that_become_asymmetric_are_told(check: Check, data: Data) -> None:
     """And back."""
-    offset = {**data, "asymmetric": ["CONV_2D at stem (op 1)", "CONV_2D at head (op 4)"]}
+    offset = {**data, "asymmetric": ["CONV_2D #10 (head)", "CONV_2D #2 (stem)"]}
     check(data, "new")
     assert failure(check, offset).startswith(
-        "weights became asymmetric: CONV_2D at stem (op 1) and 1 more: expected symmetric ones, "
+        "weights became asymmetric: CONV_2D #2 (stem) and 1 more: expected symmetric ones, "
         "got zero points other than 0\n"
     )
     check(offset, "changed")
-    check({**data, "asymmetric": ["CONV_2D at stem (op 2)", "CONV_2D at head (op 5)"]})
+    check({**data, "asymmetric": ["CONV_2D #3 (stem)", "CONV_2D #11 (head)"]})
     assert (
-        "weights are no longer asymmetric: CONV_2D at head (op 4): expected zero points other than "
+        "weights are no longer asymmetric: CONV_2D #10 (head): expected zero points other than "
         "0, got none\n"
-    ) in failure(check, {**data, "asymmetric": ["CONV_2D at stem (op 1)"]})
+    ) in failure(check, {**data, "asymmetric": ["CONV_2D #1 (stem)"]})
 
 
 def test_parameters_that_are_no_longer_shared_are_told(check: Check, data: Data) -> None:
     """Of ops that are still there; the op-dtype map tells of the others."""
-    data["scales"] = {"MEAN (op 2)": 0.05, "RESHAPE (op 3)": 0.05}
-    data["shared"] = ["MEAN (op 2)", "RESHAPE (op 3)"]
+    data["scales"] = {"MEAN #2": 0.05, "RESHAPE #3": 0.05}
+    data["shared"] = ["MEAN #2", "RESHAPE #3"]
     check(data, "new")
-    check({**data, "scales": {"MEAN (op 2)": 0.05}, "shared": ["MEAN (op 2)"]})
-    assert failure(check, {**data, "shared": ["RESHAPE (op 3)"]}).startswith(
-        "parameters no longer shared: MEAN (op 2): expected the scale and zero point of its input, "
+    check({**data, "scales": {"MEAN #2": 0.05}, "shared": ["MEAN #2"]})
+    assert failure(check, {**data, "shared": ["RESHAPE #3"]}).startswith(
+        "parameters no longer shared: MEAN #2: expected the scale and zero point of its input, "
         "got others: it rounds once more\n"
     )
 

@@ -413,12 +413,12 @@ def _softmax() -> bytes:
     [
         (
             _softmax(),
-            ": SOFTMAX (op 0)",
+            ": SOFTMAX #0",
             "expected the kernel's scale 0.00390625, got 0.0078125 (2 ×)",
         ),
         (
             one_op("CUSTOM:Nope", [{"dtype": "float32"}], [{"dtype": "float32"}]),
-            ": CUSTOM:Nope (op 0)",
+            ": CUSTOM:Nope #0",
             "no kernel of LiteRT (xnnpack, builtin, reference) computes the custom op Nope",
         ),
     ],

@@ -181,5 +181,5 @@ def test_a_circle_of_carriers_is_refused() -> None:
     graph.op("DEQUANTIZE", [w], [w])
     graph.op("FULLY_CONNECTED", [x, w], [y])
     graph.borders([x], [y])
-    with pytest.raises(ValueError, match=r"op 0 \(DEQUANTIZE\): it reads tensor 1 \('t1'\), which"):
+    with pytest.raises(ValueError, match=r"DEQUANTIZE #0: it reads tensor 1 \('t1'\), which"):
         OpGraph.read(file.content())

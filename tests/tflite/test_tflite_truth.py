@@ -176,7 +176,7 @@ def test_ops_of_every_subgraph_are_in_the_map() -> None:
         (2, 0, "ABS"),
     ]
     assert [subgraph.name for subgraph in graph.subgraphs] == ["main", "then", "else"]
-    assert entries.ops("ABS")[0].where == "ABS (op 2:0)"
+    assert entries.ops("ABS")[0].where == "ABS #2:0"
     assert graph.subgraphs[1].producer[1] is graph.subgraphs[1].ops[0]
 
 

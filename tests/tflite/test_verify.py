@@ -214,10 +214,10 @@ CASES: list[tuple[str, Damage, str]] = [
         "it has a scale of -1, expected finite ones",
     ),
     # What ops take and give.
-    ("add", _set("operators[0].inputs", _vector(0)), "op 0 (ADD): it has 1 input, expected 2"),
-    ("add", _set("operators[0].inputs", _vector(0, -1)), "op 0 (ADD): its input 1 is left out, an"),
-    ("add", _set("operators[0].outputs", _vector()), "op 0 (ADD): it has 0 outputs, expected 1"),
-    ("add", _set("operators[0].outputs", _vector(-1)), "op 0 (ADD): an output is left out"),
+    ("add", _set("operators[0].inputs", _vector(0)), "ADD #0: it has 1 input, expected 2"),
+    ("add", _set("operators[0].inputs", _vector(0, -1)), "ADD #0: its input 1 is left out, an"),
+    ("add", _set("operators[0].outputs", _vector()), "ADD #0: it has 0 outputs, expected 1"),
+    ("add", _set("operators[0].outputs", _vector(-1)), "ADD #0: an output is left out"),
     (
         "conv",
         _set("operators[0].outputs", _vector(1)),
@@ -226,8 +226,8 @@ CASES: list[tuple[str, Damage, str]] = [
     ("chain", _set("tensors[1].isVariable", True), "it writes tensor 1 ('y'), which is a variable"),
     ("add", _set("operators[0].outputs", _vector(0)), "it writes tensor 0 ('t0'), which is an inp"),
     ("conv", _set("inputs", _vector(0, 1)), "tensor 1 ('w'): it is an input, and a constant"),
-    ("chain", _swapped, "op 0 (ABS): it reads tensor 1 ('y'), which no op before it computes"),
-    ("chain", _twice, "op 2 (NEG): it writes tensor 1 ('y'), which op 0 (NEG) has written already"),
+    ("chain", _swapped, "ABS #0: it reads tensor 1 ('y'), which no op before it computes"),
+    ("chain", _twice, "NEG #2: it writes tensor 1 ('y'), which NEG #0 has written already"),
     ("add", _set("operators[0].intermediates", _vector(5)), "its intermediate tensor 5 does not"),
     (
         "SOFTMAX float",
@@ -238,7 +238,7 @@ CASES: list[tuple[str, Damage, str]] = [
     (
         "conv",
         _set("operators[0].builtinOptionsType", schema.BuiltinOptions.NegOptions),
-        "op 0 (CONV_2D): it has the options NegOptions, expected Conv2DOptions",
+        "CONV_2D #0: it has the options NegOptions, expected Conv2DOptions",
     ),
     (
         "SPLIT",
@@ -246,8 +246,8 @@ CASES: list[tuple[str, Damage, str]] = [
         "options tell of 3 outputs, it has",
     ),
     # Calls and entry points.
-    ("WHILE", _subgraph("bodySubgraphIndex", 3), "op 0 (WHILE): it calls subgraph 3, which does n"),
-    ("WHILE", _calls_itself, "op 0 (WHILE) of subgraph 2: it calls subgraph 2, which it is called"),
+    ("WHILE", _subgraph("bodySubgraphIndex", 3), "WHILE #0: it calls subgraph 3, which does n"),
+    ("WHILE", _calls_itself, "WHILE #2:0: it calls subgraph 2, which it is called"),
     (
         "WHILE",
         lambda m: m.subgraphs[1].operators.clear(),
@@ -268,7 +268,7 @@ CASES: list[tuple[str, Damage, str]] = [
     (
         "STABLEHLO_COMPOSITE",
         _set("operators[0].builtinOptions2.compositeAttributes", np.full(4, 255, np.uint8)),
-        "op 0 (STABLEHLO_COMPOSITE): its attributes are no whole flexbuffer",
+        "STABLEHLO_COMPOSITE #0: its attributes are no whole flexbuffer",
     ),
     ("two signatures", _two_keys, "signature 'neg': there are two of this key"),
     (
@@ -352,7 +352,7 @@ def test_options_of_custom_ops_are_looked_at_before_the_interpreter() -> None:
     assert OpGraph.read(pack(model)).ops
     for damaged in (sound[20:], b"", bytes(64), None):
         _op(model).customOptions = None if damaged is None else np.frombuffer(damaged, np.uint8)
-        with pytest.raises(ValueError, match=r"op 0 \(CUSTOM:TFLite_.*are no whole flexbuffer"):
+        with pytest.raises(ValueError, match=r"CUSTOM:TFLite_.* #0: .*are no whole flexbuffer"):
             OpGraph.read(pack(model))
 
 
@@ -362,7 +362,7 @@ def test_assertions_refuse_a_damaged_path(tmp_path: Path) -> None:
     _op(model).inputs = _vector(0)
     path = tmp_path / "model.tflite"
     path.write_bytes(pack(model))
-    with pytest.raises(ValueError, match=r"op 0 \(ADD\): it has 1 input, expected 2"):
+    with pytest.raises(ValueError, match=r"ADD #0: it has 1 input, expected 2"):
         assert_op_dtypes(path, "ADD", scheme="float")
 
 

@@ -19,14 +19,11 @@ def damaged(where: str, what: str) -> ValueError:
 def tensor_place(subgraph: Subgraph, tensor: Tensor) -> str:
     """Return how a tensor is named in a refusal."""
     name = f" ({tensor.name[:_NAME_CHARACTERS]!r})" if tensor.name else ""
-    return f"tensor {tensor.index}{name}{_of(subgraph.index)}"
+    # Most files have one subgraph, of which nothing need be said.
+    end = f" of subgraph {subgraph.index}" if subgraph.index else ""
+    return f"tensor {tensor.index}{name}{end}"
 
 
 def op_place(op: Op) -> str:
     """Return how an op is named in a refusal."""
-    return f"op {op.index} ({op.name[:_NAME_CHARACTERS]}){_of(op.subgraph)}"
-
-
-def _of(subgraph: int) -> str:
-    """Most files have one subgraph, of which nothing need be said."""
-    return f" of subgraph {subgraph}" if subgraph else ""
+    return str(op.place._replace(name=op.name[:_NAME_CHARACTERS]))

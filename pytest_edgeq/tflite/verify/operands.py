@@ -145,6 +145,5 @@ def _output_problem(
     if index in inputs:
         return f"{where} is an input of the graph"
     if index in computed:
-        other = computed[index]
-        return f"{where} op {other.index} ({other.name}) has written already"
+        return f"{where} {op_place(computed[index])} has written already"
     return ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_edgeq.numerics.findings import Place
 from pytest_edgeq.tflite.verify.flexbuffer import is_flexbuffer
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ def _options_problem(model: Any, codes: list[bytes | None], content: Buffer) -> 
             operator = subgraph.Operators(index)
             code = codes[operator.OpcodeIndex()]
             if code in _WITH_FLEXBUFFERS and not is_flexbuffer(_options(operator, content)):
-                where = f"op {index} (CUSTOM:{code.decode()})"
-                where += f" of subgraph {number}" if number else ""
+                where = Place("op", f"CUSTOM:{code.decode()}", index, subgraph=number)
                 return f"{where}: its custom options are no whole flexbuffer"
     return ""
 
