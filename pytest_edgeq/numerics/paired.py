@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
@@ -30,9 +29,6 @@ MOST_SAMPLES = 10_000_000
 
 _ALPHA = 1 - CONFIDENCE
 
-_BISECTIONS = 60
-"""Halves an interval of length 1 to less than the spacing of float64 at 0.5."""
-
 
 class Bounds(NamedTuple):
     """Where the drop lies; each side with 95 % confidence."""
@@ -48,9 +44,9 @@ def mcnemar_p(lost: int, gained: int) -> float:
     If nothing but chance decided which way a sample changes, `lost` of `lost + gained` would be
     binomial with 1/2 (McNemar, Psychometrika 12, 1947). Twice the smaller tail, at most 1.
     """
-    changed = lost + gained
-    tail = sum(math.comb(changed, k) for k in range(min(lost, gained) + 1))
-    return min(1.0, float(tail / (1 << changed)) * 2)
+    from scipy.special import bdtr
+
+    return min(1.0, 2 * float(bdtr(min(lost, gained), lost + gained, 0.5)))
 
 
 def unseen_share(n: int) -> float:
@@ -66,35 +62,11 @@ def binomial_bounds(count: int, n: int) -> Bounds:
     The greatest share that shows so few in 5 % of all samples of this size, and the least that
     shows so many (Clopper & Pearson, Biometrika 26, 1934; 95 % on each side).
     """
-    seen = count / n
-    high = _bisect(lambda p: _tail(count, n, p, -1) <= _ALPHA, seen, 1.0) if count < n else 1.0
-    low = _bisect(lambda p: _tail(count, n, p, 1) > _ALPHA, 0.0, seen) if count else 0.0
+    from scipy.special import betaincinv
+
+    low = float(betaincinv(count, n - count + 1, _ALPHA)) if count else 0.0
+    high = float(betaincinv(count + 1, n - count, CONFIDENCE)) if count < n else 1.0
     return Bounds(low, high)
-
-
-def _bisect(is_beyond: Callable[[float], bool], low: float, high: float) -> float:
-    """The point between from which on it is true."""
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if is_beyond(middle) else (middle, high)
-    return (low + high) / 2
-
-
-def _tail(count: int, n: int, p: float, step: int) -> float:
-    """P(X ≤ count) for step −1, P(X ≥ count) for 1, where `count` is beyond the mean that way."""
-    if p in (0.0, 1.0):
-        return 0.0
-    log_first = math.lgamma(n + 1) - math.lgamma(count + 1) - math.lgamma(n - count + 1)
-    log_first += count * math.log(p) + (n - count) * math.log1p(-p)
-    # 40 standard deviations and more: beyond them nothing is left that float64 could add.
-    reach = int(40 * math.sqrt(count + 1)) + 200
-    if step < 0:
-        at = np.arange(count, max(count - reach, 0), -1, dtype=np.float64)
-        ratios = at / (n - at + 1) * ((1 - p) / p)
-    else:
-        at = np.arange(count, min(count + reach, n), dtype=np.float64)
-        ratios = (n - at) / (at + 1) * (p / (1 - p))
-    return math.exp(log_first) * (1 + float(np.cumprod(ratios).sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +197,8 @@ def bootstrap_bounds(point: float, resampled: Array, acceleration: float = 0.0) 
     Return the bias-corrected and accelerated bounds of a bootstrap.
 
     BCa (Efron, JASA 82, 1987). A resample that has no value (NaN) is as bad as can be on
-    either side.
+    either side. `scipy.stats.bootstrap` draws by itself, and a metric of torchmetrics is resampled
+    by the weights of its samples.
     """
     normal = NormalDist()
     known = resampled[~np.isnan(resampled)]
