@@ -240,10 +240,10 @@ class Place(NamedTuple):
         return f"#{self.subgraph}:{self.op}" if self.subgraph else f"#{self.op}"
 
     @staticmethod
-    def of_op(text: str) -> Place:
-        """Return the place of an op that has this text; that of another text has no `op`."""
-        if (found := _OP.fullmatch(text)) is None:
-            return Place("op", text)
+    def of_op(called: str) -> Place:
+        """Return the place of the op that a baseline calls so; that of another name has no `op`."""
+        if (found := _OP.fullmatch(called)) is None:
+            return Place("op", called)
         name, subgraph, op, module = found.groups()
         return Place("op", name, int(op), module, int(subgraph or 0))
 

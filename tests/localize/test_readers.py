@@ -57,7 +57,7 @@ class Joined(SmallModel):
 @pytest.mark.parametrize(
     ("kind", "flow", "text"),
     [
-        (Masked, "recipe_static_wi8_ai8", "of a mask, −30 does as much; else leave that op in"),
+        (Masked, "recipe_static_wi8_ai8", "mask with −30, of which a softmax makes 1e-13"),
         (Joined, "pt2e_static_int8", "has one scale for all of its operands; bring these to like"),
     ],
     ids=["mask", "join"],
