@@ -17,7 +17,7 @@ from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.mistakes import BIT_DB
 from pytest_edgeq.tflite.clamped import write_clamped
 from pytest_edgeq.tflite.edge import EdgeFile
-from tests.detection.sound import NETS, sound
+from tests.bench.detection.sound import NETS, sound
 from tests.shared_cache import shared_cache
 
 Array = npt.NDArray[Any]

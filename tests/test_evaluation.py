@@ -22,7 +22,7 @@ from pytest_edgeq.remember import errors_to_remember
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner
 from pytest_edgeq.snapshots.session import SnapshotSession
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.flatfile import FlatFile
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -16,7 +16,7 @@ from pytest_edgeq.numerics.findings import (
     INPUT_KINDS,
 )
 from pytest_edgeq.tflite.end_quantization import quantized_inputs
-from tests.detection.nets import Mlp
+from tests.bench.detection.nets import Mlp
 
 pytestmark = pytest.mark.figures
 

@@ -25,8 +25,8 @@ from pytest_edgeq.numerics.calibration import UNKNOWN
 from pytest_edgeq.parallel import on_one_thread, run_together, state_of
 from pytest_edgeq.samples import read_samples
 from pytest_edgeq.tflite.runtimes import Runner
-from tests.detection.edits import edited, ops_of
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.edits import edited, ops_of
+from tests.bench.detection.flatfile import FlatFile
 
 PT2E, STATIC = "pt2e_static_int8", "recipe_static_wi8_ai8"
 

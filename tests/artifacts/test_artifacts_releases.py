@@ -10,8 +10,8 @@ import pytest
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq
-from tests.detection.edits import edited, ops_of
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.edits import edited, ops_of
+from tests.bench.detection.flatfile import FlatFile
 from tests.localize.builds import blamed
 
 FILES = Path(__file__).parents[2] / "fixtures" / "tflite" / "litert_torch_0_9_4"

@@ -17,8 +17,8 @@ from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check import CheckResult, check
 from pytest_edgeq.executors import chunks
 from pytest_edgeq.progress import Progress
-from tests.detection.edits import edited, ops_of
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.edits import edited, ops_of
+from tests.bench.detection.flatfile import FlatFile
 from tests.executors.conftest import AtOnce, told
 
 Threads = Callable[[int], Executor]

@@ -10,8 +10,8 @@ import torch
 
 from fixtures.models import ResidualNet, TwoInputs, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
-from tests.detection.edits import ops_of, zeroed_channel
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.edits import ops_of, zeroed_channel
+from tests.bench.detection.flatfile import FlatFile
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"
 

@@ -36,9 +36,9 @@ from pytest_edgeq.localize.structure import ConstantPair, Structure
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
-from tests.detection.defects_file import defect
-from tests.detection.edits import edited, ops_of
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.defects_file import defect
+from tests.bench.detection.edits import edited, ops_of
+from tests.bench.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed
 
 DYNAMIC = "recipe_dynamic_wi8_afp32"

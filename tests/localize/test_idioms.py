@@ -10,8 +10,8 @@ from fixtures.models import seeded
 from fixtures.models.idioms import IDIOMS
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING
-from tests.detection import sound
-from tests.detection.bench import Bench
+from tests.bench.detection import sound
+from tests.bench.detection.bench import Bench
 from tests.localize.builds import DYNAMIC, PT2E, STATIC, blamed, localized
 
 pytestmark = pytest.mark.slow

@@ -16,9 +16,9 @@ from fixtures.models import ResidualNet, SmallModel, SqueezeExcite, normal, samp
 from fixtures.models.idioms import IDIOMS
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.rows import LOWERING
-from tests.detection.edits import Change, edited, ops_of
-from tests.detection.flatfile import FlatFile
-from tests.detection.nets import DsCnn
+from tests.bench.detection.edits import Change, edited, ops_of
+from tests.bench.detection.flatfile import FlatFile
+from tests.bench.detection.nets import DsCnn
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
 pytestmark = pytest.mark.slow

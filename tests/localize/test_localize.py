@@ -22,11 +22,11 @@ from fixtures.models import (
 )
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.rows import LOWERING, SOUND
-from tests.detection.defects_file import defect
-from tests.detection.defects_model import rebuilt
-from tests.detection.flatfile import FlatFile
-from tests.detection.nets import EncoderBlock
-from tests.detection.sound import NETS, sound
+from tests.bench.detection.defects_file import defect
+from tests.bench.detection.defects_model import rebuilt
+from tests.bench.detection.flatfile import FlatFile
+from tests.bench.detection.nets import EncoderBlock
+from tests.bench.detection.sound import NETS, sound
 from tests.localize.builds import DYNAMIC, PT2E, STATIC, Build, blamed, localized
 
 pytestmark = pytest.mark.figures

@@ -10,7 +10,7 @@ from torch import nn
 from fixtures.models import SmallModel, normal, seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.rows import LOWERING
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.flatfile import FlatFile
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
 
 pytestmark = pytest.mark.slow

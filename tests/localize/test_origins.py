@@ -12,8 +12,8 @@ from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.origin import origin_findings
-from tests.detection.defects_file import defect
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.defects_file import defect
+from tests.bench.detection.flatfile import FlatFile
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch import nn
 from fixtures.models import normal
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, LayerErrors
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.flatfile import FlatFile
 
 SAMPLES = [(normal(2, 8, seed=100 + i),) for i in range(4)]
 

@@ -17,7 +17,7 @@ from pytest_edgeq.localize.structure import Pairs, pair_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from pytest_edgeq.tflite.op_facts import HOLDING
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.flatfile import FlatFile
 from tests.localize.builds import Build
 
 MODELS = [

@@ -13,8 +13,8 @@ from torch import nn
 from fixtures.models import normal, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
-from tests.detection.edits import edited, ops_of
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.edits import edited, ops_of
+from tests.bench.detection.flatfile import FlatFile
 
 pytestmark = pytest.mark.filterwarnings("ignore:edgeq.check. baselines were not checked")
 

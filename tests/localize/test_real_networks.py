@@ -13,7 +13,7 @@ from torch import nn
 from fixtures.models import normal
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LayerErrors
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.flatfile import FlatFile
 from tests.localize.builds import STATIC, blamed
 
 # Networks of hundreds of ops, converted and localized.

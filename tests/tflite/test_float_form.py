@@ -21,8 +21,8 @@ from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.litert import without_rounding
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
-from tests.detection.edits import ops_of, zeroed_channel
-from tests.detection.flatfile import FlatFile
+from tests.bench.detection.edits import ops_of, zeroed_channel
+from tests.bench.detection.flatfile import FlatFile
 
 APART_DB = 30.0
 """Weights of 8 bits, which are rounded on one side, leave more; a lost channel leaves less."""
