@@ -56,7 +56,7 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.op_facts import CLAMPS, COMPARISONS, HOLDING
 from pytest_edgeq.tflite.op_rules import keeps_scale
-from pytest_edgeq.tflite.options import op_options
+from pytest_edgeq.tflite.options import op_option
 from pytest_edgeq.tflite.origin import left_in_float, origin_findings
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
@@ -814,10 +814,9 @@ def _takes_other_pixels(graph: OpGraph, op: Op) -> bool:
     """Whether an op takes the pixels at the centres, which are not those of torch's "nearest"."""
     if op.name != "RESIZE_NEAREST_NEIGHBOR":
         return False
-    options = op_options(graph, op)
     given, made = (graph.tensor(op, each[0]).shape for each in (op.inputs, op.outputs))
     has_factors = all(size % own == 0 for own, size in zip(given, made, strict=True) if own)
-    return options is not None and options.HalfPixelCenters() and not has_factors
+    return op_option(graph, op, "HalfPixelCenters", False) and not has_factors
 
 
 def _called(entry: OpDtypes) -> str:
