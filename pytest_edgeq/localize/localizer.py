@@ -461,7 +461,7 @@ class Localizer:
         }
         wider = self._wider()
         starved = {op.index for op in subgraph.ops if not wider.keys().isdisjoint(op.inputs)}
-        found = self._findings(entries, wider)
+        found = self._findings(wider)
         readers = Readers(quantized.graph, subgraph.index)
         measured: dict[int, list[tuple[int, Measured]]] = {}
         for (number, place), errors in self._measured.items():
@@ -589,16 +589,13 @@ class Localizer:
         low, _, scale, zero_point = limits
         return self._lows.get(op.index, math.inf) < min((low - zero_point) * scale, MASKING)
 
-    def _findings(
-        self, entries: Mapping[int, OpDtypes], wider: Mapping[int, float]
-    ) -> dict[int, tuple[Finding, ...]]:
+    def _findings(self, wider: Mapping[int, float]) -> dict[int, tuple[Finding, ...]]:
         quantized = self._quantized
         edge, form = quantized.edge, self._form
         partners = by_name(edge.signature, form.signature, "outputs")
         borders = [(border.name, border.tensor.index) for border in edge.signature.outputs]
         outputs = [(name, index, partners[index]) for name, index in borders if index in partners]
         parts = [self._structure.findings(outputs)]
-        names = {index: _called(self._named(entry)) for index, entry in entries.items()}
         simulated = quantized.simulated
         graph = simulated if isinstance(simulated, torch.fx.GraphModule) else None
         given = litert.activation_scales(graph) if graph is not None else ()
@@ -609,9 +606,7 @@ class Localizer:
             structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
         rounded = functools.partial(_rounded_constants, graph)
         holds_all = quantized.flow == "pt2e"
-        parts.append(
-            structure.constant_findings(names, given, rounded, holds_all=holds_all, wider=wider)
-        )
+        parts.append(structure.constant_findings(given, rounded, holds_all=holds_all, wider=wider))
         parts.append(rule_findings(edge.graph, self._subgraph.index, structure.biased))
         parts.append(self._parting())
         first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
@@ -817,10 +812,6 @@ def _takes_other_pixels(graph: OpGraph, op: Op) -> bool:
     given, made = (graph.tensor(op, each[0]).shape for each in (op.inputs, op.outputs))
     has_factors = all(size % own == 0 for own, size in zip(given, made, strict=True) if own)
     return op_option(graph, op, "HalfPixelCenters", False) and not has_factors
-
-
-def _called(entry: OpDtypes) -> str:
-    return entry.module or entry.where
 
 
 def _beside(output: _Output, made: Made) -> Beside:
