@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -46,7 +46,6 @@ def check_stored_weight(
     stored: Constant,
     reference: Array,
     *,
-    others: Callable[[], Iterator[tuple[str, Array]]] | None = None,
     kept: Callable[[], bool] | None = None,
 ) -> tuple[str, ...]:
     """
@@ -70,14 +69,14 @@ def check_stored_weight(
         # Where a difference of two parameters was folded, it is as exact as the larger one.
         tolerance += np.abs(reference).max(initial=0.0) * 2.0**-24
         floats = replace(stored, values=actual)
-        claim = claim_of(op_name, floats, reference, tolerance, others=others)
+        claim = claim_of(op_name, floats, reference, tolerance)
         return () if claim.holds.all() else (f"the weight ({stored.dtype}): " + explain(claim),)
     if not (np.isfinite(stored.scales).all() and (stored.scales > 0).all()):
         return ("the weight has a scale that is zero, negative or not finite",)
     target = reference / stored.scales
     # Half a step, and what float32 makes of the value and the quotient.
     rounded = FOLDED + (_BFLOAT16 if _in_blocks(stored) else 0)
-    claim = claim_of(op_name, stored, target, 0.5 + np.abs(target) * rounded, others=others)
+    claim = claim_of(op_name, stored, target, 0.5 + np.abs(target) * rounded)
     if not claim.holds.all():
         return ("the weight's codes: " + explain(claim),)
     if kept is None:

@@ -16,13 +16,12 @@ from pytest_edgeq.localize.measured import by_channel, code_limits
 from pytest_edgeq.localize.structure import ConstantPair, Pairs
 from pytest_edgeq.reference import in_file_order
 from pytest_edgeq.tflite.constants import dequantized
-from pytest_edgeq.tflite.cut import ALONE, KEPT_GROUPS, cut_ops, grouped_ops
+from pytest_edgeq.tflite.cut import ALONE, KEPT_GROUPS, cut_ops, first_failing, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.op_facts import HOLDING
-from pytest_edgeq.tflite.refused import first_failing
 from pytest_edgeq.tflite.runtimes import Copied, Runner
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import CopyError

@@ -56,7 +56,7 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.op_facts import CLAMPS, COMPARISONS, HOLDING
 from pytest_edgeq.tflite.op_rules import keeps_scale
-from pytest_edgeq.tflite.options import op_options
+from pytest_edgeq.tflite.options import op_option
 from pytest_edgeq.tflite.origin import left_in_float, origin_findings
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
@@ -461,7 +461,7 @@ class Localizer:
         }
         wider = self._wider()
         starved = {op.index for op in subgraph.ops if not wider.keys().isdisjoint(op.inputs)}
-        found = self._findings(entries, wider)
+        found = self._findings(wider)
         readers = Readers(quantized.graph, subgraph.index)
         measured: dict[int, list[tuple[int, Measured]]] = {}
         for (number, place), errors in self._measured.items():
@@ -589,16 +589,13 @@ class Localizer:
         low, _, scale, zero_point = limits
         return self._lows.get(op.index, math.inf) < min((low - zero_point) * scale, MASKING)
 
-    def _findings(
-        self, entries: Mapping[int, OpDtypes], wider: Mapping[int, float]
-    ) -> dict[int, tuple[Finding, ...]]:
+    def _findings(self, wider: Mapping[int, float]) -> dict[int, tuple[Finding, ...]]:
         quantized = self._quantized
         edge, form = quantized.edge, self._form
         partners = by_name(edge.signature, form.signature, "outputs")
         borders = [(border.name, border.tensor.index) for border in edge.signature.outputs]
         outputs = [(name, index, partners[index]) for name, index in borders if index in partners]
         parts = [self._structure.findings(outputs)]
-        names = {index: _called(self._named(entry)) for index, entry in entries.items()}
         simulated = quantized.simulated
         graph = simulated if isinstance(simulated, torch.fx.GraphModule) else None
         given = litert.activation_scales(graph) if graph is not None else ()
@@ -609,9 +606,7 @@ class Localizer:
             structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
         rounded = functools.partial(_rounded_constants, graph)
         holds_all = quantized.flow == "pt2e"
-        parts.append(
-            structure.constant_findings(names, given, rounded, holds_all=holds_all, wider=wider)
-        )
+        parts.append(structure.constant_findings(given, rounded, holds_all=holds_all, wider=wider))
         parts.append(rule_findings(edge.graph, self._subgraph.index, structure.biased))
         parts.append(self._parting())
         first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
@@ -814,14 +809,9 @@ def _takes_other_pixels(graph: OpGraph, op: Op) -> bool:
     """Whether an op takes the pixels at the centres, which are not those of torch's "nearest"."""
     if op.name != "RESIZE_NEAREST_NEIGHBOR":
         return False
-    options = op_options(graph, op)
     given, made = (graph.tensor(op, each[0]).shape for each in (op.inputs, op.outputs))
     has_factors = all(size % own == 0 for own, size in zip(given, made, strict=True) if own)
-    return options is not None and options.HalfPixelCenters() and not has_factors
-
-
-def _called(entry: OpDtypes) -> str:
-    return entry.module or entry.where
+    return op_option(graph, op, "HalfPixelCenters", False) and not has_factors
 
 
 def _beside(output: _Output, made: Made) -> Beside:

@@ -330,7 +330,6 @@ class Structure:
 
     def constant_findings(
         self,
-        names: Mapping[int, str],
         given: Collection[tuple[float, int]] = (),
         rounded: Callable[[], Iterable[Array]] = list,
         *,
@@ -341,7 +340,6 @@ class Structure:
         Hold the constants of the quantized file against those of the float file.
 
         Args:
-            names: What to call each op.
             given: Scales and zero points that the quantizer gave to activations.
             rounded: Gives weights that the quantizer has rounded itself.
             holds_all: Whether no weight may be another's.
@@ -352,11 +350,6 @@ class Structure:
         kept = functools.cache(
             lambda: holds_all or hold_all((each.stored, each.floats) for each in weights)
         )
-
-        def others(pair: ConstantPair) -> Iterator[tuple[str, Array]]:
-            for each in weights:
-                if each.partner is not pair.partner and each.shape == pair.shape:
-                    yield names[each.op.index], each.floats
 
         for pair in self.constants:
             if np.array_equal(pair.stored.floats, pair.floats, equal_nan=True):
@@ -381,7 +374,6 @@ class Structure:
                     pair.op.name,
                     pair.stored,
                     pair.floats,
-                    others=functools.partial(others, pair),
                     kept=kept if role == "weight" else None,
                 )
                 if told and role == "weight" and _is_among(pair.stored, rounded()):

@@ -61,10 +61,10 @@ def _choice(graph: OpGraph, subgraph: Subgraph, index: int) -> Choice | None:
         op = subgraph.producer.get(tensor)
         if op is None:
             continue
-        if op.name in _CHOOSING:
+        scores = 1 if op.name.startswith(("NON_MAX", "CUSTOM")) else 0
+        if op.name in _CHOOSING and len(op.inputs) > scores:
             if op.name == "TOPK_V2" and tensor == op.outputs[0]:
                 continue
-            scores = 1 if op.name.startswith(("NON_MAX", "CUSTOM")) else 0
             return Choice(op, op.inputs[scores])
         taken = [each for each in op.inputs if each >= 0 and not subgraph.tensors[each].is_constant]
         hands_on = op.name in _PICKING or (op.name in _WITH_CONSTANT and len(taken) == 1)

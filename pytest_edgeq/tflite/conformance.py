@@ -14,7 +14,7 @@ from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_facts import MOVING
 from pytest_edgeq.tflite.op_rules import RULES, WEIGHTED, OpRules, Weighted, keeps_scale
-from pytest_edgeq.tflite.options import op_options
+from pytest_edgeq.tflite.options import op_option
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import ratio_text, unexpected_qparams
 from pytest_edgeq.tflite.subgraph import Op, Tensor
@@ -380,10 +380,9 @@ def _of_constants(graph: OpGraph, op: Op) -> bool:
 def _bias_dtypes(graph: OpGraph, op: Op, data: Tensor) -> tuple[str, ...]:
     if data.dtype != "int16":
         return ("int32",)
-    options = op_options(graph, op)
-    declared = getattr(options, "QuantizedBiasType", lambda: 0)()
     # TensorType.INT32; without it the kernels read 64 bits a value.
-    return ("int64", "int32") if declared == 2 else ("int64",)
+    is_declared = op_option(graph, op, "QuantizedBiasType", 0) == 2
+    return ("int64", "int32") if is_declared else ("int64",)
 
 
 def _bias_of(graph: OpGraph, op: Op, rules: Weighted) -> Tensor | None:
@@ -404,9 +403,8 @@ def _weight(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violation]:
     if several:
         axis, read = weight.quantized_dimension, rules.axis
         if op.name == "BATCH_MATMUL" and dynamic:
-            options = op_options(graph, op)
             # Transposed, the axis is another, which was not tried.
-            read = axis if options is not None and options.AdjY() else len(weight.shape) - 1
+            read = axis if op_option(graph, op, "AdjY", False) else len(weight.shape) - 1
         if op.name == "EMBEDDING_LOOKUP" and not dynamic:
             read = None
         if read is None:
@@ -552,8 +550,7 @@ def _shifts(graph: OpGraph, op: Op) -> Iterator[Violation]:
     scales = [each[0] for each in given if each is not None]
     if len(scales) < 3 or not all(map(is_power_of_two, scales)):
         return
-    options = op_options(graph, op)
-    if options is None or not options.PotScaleInt16():
+    if not op_option(graph, op, "PotScaleInt16", False):
         return
     first, second, output = (round(math.log2(scale)) for scale in scales)
     if max(first, second) == output:

@@ -57,8 +57,12 @@ def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
     values = _decoded(graph, tensor)
     subgraph = op.subgraph
     parts = [values, *(_spread_parameters(graph, subgraph, tensor) if tensor.is_quantized else ())]
-    for name, argument in _carriers(graph, op, stored):
-        parts = [_carry(np.broadcast_to(each, parts[0].shape), name, argument) for each in parts]
+    try:
+        for name, argument in _carriers(graph, op, stored):
+            parts = [_carry(np.broadcast_to(each, values.shape), name, argument) for each in parts]
+            values = parts[0]
+    except ValueError as error:
+        raise UnreadableError(f"tensor {tensor.name!r}: {error}") from error
     if len(parts) == 1:
         return Constant(tensor.dtype, parts[0])
     return Constant(tensor.dtype, parts[0], parts[1], parts[2], tensor.granularity)
@@ -125,6 +129,11 @@ def _spread_parameters(graph: OpGraph, subgraph: int, tensor: Tensor) -> tuple[A
         raise UnreadableError(
             f"tensor {tensor.name!r}: scales on several axes, or zero points for each block, are "
             "not read"
+        )
+    if scales.size * tensor.block_size != math.prod(tensor.shape):
+        raise UnreadableError(
+            f"tensor {tensor.name!r}: its shape {list(tensor.shape)} is not that of {scales.size} "
+            f"blocks of {tensor.block_size} elements"
         )
     rows = (*tensor.shape[:-1], -1)
     return np.repeat(scales.reshape(rows), tensor.block_size, axis=-1), np.zeros(1, np.int64)

@@ -1,23 +1,22 @@
-"""Which op of a file ends the process that it runs in: found by its ops, cut out."""
+"""Find the op of a file that ends the process it runs in, by running its ops cut out."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.tflite.boundary import numpy_dtype
-from pytest_edgeq.tflite.cut import cut_ops
+from pytest_edgeq.tflite.cut import Cut, cut_ops, first_op_that
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.opening import Opening
-from pytest_edgeq.tflite.refused import first_failing
 from pytest_edgeq.tflite.subgraph import Op
 
 _MOST_TRIALS: Final = 16
-"""Files that are tried; by halves this is enough for 2 ** 8 ops."""
+"""Files that are tried; by bisection this is enough for 2 ** 8 ops."""
 
 _MOST_SECONDS: Final = 30.0
 
@@ -27,95 +26,56 @@ SECONDS_OF_A_TRIAL: Final = 5.0
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 
-def crashing_op_text(
-    opening: Opening, step: str, inputs: Inputs, ends: Callable[[bytes, Inputs | None], bool]
-) -> str:
-    """Say which op ended the process."""
-    search = _Search(opening, step, inputs, ends)
-    try:
-        op = search.found()
-    except _GivenUpError as error:
-        return f"op: not found: {error}"
-    except Exception as error:  # of a damaged file the graph need not make sense
-        return f"op: not found: its ops cannot be cut out ({type(error).__name__}: {error})"[:150]
-    if op is not None:
-        return f"op: {_where(op, opening)}"
-    told = "op: not found: its ops, cut out and run on zeros, end no process"
-    if search.left_out:
-        first, why = search.left_out[0]
-        more = f" and {len(search.left_out) - 1} more" if len(search.left_out) > 1 else ""
-        told += f"\n  not cut out: {_where(first, opening)}{more}: {why}"
-    return told
-
-
-def _where(op: Op, opening: Opening) -> str:
-    return entry_of(opening.graph, op, opening.modules).where
-
-
 class _GivenUpError(Exception):
     """The search has reached its bounds."""
 
 
-class _Search:
-    """Cuts ops out of a file and tries them, by halves."""
+def crashing_op_text(
+    opening: Opening, step: str, inputs: Inputs, ends: Callable[[bytes, Inputs | None], bool]
+) -> str:
+    """Say which op ended the process."""
+    graph, subgraph = opening.graph, opening.signature.subgraph
+    tensors = graph.subgraphs[subgraph].tensors
+    known = {b.tensor.index: inputs[b.name] for b in opening.signature.inputs if b.name in inputs}
+    begun, trials = time.monotonic(), 0
 
-    def __init__(
-        self,
-        opening: Opening,
-        step: str,
-        inputs: Inputs,
-        ends: Callable[[bytes, Inputs | None], bool],
-    ) -> None:
-        self._opening = opening
-        self._runs = step == "run"
-        borders = opening.signature.inputs
-        self._known = {b.tensor.index: inputs[b.name] for b in borders if b.name in inputs}
-        self._try = ends
-        self.left_out: tuple[tuple[Op, str], ...] = ()
-        self._trials = 0
-        self._begun = time.monotonic()
+    def shape_of(index: int) -> tuple[int, ...]:
+        return known[index].shape if index in known else tensors[index].shape
 
-    def found(self) -> Op | None:
-        """
-        Return the first op that ends the process by itself; None where none does.
+    def value(index: int) -> npt.NDArray[Any]:
+        if index in known:
+            return known[index]
+        return np.zeros(tensors[index].shape, numpy_dtype(tensors[index].dtype))
 
-        Raises:
-            _GivenUpError: The bounds on trials or time are reached.
-        """
-        ops = self._opening.graph.subgraphs[self._opening.signature.subgraph].ops
-        return first_failing(ops, self._ends)
-
-    def _ends(self, ops: Sequence[Op]) -> bool:
-        """Whether these ops end the process that they run in."""
-        if self._trials >= _MOST_TRIALS or time.monotonic() - self._begun > _MOST_SECONDS:
+    def crashes(cut: Cut) -> bool:
+        nonlocal trials
+        seconds = time.monotonic() - begun
+        if trials >= _MOST_TRIALS or seconds > _MOST_SECONDS:
             raise _GivenUpError(
-                f"{self._trials} files with some of its ops were tried, in "
-                f"{time.monotonic() - self._begun:.0f} s"
+                f"{trials} files with some of its ops were tried, in {seconds:.0f} s"
             )
-        self._trials += 1
-        graph, subgraph = self._opening.graph, self._opening.signature.subgraph
-        tensors = graph.subgraphs[subgraph].tensors
-
-        def shape_of(index: int) -> tuple[int, ...]:
-            known = self._known.get(index)
-            return tensors[index].shape if known is None else known.shape
-
-        cut = cut_ops(graph, subgraph, shape_of, {op.index for op in ops})
-        if self._trials == 1:
-            self.left_out = cut.left_out
-        if not cut.outputs:
-            return False
-        given = {
-            name: self._known.get(index, np.zeros(shape_of(index), _dtype(tensors[index].dtype)))
-            for name, index in cut.inputs.items()
-        }
+        trials += 1
+        given = {name: value(index) for name, index in cut.inputs.items()}
         try:
-            return self._try(cut.content, given if self._runs else None)
+            return ends(cut.content, given if step == "run" else None)
         except Exception:  # the kernels refuse them, which ends no process
             return False
 
+    def where(op: Op) -> str:
+        return entry_of(graph, op, opening.modules).where
 
-def _dtype(name: str) -> Any:
-    dtype = numpy_dtype(name)
-    assert dtype is not None, "unreachable because such ops are not cut out"
-    return dtype
+    try:
+        op = first_op_that(graph, subgraph, crashes, shape_of)
+        if op is not None:
+            return f"op: {where(op)}"
+        left_out = cut_ops(graph, subgraph, shape_of).left_out
+    except _GivenUpError as error:
+        return f"op: not found: {error}"
+    except Exception as error:  # of a damaged file the graph need not make sense
+        return f"op: not found: its ops cannot be cut out ({type(error).__name__}: {error})"[:150]
+    text = "op: not found: its ops, cut out and run on zeros, end no process"
+    if left_out:
+        first, why = left_out[0]
+        more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        text += f"\n  not cut out: {where(first)}{more}: {why}"
+    return text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +88,33 @@ def cut_ops(
         ValueError: The constants are too many for one flatbuffer.
     """
     return _Cutter(graph, graph.subgraphs[subgraph], shape_of, wanted, constants or {}).cut()
+
+
+def first_op_that(
+    graph: OpGraph,
+    subgraph: int,
+    holds: Callable[[Cut], bool],
+    shape_of: Callable[[int], tuple[int, ...]] | None = None,
+) -> Op | None:
+    """Return the first op of which a predicate holds where it stands alone; None if of none."""
+
+    def fails(ops: Sequence[Op]) -> bool:
+        cut = cut_ops(graph, subgraph, shape_of, {op.index for op in ops})
+        return bool(cut.outputs) and holds(cut)
+
+    return first_failing(graph.subgraphs[subgraph].ops, fails)
+
+
+def first_failing(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool]) -> Op | None:
+    """Return the first op that fails even alone, by bisection; None where each passes alone."""
+    is_known = fails(ops)
+    if not is_known:
+        return None
+    while len(ops) > 1:
+        half = ops[: len(ops) // 2]
+        is_known = fails(half)
+        ops = half if is_known else ops[len(half) :]
+    return ops[0] if is_known or fails(ops) else None
 
 
 def grouped_ops(

@@ -29,9 +29,9 @@ from pytest_edgeq.tflite.flatbuffer import (
 )
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 from pytest_edgeq.tflite.source import TflitePath, open_tflite
+from pytest_edgeq.tflite.sparse import densified
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor, Subgraph, Tensor
 from pytest_edgeq.tflite.verify import verify
-from pytest_edgeq.tflite.verify.sparsity import densified
 from pytest_edgeq.unrunnable import UnreadableError
 
 _STATEFUL_OPS = frozenset({"VAR_HANDLE", "ASSIGN_VARIABLE", "READ_VARIABLE", "CALL_ONCE"})
@@ -111,7 +111,7 @@ class OpGraph:
         The bytes of a constant's values; int4 holds two values a byte.
 
         Raises:
-            UnreadableError: The data lies in a file of its own, or is sparse and packed.
+            UnreadableError: The data lies in a file of its own, or is sparse and packed or damaged.
         """
         stored = self.stored(tensor)
         if not tensor.is_sparse:
@@ -126,7 +126,12 @@ class OpGraph:
             for subgraph in self.subgraphs
             if any(each is tensor for each in subgraph.tensors)
         )
-        values = densified(raw.Sparsity(), tensor.shape, stored.view(dtype))
+        try:
+            values = densified(raw.Sparsity(), tensor.shape, stored.view(dtype))
+        except (ValueError, LookupError, MemoryError) as error:
+            raise UnreadableError(
+                f"tensor {tensor.name!r}: its sparse layout does not fit its values: {error}"
+            ) from error
         return values.reshape(-1).view(np.uint8)
 
     def stored(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
@@ -176,9 +181,8 @@ def _read(buffer: Buffer) -> OpGraph:
     )
     if not subgraphs:
         raise ValueError("the .tflite file has no subgraph: there is nothing to run in it")
-    signatures = _read_signatures(model, subgraphs)
-    verify(model, subgraphs, signatures, buffer)
-    return OpGraph(subgraphs, signatures, model, buffer)
+    verify(model, subgraphs)
+    return OpGraph(subgraphs, _read_signatures(model, subgraphs), model, buffer)
 
 
 def _read_subgraph(model: Any, index: int, opcodes: list[str], buffers: Buffers) -> Subgraph:

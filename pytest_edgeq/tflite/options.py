@@ -1,4 +1,4 @@
-"""The option table of an op."""
+"""The options of an op."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
 
-def op_options(graph: OpGraph, op: Op) -> Any:
-    """Return the options of an op, as the schema's class reads them; None where it has none."""
+def op_option(graph: OpGraph, op: Op, field: str, default: Any) -> Any:
+    """Return an option of an op; the default where the op has no options, or those of another."""
     from ai_edge_litert import schema_py_generated as schema
 
     operator = graph.operator(op)
     kind = enum_names("BuiltinOptions").get(operator.BuiltinOptionsType(), "NONE")
-    table = operator.BuiltinOptions()
-    if table is None or kind == "NONE":
-        return None
-    options = getattr(schema, kind)()
+    table, reader = operator.BuiltinOptions(), getattr(schema, kind, None)
+    if table is None or reader is None or not hasattr(reader, field):
+        return default
+    options = reader()
     options.Init(table.Bytes, table.Pos)
-    return options
+    return getattr(options, field)()

@@ -37,7 +37,7 @@ def left_in_float(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding, 
     found: dict[int, tuple[Finding, ...]] = {}
     for op, other in _same_ops(edge, origin):
         dtypes, wanted = (
-            [each.graph.tensor(one, index).dtype for index in one.outputs]
+            [each.graph.tensor(one, index).dtype for index in one.outputs if index >= 0]
             for each, one in ((edge, op), (origin, other))
         )
         if dtypes != wanted and set(dtypes) == {"float32"}:
@@ -64,6 +64,8 @@ def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding
         told = []
         # A damaged file may give an op fewer outputs or operands: `same` tells of that.
         for mine, its in zip(op.outputs, other.outputs, strict=False):
+            if mine < 0 or its < 0:
+                continue
             actual, wanted = qparams(ours.tensors[mine]), qparams(theirs.tensors[its])
             if actual is None or wanted is None:
                 continue

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pytest_edgeq.names import printable
 from pytest_edgeq.numerics.findings import Place
 from pytest_edgeq.tflite.conformance import violations_of
-from pytest_edgeq.tflite.cut import cut_ops
+from pytest_edgeq.tflite.cut import Cut, cut_ops, first_op_that
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.refused import refused_op
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import UnrunnableError
 
@@ -146,7 +145,15 @@ def _refusing_op(
 ) -> tuple[Op | None, str]:
     """Return the op that kernels refuse, or what they call it where there are several such."""
     if _UNNAMED in error:
-        return refused_op(graph, 0, lambda content: load(content, "xnnpack")), ""
+
+        def refuses(cut: Cut) -> bool:
+            try:
+                load(cut.content, "xnnpack")
+            except (RuntimeError, ValueError):
+                return True
+            return False
+
+        return first_op_that(graph, 0, refuses), ""
     if missing is not None:
         builtin, version, custom = missing.groups()
         wanted = (builtin, int(version)) if builtin else (f"CUSTOM:{custom}", None)
@@ -219,9 +226,10 @@ def _lacks(
 
 def _scales(graph: OpGraph, op: Op | None) -> str:
     """The scales of an op's first input and output, where both have one."""
-    if op is None or not op.inputs or not op.outputs:
+    ends = () if op is None else (*op.inputs[:1], *op.outputs[:1])
+    if op is None or len(ends) < 2 or min(ends) < 0:
         return ""
-    pair = [graph.tensor(op, op.inputs[0]).scales, graph.tensor(op, op.outputs[0]).scales]
+    pair = [graph.tensor(op, index).scales for index in ends]
     if any(len(scales) != 1 for scales in pair):
         return ""
     return f" (scale of the input {pair[0][0]:.6g}, of the output {pair[1][0]:.6g}) "

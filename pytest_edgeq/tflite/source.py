@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 from pytest_edgeq.tflite.containers import container_text
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
-from pytest_edgeq.tflite.verify import problem_unbuilt
 from pytest_edgeq.unrunnable import UnrunnableError
 
 TflitePath: TypeAlias = "str | os.PathLike[str]"
@@ -126,8 +125,6 @@ def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:
             f"{where}: not a .tflite file: file identifier {identifier!r}, expected {_IDENTIFIER!r}"
             f"{_guess_format(bytes(buffer[:8]))}"
         )
-    if problem := problem_unbuilt(buffer):
-        raise ValueError(f"{where}: damaged .tflite file: {problem}; build or download it again")
     try:
         build(buffer)
     except UnrunnableError:

@@ -1,24 +1,39 @@
-"""Files that TFLite's kernels abort at, or compute from foreign memory, are refused before."""
+"""Refuse files that converters write and TFLite's kernels abort at, or read past the end of."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pytest_edgeq.tflite.flatbuffer import text
+import numpy as np
+
+from pytest_edgeq.tflite.conformance import is_power_of_two
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.subgraph import Op
-from pytest_edgeq.tflite.unsafe_scales import (
-    aborts_at_scales,
-    aborts_at_softmax,
-    lacks_parameters,
-    null_logger,
-)
+from pytest_edgeq.tflite.options import op_option
+from pytest_edgeq.tflite.subgraph import Op, Tensor
+
+# Inputs are shifted left by so many bits before they are added, and the sum is then multiplied by
+# 2 · (greatest input scale) / (2^shift · output scale), for which the kernels demand less than 1:
+# QuantizeMultiplierSmallerThanOneExp in tensorflow/lite/kernels/{add,sub}.cc, ai-edge-litert 2.3.0.
+_LEFT_SHIFT = {"int8": 20, "uint8": 20, "int16": 15}
+
+# SQUARED_DIFFERENCE squares them, for int8 alone: squared_difference.cc.
+_LEFT_SHIFT_OF_SQUARE = 7
+
+# No activation of a network has values of 1e6 and more; a scale of int8 is 1/255 of its range.
+_HUGE = 1e6 / 255
+
+# The reference kernels of a softmax hold differences of codes in numbers of 5 bits before the
+# point: beta · scale · 2^26 must be more than 1 (`PreprocessSoftmaxScaling` in
+# quantization_util.cc, ai-edge-litert 2.3.0). The optimized kernels look the exponentials up.
+_SOFTMAX_SHIFT = 31 - 5
+
+_END = "the kernels would abort, and end this process"
 
 
 def unsafe_ops(graph: OpGraph, runtime: str | None = None) -> Iterator[tuple[Op, str]]:
-    """Yield each op that the kernels abort at, or answer with chance, and why they do."""
+    """Yield each op that the kernels abort at, or read foreign memory in, and why they do."""
     for op in graph.ops:
-        for rule, runtimes in _RULES:
+        for rule, runtimes in _RULES.get(op.name, ()):
             if runtime is None or not runtimes or runtime in runtimes:
                 cause = rule(graph, op)
                 if cause:
@@ -28,20 +43,18 @@ def unsafe_ops(graph: OpGraph, runtime: str | None = None) -> Iterator[tuple[Op,
 
 def _reads_past(graph: OpGraph, op: Op) -> str:
     """
-    Say why the kernels of a dynamic DEPTHWISE_CONV_2D read past its scales; else nothing.
+    Say why the kernels of a dynamic DEPTHWISE_CONV_2D read past its scales; else "".
 
-    They read one for each channel, having held their number against the axis that the file names:
+    They read one for each channel, but compare their number with the axis that the file names:
     the first, of length 1, where there is one scale (depthwise_conv.cc, ai-edge-litert 2.3.0, on
     all of xnnpack, builtin, reference, compiled and tensorflow).
     """
-    if op.name != "DEPTHWISE_CONV_2D":
-        return ""
     data, weight = (graph.tensor(op, index) for index in op.inputs[:2])
     if not (data.is_floating_point and weight.is_quantized and len(weight.scales) == 1):
         return ""
-    channels = weight.shape[-1]
-    if channels == 1 or weight.shape[weight.quantized_dimension] != 1:
+    if weight.shape[-1:] == (1,) or weight.shape[weight.quantized_dimension :][:1] != (1,):
         return ""
+    channels = weight.shape[-1]
     return (
         f"it is dynamic, with one scale for {channels} channels: the kernels read a scale for each "
         "channel, past the end of the one, and compute something else in every run. Quantize its "
@@ -52,12 +65,10 @@ def _reads_past(graph: OpGraph, op: Op) -> str:
 
 def _not_unpacked(graph: OpGraph, op: Op) -> str:
     """
-    Say why a dynamic CONV_2D of 2 bits is read as if it had 8; nothing for any other op.
+    Say why a dynamic CONV_2D of 2 bits is read as if it had 8; else "".
 
     Its kernels unpack 4 bits only (conv.cc, ai-edge-litert 2.3.0, on all runtimes).
     """
-    if op.name != "CONV_2D":
-        return ""
     data, weight = (graph.tensor(op, index) for index in op.inputs[:2])
     if not (data.is_floating_point and weight.dtype == "int2"):
         return ""
@@ -68,212 +79,140 @@ def _not_unpacked(graph: OpGraph, op: Op) -> str:
     )
 
 
-def _without_bias(graph: OpGraph, op: Op) -> str:
-    """
-    Say that a DEPTHWISE_CONV_2D has no bias, which the optimized kernels read, else "".
-
-    `DepthwiseConvInitAccBuffer` in optimized/depthwiseconv_*.h copies it from a null pointer
-    (ai-edge-litert 2.3.0); the reference kernels ask whether there is one.
-    """
-    if op.name != "DEPTHWISE_CONV_2D" or len(op.inputs) > 2:
+def _aborts_at_scales(graph: OpGraph, op: Op) -> str:
+    """Say why the scales of an ADD, SUB or SQUARED_DIFFERENCE make its kernels abort, else ""."""
+    inputs = [graph.tensor(op, index) for index in op.inputs[:2]]
+    output = graph.tensor(op, op.outputs[0])
+    # The kernels give the output the type of the second input.
+    dtype = inputs[1].dtype
+    if inputs[0].dtype != dtype or dtype not in _LEFT_SHIFT:
         return ""
+    if op.name == "SQUARED_DIFFERENCE" and dtype != "int8":
+        return ""
+    if dtype == "int16" and (
+        # Numbers that are no codes, which ADD adds as they are.
+        (op.name == "ADD" and not len(inputs[0].scales) and not len(output.scales))
+        or (
+            all(is_power_of_two(_scale(each)) for each in (*inputs, output))
+            and op_option(graph, op, "PotScaleInt16", False)
+        )
+    ):
+        return ""
+    for tensor in (*inputs, output):
+        if not len(tensor.scales):
+            return f"tensor {tensor.index} ({tensor.name!r}) is {dtype} and has no scale: {_END}"
+    if op.name == "SQUARED_DIFFERENCE":
+        return _square_cause(inputs, output)
+    return _sum_cause(inputs, output, _LEFT_SHIFT[dtype])
+
+
+def _sum_cause(inputs: list[Tensor], output: Tensor, shift: int) -> str:
+    least, greatest = sorted(_scale(each) for each in inputs)
+    scale = _scale(output)
+    # In float32, as the kernels do, where a product becomes infinite or 0.
+    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+        twice = np.float32(2) * np.float32(greatest)
+        divisor = np.float32(1 << shift) * np.float32(scale)
+        multipliers = np.array([least, greatest]) / np.float64(twice)
+        factor = np.float64(twice) / np.float64(divisor)
+    if least == 0 or not np.all((multipliers > 0) & (multipliers < 1)):
+        return f"an input's scale is {least:.3g}, the other's {greatest:.3g}: {_END}"
+    if np.isinf(divisor):
+        text = f"its output's scale, {scale:.3g}, times 2^{shift} is beyond float32: {_END}"
+    elif scale == 0:
+        return f"its output's scale is 0: {_END}"
+    elif factor >= 1:
+        text = (
+            f"an input's scale, {greatest:.3g}, is 2^{shift - 1} times the output's, {scale:.3g}, "
+            f"or more: {_END}"
+        )
+    else:
+        return ""
+    if greatest < _HUGE:
+        return (
+            f"{text}. Such an output was zero, or next to it, in every sample of the calibration: "
+            "calibrate with samples for which it is not, or leave the op in float"
+        )
     return (
-        "it has no bias, which the kernels read all the same, and end this process. Give it a "
-        "bias of zeros; the reference kernels (runtime='reference') run the file as it is"
+        f"{text}. Such a scale comes from infinite or huge values, for instance an attention mask "
+        "of -inf, which the converter clamps to the least float32: mask with a finite value of the "
+        "scores' own size (-30, of which a softmax makes 1e-13), or leave the op in float"
     )
 
 
-def _from_nothing(graph: OpGraph, op: Op) -> str:
-    """
-    Say that a resize makes an image of an empty one, whose first pixel it reads, else "".
-
-    Neither resize_bilinear.cc nor resize_nearest_neighbor.cc asks (ai-edge-litert 2.3.0).
-    """
-    if op.name not in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"):
-        return ""
-    given, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
-    if 0 not in given.shape or 0 in made.shape:
+def _square_cause(inputs: list[Tensor], output: Tensor) -> str:
+    least, greatest = sorted(_scale(each) for each in inputs)
+    scale = _scale(output)
+    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+        twice = np.float64(np.float32(2) * np.float32(greatest))
+        divisor = np.float32(1 << 2 * _LEFT_SHIFT_OF_SQUARE) * np.float32(scale)
+        multipliers = np.array([least, greatest]) / twice
+        factor = twice * twice / np.float64(divisor)
+    if np.all((multipliers > 0) & (multipliers < 1)) and 0 < factor < 1:
         return ""
     return (
-        f"it makes {list(made.shape)} of an empty image {list(given.shape)}: the kernels would "
-        "read past the end of its memory, and end this process or answer with chance"
+        f"its inputs' scales are {least:.3g} and {greatest:.3g}, its output's {scale:.3g}, which "
+        f"the factor of the result, {factor:.3g}, does not fit (expected more than 0 and less "
+        f"than 1): {_END}"
     )
 
 
-def _taken_for_floats(graph: OpGraph, op: Op) -> str:
-    """Say that a FAKE_QUANT is not of floats, which fake_quant.cc takes it for (2.3.0), else ""."""
-    if op.name != "FAKE_QUANT" or graph.tensor(op, op.inputs[0]).dtype == "float32":
-        return ""
-    dtype = graph.tensor(op, op.inputs[0]).dtype
-    return (
-        f"its input is {dtype}: the kernels take it for float32, and write past the end of its "
-        "memory"
-    )
+def _scale(tensor: Tensor) -> float:
+    """Return the one scale of a tensor that kernels read; 0 where there are several."""
+    return float(tensor.scales[0]) if len(tensor.scales) == 1 else 0.0
 
 
-def _other_variable(graph: OpGraph, op: Op) -> str:
-    """
-    Say that a variable is read in another shape than it is ever given, else "".
-
-    The ops behind it are prepared for the shape in the file, and run on the memory of the other
-    (ai-edge-litert 2.3.0).
-    """
-    if op.name != "READ_VARIABLE":
-        return ""
-    name = _variable(graph, op)
-    given = [
-        graph.tensor(each, each.inputs[1])
-        for each in graph.ops
-        if each.name == "ASSIGN_VARIABLE" and name is not None and _variable(graph, each) == name
-    ]
-    made = graph.tensor(op, op.outputs[0])
-    if not given or any(tensor.shape == made.shape for tensor in given):
-        return ""
-    return (
-        f"it reads a variable of {list(given[0].shape)} as {list(made.shape)}: the kernels would "
-        "read past the end of its memory"
-    )
-
-
-def _never_given(graph: OpGraph, op: Op) -> str:
-    """
-    Say that a variable is read that nothing in the file gives a value, else "".
-
-    XNNPACK's delegate reads its memory as it was allocated; the other kernels refuse to
-    (read_variable.cc, ai-edge-litert 2.3.0).
-    """
-    if op.name != "READ_VARIABLE":
-        return ""
-    name = _variable(graph, op)
-    given = [_variable(graph, each) for each in graph.ops if each.name == "ASSIGN_VARIABLE"]
-    if name is None or name in given or None in given:
-        return ""
-    return (
-        "it reads a variable that no op of the file gives a value: the kernels would read memory "
-        "that nothing has written"
-    )
-
-
-def _no_permutation(graph: OpGraph, op: Op) -> str:
-    """
-    Say that a TRANSPOSE names an axis twice, else "".
-
-    Neither transpose.cc nor its kernels look (ai-edge-litert 2.3.0): they step through the input
-    by the sizes of the output, past its end. XNNPACK's delegate refuses such a file.
-    """
-    if op.name != "TRANSPOSE" or not graph.tensor(op, op.inputs[1]).is_constant:
-        return ""
-    order = graph.tensor(op, op.inputs[1])
-    if order.dtype != "int32" or order.is_external:
-        return ""
-    axes = [int(axis) for axis in graph.constant(order).view("<i4")]
-    if len({axis % len(axes) for axis in axes}) == len(axes):
-        return ""
-    return (
-        f"its order of the axes {axes} is no permutation: the kernels would read past the end of "
-        "the memory of its input"
-    )
-
-
-def _over_nothing(graph: OpGraph, op: Op) -> str:
-    """
-    Say that a softmax of floats is over an axis of no elements, else "".
-
-    The optimized kernels read the first one (`LogSoftmax` and `Softmax` in
-    internal/optimized/optimized_ops.h, ai-edge-litert 2.3.0); the reference kernels do not.
-    """
-    if op.name not in ("LOG_SOFTMAX", "SOFTMAX"):
-        return ""
+def _aborts_at_softmax(graph: OpGraph, op: Op) -> str:
+    """Say that the reference kernels of a softmax abort at its scale, else ""."""
     data = graph.tensor(op, op.inputs[0])
-    if data.dtype != "float32" or data.shape[-1:] != (0,) or 0 in data.shape[:-1]:
+    if data.dtype not in ("int8", "uint8"):
+        return ""
+    beta = 1.0 if op.name == "LOG_SOFTMAX" else op_option(graph, op, "Beta", 0.0)
+    # Not `<=`, which NaN would pass.
+    if beta * _scale(data) * 2**_SOFTMAX_SHIFT > 1:
         return ""
     return (
-        f"its input {list(data.shape)} has no elements on the last axis: the kernels read the "
-        "first one all the same, and end this process. The reference kernels "
-        "(runtime='reference') run the file as it is"
+        f"its beta, {beta:.3g}, times the scale of its input, {_scale(data):.3g}, is not more "
+        f"than 2^-{_SOFTMAX_SHIFT}: the reference kernels would abort, and end this process"
     )
 
 
-def _no_matrices(graph: OpGraph, op: Op) -> str:
+def _null_logger(graph: OpGraph, op: Op) -> str:
     """
-    Say that a dynamic BATCH_MATMUL has weights of no matrices, else "".
+    Say which scale XNNPACK's delegate would report to a logger that it lacks, else "".
 
-    XNNPACK's delegate sums up the first one when it prepares the op (ai-edge-litert 2.3.0).
+    It looks at the types of these ops once without a logger (`GetXNNPackDatatype` in
+    xnnpack_delegate.cc, called in `VisitNode` for QUANTIZE and `VisitBatchMatMulNode`,
+    ai-edge-litert 2.3.0).
     """
-    if op.name != "BATCH_MATMUL":
-        return ""
-    data, weight = (graph.tensor(op, index) for index in op.inputs[:2])
-    if not (data.is_floating_point and weight.is_quantized and 0 in weight.shape[:-2]):
-        return ""
-    return (
-        f"its weights {list(weight.shape)} are no matrices: the kernels read the first one all "
-        "the same, and end this process"
-    )
-
-
-def _past_the_end(graph: OpGraph, op: Op) -> str:
-    """
-    Say that a STRIDED_SLICE takes one index past the end of an axis, else "".
-
-    `StridedSliceStartForAxis` in internal/strided_slice_logic.h moves the index to the length of
-    the axis, and the kernels read there (ai-edge-litert 2.3.0).
-    """
-    from ai_edge_litert import schema_py_generated as schema
-
-    table = graph.operator(op).BuiltinOptions() if op.name == "STRIDED_SLICE" else None
-    if table is None:
-        return ""
-    data, begin = (graph.tensor(op, index) for index in op.inputs[:2])
-    options = schema.StridedSliceOptions()
-    options.Init(table.Bytes, table.Pos)
-    if not begin.is_constant or begin.is_external or begin.dtype != "int32":
-        return ""
-    if any(-1 in tensor.shape_signature for tensor in graph.subgraphs[op.subgraph].tensors):
-        return ""  # the axis may be longer when it runs
-    starts = graph.constant(begin).view("<i4").tolist()
-    if (options.NewAxisMask() | options.EllipsisMask()) & ((1 << len(starts)) - 1):
-        return ""  # the numbers are of other axes
-    one = options.ShrinkAxisMask() & ~options.BeginMask()
-    for axis, (start, length) in enumerate(zip(starts, data.shape, strict=False)):
-        if one >> axis & 1 and start >= length:
+    second = op.outputs[0] if op.name == "QUANTIZE" else op.inputs[1]
+    for tensor in (graph.tensor(op, index) for index in (op.inputs[0], second)):
+        small = tensor.scales[tensor.scales < np.finfo(np.float32).tiny]
+        if tensor.dtype in ("int8", "uint8") and len(small):
             return (
-                f"it takes index {start} of axis {axis}, whose length is {length}: the kernels "
-                "would read past the end of the memory of its input"
+                f"tensor {tensor.index} ({tensor.name!r}) has a scale of {small[0]:.3g}, below the "
+                "least normal float32: XNNPACK would end this process. It was zero in every "
+                "sample of the calibration: calibrate with samples for which it is not"
             )
     return ""
 
 
-def _variable(graph: OpGraph, op: Op) -> str | None:
-    """Return the name of the variable that an op's first input is a handle of, if it is known."""
-    from ai_edge_litert import schema_py_generated as schema
+_Rule = tuple[Callable[[OpGraph, Op], str], tuple[str, ...]]
 
-    handle = graph.subgraphs[op.subgraph].producer.get(op.inputs[0])
-    table = None if handle is None else graph.operator(handle).BuiltinOptions()
-    if table is None or handle is None or handle.name != "VAR_HANDLE":
-        return None
-    options = schema.VarHandleOptions()
-    options.Init(table.Bytes, table.Pos)
-    return f"{text(options.Container())}/{text(options.SharedName())}"
-
-
+_SCALES: _Rule = (_aborts_at_scales, ())
+_SOFTMAX: _Rule = (_aborts_at_softmax, ("reference",))
 # Those that hand ops to XNNPACK's delegate.
-_DELEGATING = ("xnnpack", "compiled", "tensorflow")
+_DELEGATED: _Rule = (_null_logger, ("xnnpack", "compiled", "tensorflow"))
 
-# Each rule, and the runtimes whose kernels it is of; all where none is named.
-_RULES: tuple[tuple[Callable[[OpGraph, Op], str], tuple[str, ...]], ...] = (
-    (aborts_at_scales, ()),
-    (lacks_parameters, ()),
-    (_reads_past, ()),
-    (_not_unpacked, ()),
-    (_from_nothing, ()),
-    (_taken_for_floats, ()),
-    (_other_variable, ()),
-    (_no_permutation, ()),
-    (_past_the_end, ()),
-    (_never_given, _DELEGATING),
-    (_over_nothing, (*_DELEGATING, "builtin")),
-    (_no_matrices, _DELEGATING),
-    (null_logger, _DELEGATING),
-    (aborts_at_softmax, ("reference",)),
-    (_without_bias, (*_DELEGATING, "builtin")),
-)
+# By op, each rule with the runtimes whose kernels it is of; all where none is named.
+_RULES: dict[str, tuple[_Rule, ...]] = {
+    "ADD": (_SCALES,),
+    "BATCH_MATMUL": (_DELEGATED,),
+    "CONV_2D": ((_not_unpacked, ()),),
+    "DEPTHWISE_CONV_2D": ((_reads_past, ()),),
+    "LOG_SOFTMAX": (_SOFTMAX,),
+    "QUANTIZE": (_DELEGATED,),
+    "SOFTMAX": (_SOFTMAX,),
+    "SQUARED_DIFFERENCE": (_SCALES,),
+    "SUB": (_SCALES,),
+}

@@ -1,8 +1,9 @@
 """
 Damage sound files, and load, map and run what comes of it: `python -m tests.faults.files`.
 
-Each case must end in a result or in an error of the package with a sentence. A case is known by the
-seed and its number; `--case` tries a single one again and tells what was damaged.
+Each case must end in a result, in an error of the package with a sentence, or in a crash of the
+child process. A case is known by the seed and its number; `--case` tries a single one again and
+prints what was damaged.
 """
 
 from __future__ import annotations

@@ -29,7 +29,11 @@ SEED = 18
     ],
 )
 def test_each_ends_in_a_result_or_a_sentence(kind: str, count: int, outcomes: set[str]) -> None:
-    """No process dies, hangs or outgrows its bound, and no error is Python's own."""
+    """
+    No process dies, hangs or outgrows its bound, and no error is Python's own.
+
+    Kernels that crash do so in the child process, and the text names the signal and the op.
+    """
     print(f"python -m tests.faults.files --kind {kind} --seed {SEED} --count {count}")
     report = try_cases(kind, SEED, range(count), workers=1)
     assert not report.failures, "\n".join(describe(kind, SEED, each) for each in report.failures)

@@ -32,24 +32,29 @@ _STEP_SECONDS = 5
 _RUNTIMES = ("xnnpack", "builtin")
 _INPUT_ELEMENTS = 1 << 20
 
+_CRASHED = "crashed in the child"
+
 
 def _try_tflite(case: Case, stage: Callable[[str], None]) -> str:
     from pytest_edgeq.cli.commands.show_command import _document, _findings
     from pytest_edgeq.isolate.policy import Isolation
     from pytest_edgeq.tflite.edge import EdgeFile
     from pytest_edgeq.tflite.registry import BUILT_IN
+    from pytest_edgeq.unrunnable import CrashedError
 
     # As `edgeq.load` opens it.
     isolation = Isolation("auto", seconds=_STEP_SECONDS, memory=MEMORY_BYTES)
     runtimes = BUILT_IN.isolated(isolation)
     stage("load")
+    source: Path | bytes = case.content
     # Kernels that write into a constant end the process where it lies in a mapped file.
     if case.number % 2:
-        path = Path("damaged.tflite")
-        path.write_bytes(case.content)
-        edge = EdgeFile(path, runtimes=runtimes, foreign=True)
-    else:
-        edge = EdgeFile(case.content, runtimes=runtimes, foreign=True)
+        source = Path("damaged.tflite")
+        source.write_bytes(case.content)
+    try:
+        edge = EdgeFile(source, runtimes=runtimes, foreign=True)
+    except CrashedError:
+        return _CRASHED
     stage("map")
     edge.op_dtypes.to_dict()
     stage("show")
@@ -72,8 +77,10 @@ def _try_tflite(case: Case, stage: Callable[[str], None]) -> str:
             except Exception as error:
                 if not is_sentence(error):
                     raise
-                told.append("refused by the runtime")
-    return "ran" if "ran" in told else told[0] if told else "mapped"
+                is_crash = isinstance(error, CrashedError)
+                told.append(_CRASHED if is_crash else "refused by the runtime")
+    worst = next((each for each in (_CRASHED, "ran") if each in told), None)
+    return worst or (told[0] if told else "mapped")
 
 
 def _inputs(signature: Any) -> list[Any] | None:

@@ -158,7 +158,7 @@ def test_a_failed_budget_is_shown_without_pytest(
     text = shown_elsewhere(bundle, tmp_path_factory.mktemp("elsewhere"))
     assert "sqnr_db: expected at least 30, got " in text
     assert re.search(r"SQNR dB: (\d\.\d\d) \(recorded: \1\)", text)
-    assert "layer to blame: CONV_2D #1 (conv): the bias's codes: all are shifted by +5000" in text
+    assert "layer to blame: CONV_2D #1 (conv): the bias's codes: " in text
 
     record = validated(bundle / "record.json")
     (test,) = record.tests
