@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import weakref
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,28 +15,22 @@ from pytest_edgeq import litert
 from pytest_edgeq.cache import environment
 from pytest_edgeq.cache.digest import UnknownError, digest_of
 from pytest_edgeq.cache.entries import Entries, Parts, Step
-from pytest_edgeq.cache.model_code import code_and_result
 from pytest_edgeq.cache.parts import (
-    Exported,
     Simulation,
-    read_exported,
+    read_file,
+    read_key,
     read_ranges,
     read_simulation,
-    write_exported,
     write_ranges,
     write_simulation,
 )
 from pytest_edgeq.cache.sample_replay import Tagged, streams_of
-from pytest_edgeq.cache.trace import ProgramDigest, graph_digest, program_digest
+from pytest_edgeq.cache.trace import graph_digest, program_digest
 from pytest_edgeq.process_state import seeded
 
 if TYPE_CHECKING:
     from pytest_edgeq.cache.directory import Store
     from pytest_edgeq.samples import Sample
-
-
-_Program = tuple[torch.export.ExportedProgram, str | None]
-"""An exported program, and why strict export refused the model, if it did."""
 
 
 class ConversionCache:
@@ -53,11 +47,6 @@ class ConversionCache:
         self._entries = None if store is None else Entries(store, refresh=refresh)
         self._note = note
         self._seed = seed
-        self._exported: weakref.WeakKeyDictionary[torch.nn.Module, _Kept] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._states: dict[str, str] = {}
-        self._outdated: set[str] = set()
 
     @property
     def is_on(self) -> bool:
@@ -79,49 +68,56 @@ class ConversionCache:
 
     # --- keys -----------------------------------------------------------------------------------
 
-    def exported_key(self, traced: litert.Traced) -> str | None:
+    def traced_key(self, traced: litert.Traced, preset: str) -> str | None:
         """
-        Return the key of what strict export makes of a model; None where it takes a strict export.
+        Return a key that spares a strict export; None where it cannot be known.
 
-        The graph of a non-strict export tells what is computed, in a fraction of the time of the
-        strict one; the code that ran tells what strict export makes of it, see `model_code.py`.
+        It holds all that decides on the strict export of a model and its annotations by a preset,
+        as far as it can be seen without that export: the non-strict graph with its source lines,
+        and the source of every module that is not installed.
         """
         if not self.is_on:
             return None
-
-        def export() -> torch.export.ExportedProgram:
-            try:
-                return litert.export(traced, nodes_only=True)
-            except UnknownError:
-                raise
-            except Exception as error:  # whatever the model's own code met
-                raise UnknownError(f"torch.export, which raises {type(error).__name__}") from error
-
         try:
-            # The export that follows must find the generators as they are now.
+            # The strict export must find the generators and the model as they are now.
             with seeded(self._seed):
-                code, program = code_and_result(traced.model, export)
-            digest = program_digest(program)
-            key = self._digest((code, digest.whole))
-        except UnknownError:
+                program = litert.export(traced.of(_copied(traced.model)), runs=False)
+            digest = program_digest(program, lines=True)
+            return self._digest(
+                (digest, environment.sources(), preset), threads=torch.get_num_threads()
+            )
+        except Exception:  # whatever the model's own code met: the strict export reports it
             return None
-        self._states[key] = digest.state
-        return key
-
-    def preset_key(self, exported: str | None, preset: str) -> str | None:
-        """Return the key of a model under one of our presets, which determine the annotations."""
-        return exported and digest_of(exported, preset, torch.get_num_threads())
 
     def prepared_key(
-        self, name: str, prepared: Callable[[], tuple[torch.fx.GraphModule, Any]]
+        self, name: str, make: Callable[[], str], traced_key: str | None = None
     ) -> str | None:
-        """Return the key of a graph with observers; None where it cannot be known."""
+        """
+        Return the key of a graph with observers; None where it cannot be known.
 
-        def ingredients() -> Sequence[Any]:
-            graph, facts = prepared()
-            return graph_digest(graph), facts
+        It is made, by `graph_key`, unless an earlier run has stored it under the key of the trace.
+        """
+        if self._entries is None:
+            return None
+        try:
+            if traced_key is None:
+                return make()
+            made = self._entries.once(
+                "export", traced_key, "key", lambda: make().encode(), read_key
+            )
+        except UnknownError as error:
+            self.refuse(name, f"its key cannot be known, because of {error}")
+            return None
+        return made.decode()
 
-        return self._key(name, ingredients, threads=torch.get_num_threads())
+    def graph_key(self, graph: torch.fx.GraphModule, *facts: Any) -> str:
+        """
+        Return the key of a graph with observers and of how it was exported.
+
+        Raises:
+            UnknownError: A part of it cannot be identified.
+        """
+        return self._digest((graph_digest(graph), facts), threads=torch.get_num_threads())
 
     def _key(
         self, name: str, ingredients: Callable[[], Sequence[Any]], **options: Any
@@ -137,35 +133,6 @@ class ConversionCache:
     def _digest(self, told: Sequence[Any], **options: Any) -> str:
         fixed = (environment.libraries(), environment.settings(), self._seed)
         return digest_of(fixed, options, told)
-
-    def exported(
-        self, name: str, model: torch.nn.Module, key: str | None, export: Callable[[], _Program]
-    ) -> Exported:
-        """Return a copy of the exported graph of a model, exported once for equal keys."""
-        if key is None or self._entries is None:
-            return _copied(export())
-        known = self._exported.get(model)
-        # The program's weights and constants are the model's own, and may have changed since.
-        if known is not None and known.key == key and known.is_unchanged():
-            return _copied(known.program)
-        with self._entries.lock("export", key):
-            exported = self._entries.read("export", key, read_exported)
-            self._entries.steps.append(Step("export", exported is not None))
-            if exported is not None:
-                return exported
-            program = export()
-            exported = _copied(program)
-            try:
-                digest = program_digest(program[0])
-                if digest.state == self._states[key]:
-                    self._exported[model] = _Kept(key, program, digest)
-                    self._entries.write("export", key, write_exported(exported))
-                else:
-                    self._outdated.add(key)
-                    self.refuse(name, "its weights changed while its samples were read")
-            except UnknownError as error:
-                self.refuse(name, f"its exported graph cannot be stored, because of {error}")
-        return exported
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -190,7 +157,7 @@ class ConversionCache:
                     told.append((key, digest, _shapes(traced), repr(traced.dynamic_shapes)))
                 else:
                     programs[key] = litert.export(traced)
-                    told.append((key, program_digest(programs[key]).whole))
+                    told.append((key, program_digest(programs[key])))
             return told
 
         def make() -> bytes:
@@ -216,15 +183,21 @@ class ConversionCache:
         name: str,
         samples: Iterator[Sample],
         make: Callable[[Iterator[Sample]], tuple[Simulation, bool]],
-        exported: str | None = None,
+        made_key: Callable[[], str | None],
     ) -> Simulation:
-        """Return the quantized graph of a model and its calibration samples."""
+        """
+        Return the quantized graph of a model and its calibration samples.
+
+        It is stored only if the key of the graph that was calibrated is the one that was looked up.
+        """
         if key is None or self._entries is None:
             return make(samples)[0]
 
         def calibrate(samples: Iterator[Tagged]) -> tuple[Simulation, Parts | None, bool]:
+            is_current = made_key() == key  # asked before samples change the graph
             simulation, has_read = make(sample for _, sample in samples)
-            if exported in self._outdated:  # while its samples were read, which has been told
+            if not is_current:
+                self.refuse(name, "its graph changed since its key was made")
                 return simulation, None, has_read
             try:
                 parts = write_simulation(simulation)
@@ -274,26 +247,13 @@ class ConversionCache:
     def _file(self, kind: str, key: str | None, make: Callable[[], bytes]) -> bytes:
         if key is None or self._entries is None:
             return make()
-        return self._entries.file(kind, key, make)
+        return self._entries.once(kind, key, "tflite", make, read_file)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    """A program that was exported in this session, and its hashes at that time."""
-
-    key: str
-    program: _Program
-    digest: ProgramDigest
-
-    def is_unchanged(self) -> bool:
-        """Whether the hashes of the program are still the same."""
-        return program_digest(self.program[0]) == self.digest
-
-
-def _copied(program: _Program) -> Exported:
-    exported, strict_refusal = program
-    with litert.quiet():
-        return Exported(copy.deepcopy(exported.module()), strict_refusal)
+def _copied(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy with the same weights: a forward that counts its calls must not count this."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(each): each for each in tensors})
 
 
 def _shapes(traced: litert.Traced) -> list[Any]:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import re
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_edgeq.arrays import contiguous
@@ -24,13 +24,12 @@ TRUSTED_OPS = frozenset(
 )
 """Namespaces of operators whose implementation belongs to a library whose version is in the key."""
 
-TORCH_FILES = str(Path(torch.__file__).parent) + os.sep
+_TORCH_FILES = str(Path(torch.__file__).parent) + os.sep
 """Beginning of the names of torch's files; with the separator, as `torchvision` lies beside it."""
 
 _TRUSTED_MODULES = ("torch", "torchao", "litert_torch", "operator", "_operator", "builtins", "math")
 
-# Of a node's metadata, what the converter and the annotators read. Files and lines in stack traces
-# move with every edit; the code that runs is in the key by itself.
+# Of a node's metadata, what the converter and the annotators read.
 _READ_METADATA = (
     "nn_module_stack",
     "source_fn_stack",
@@ -120,11 +119,8 @@ def _add(hasher: Any, kind: str, content: Any) -> None:
 
 
 def _feed_tensor(hasher: Any, value: torch.Tensor) -> None:
-    head = _head(value)
-    if is_functorch_wrapped_tensor(value):  # inside `torch.vmap`, whose end makes it unreadable
-        _add(hasher, f"wrapped {head}", b"")
-        _feed_tensor(hasher, get_unwrapped(value))
-        return
+    strides = tuple(value.stride()) if value.layout == torch.strided else ()
+    head = f"tensor {value.dtype} {tuple(value.shape)} {strides} {value.layout} {value.device}"
     if isinstance(value, FakeTensor):
         _add(hasher, f"fake {head}", b"")
         return
@@ -133,11 +129,6 @@ def _feed_tensor(hasher: Any, value: torch.Tensor) -> None:
     if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
         raise UnknownError(f"a {value.layout} tensor on {value.device}")
     _add_memory(hasher, head, value)
-
-
-def _head(value: torch.Tensor) -> str:
-    strides = tuple(value.stride()) if value.layout == torch.strided else ()
-    return f"tensor {value.dtype} {tuple(value.shape)} {strides} {value.layout} {value.device}"
 
 
 def _add_memory(hasher: Any, kind: str, value: torch.Tensor) -> None:
@@ -160,7 +151,6 @@ def _feed_named(hasher: Any, value: Any) -> None:
         _add(hasher, "op", f"higher_order.{value}".encode())
     elif isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
         module = value.__module__ or "builtins"
-        # Code of others is in the key of the trace; here its name tells two of them apart.
         if not isinstance(value, type) and module.partition(".")[0] not in _TRUSTED_MODULES:
             raise UnknownError(f"the function {module}.{value.__qualname__}")
         _add(hasher, "name", f"{module}.{value.__qualname__}".encode())
@@ -168,13 +158,7 @@ def _feed_named(hasher: Any, value: Any) -> None:
         raise UnknownError(f"a {type(value).__module__}.{type(value).__qualname__}")
 
 
-def feed_graph(
-    hasher: Any,
-    module: torch.fx.GraphModule,
-    metadata: Sequence[str] = (),
-    *,
-    values: bool = True,
-) -> None:
+def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str] = ()) -> None:
     """
     Add a graph to a hash: nodes, the metadata that is read of them, and every constant.
 
@@ -189,25 +173,23 @@ def feed_graph(
             if key in node.meta:
                 _feed_metadata(hasher, key, node.meta[key])
         if node.op == "get_attr":
-            _feed_attribute(hasher, module, str(node.target), metadata, values=values)
+            _feed_attribute(hasher, module, str(node.target), metadata)
         elif node.op == "call_module":
             called = module.get_submodule(str(node.target))
             if isinstance(called, torch.fx.GraphModule):
-                feed_graph(hasher, called, metadata, values=values)
+                feed_graph(hasher, called, metadata)
             else:
                 _feed_module(hasher, called)
 
 
 def _feed_attribute(
-    hasher: Any, module: torch.fx.GraphModule, path: str, metadata: Sequence[str], *, values: bool
+    hasher: Any, module: torch.fx.GraphModule, path: str, metadata: Sequence[str]
 ) -> None:
     value: Any = module
     for name in path.split("."):
         value = getattr(value, name)
     if isinstance(value, torch.fx.GraphModule):
-        feed_graph(hasher, value, metadata, values=values)
-    elif isinstance(value, torch.Tensor) and not values:
-        feed(hasher, _head(value))
+        feed_graph(hasher, value, metadata)
     else:
         feed(hasher, value)
 
@@ -223,6 +205,8 @@ def _feed_metadata(hasher: Any, key: str, value: Any) -> None:
         value = [
             (name, source if isinstance(source, str) else name_of(source)) for name, source in value
         ]
+    elif key == "stack_trace":
+        value = re.sub(r'File "[^"]*[/\\]', 'File "', value)  # environments lie elsewhere
     feed(hasher, key)
     if key == "quantization_annotation":
         _feed_fields(hasher, value)
@@ -259,7 +243,7 @@ def _refuse_hooks(module: torch.nn.Module) -> None:
     for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
         # torch.export itself registers one that checks the inputs of a graph.
         code = getattr(hook, "__code__", None)
-        if code is None or not code.co_filename.startswith(TORCH_FILES):
+        if code is None or not code.co_filename.startswith(_TORCH_FILES):
             raise UnknownError(f"a hook of a {type(module).__name__}, {name_of(hook)}")
 
 

@@ -24,19 +24,13 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT: Final = 2 << 30
 """Bytes above which the entries that were used longest ago are deleted."""
 
-_MAGIC = b"edgeq-cache 1 "
 _SUFFIX = ".entry"
-_DIGITS = 64  # of a SHA-256 in hexadecimal
-_LONGEST_LINE = len(_MAGIC) + _DIGITS + 22  # a blank, the length of the header, and the line's end
 _LONGEST_HEADER = 1 << 16
 
 _TEMPORARY = re.compile(r"\..+\.entry\.[0-9]+-[0-9a-f]+")
 
 _HOUR_NS = 3600 * 10**9
 """Age of a temporary file whose writer has died, and what clocks of two machines may differ by."""
-
-_UNCOUNTED = 1 / 16
-"""Share of the limit after which a process that writes recounts the size of the directory."""
 
 _GITIGNORE = "# Created by pytest-edgeq: finished conversions, safe to delete.\n*\n"
 
@@ -72,8 +66,6 @@ class Store:
         self._warn = warn
         self._limit = limit
         self._warned: set[str] = set()
-        self._counted: int | None = None
-        self._written = 0
 
     def read(self, kind: str, key: str) -> dict[str, bytes] | None:
         """Return the parts of an entry; None where there is none or it is damaged."""
@@ -104,7 +96,7 @@ class Store:
             self._make_folder(path.parent)
             try:
                 with temporary.open("wb") as file:
-                    size = sum(file.write(piece) for piece in _pack(f"{kind}/{key}", parts))
+                    file.writelines(_pack(f"{kind}/{key}", parts))
                 temporary.replace(path)
             except BaseException:
                 # The first error is reported; eviction deletes what is left.
@@ -114,13 +106,7 @@ class Store:
         except _REFUSALS as error:
             self.report(f"{path} cannot be written ({error}); the result is not kept")
             return
-        self._written += size
-        if (
-            self._counted is None
-            or self._counted + self._written > self._limit
-            or self._written > self._limit * _UNCOUNTED
-        ):
-            self._evict()
+        self._evict()
 
     def keys(self, kind: str, prefix: str) -> list[str]:
         """Return the keys of a kind that begin with a prefix, sorted."""
@@ -206,7 +192,6 @@ class Store:
                 total -= size
         if refusals:
             self.report(f"an old file cannot be deleted ({refusals[0]}); others go in its place")
-        self._counted, self._written = total, 0
 
 
 def size_of(directory: Path) -> tuple[int, int]:
@@ -298,63 +283,41 @@ def _acquired(path: Path) -> BaseFileLock:
 
 
 def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
-    table = [
-        [part, len(content), hashlib.sha256(content).hexdigest()] for part, content in parts.items()
-    ]
-    header = json.dumps({"name": name, "parts": table}).encode()
-    yield _MAGIC + hashlib.sha256(header).hexdigest().encode() + b" %d\n" % len(header)
-    yield header
-    yield from parts.values()
+    """Yield a line of JSON with the lengths of the parts, the parts, and a hash of it all."""
+    header = json.dumps([name, [[part, len(content)] for part, content in parts.items()]])
+    hasher = hashlib.sha256()
+    for piece in (header.encode() + b"\n", *parts.values()):
+        hasher.update(piece)
+        yield piece
+    yield hasher.digest()
 
 
 def _unpack(file: BinaryIO, name: str, limit: int) -> dict[str, bytes]:
     """
-    Read an entry and verify every byte of it.
-
-    The lengths are compared with the file's own before the parts are read.
+    Read an entry and verify its hash; lengths are compared with the file's own before.
 
     Raises:
         _DamagedError: Not an entry, another one's, cut off, or changed.
     """
-    status = os.fstat(file.fileno())
-    if status.st_size > limit:
+    size = os.fstat(file.fileno()).st_size
+    if size > limit:
         raise _DamagedError("larger than the whole cache may be")
-    line, start = file.readline(_LONGEST_LINE), len(_MAGIC) + _DIGITS
-    magic, separator, length = line[: len(_MAGIC)], line[start : start + 1], line[start + 1 : -1]
-    is_whole = line.endswith(b"\n") and magic == _MAGIC and separator == b" " and length.isdigit()
-    if not is_whole or int(length) > _LONGEST_HEADER:
-        raise _DamagedError("not an entry of this cache")
-    header = file.read(int(length))
-    if hashlib.sha256(header).hexdigest().encode() != line[len(_MAGIC) : start]:
-        raise _DamagedError("its header does not have the hash that it should")
-    table = _decode_header(header, name)
-    surplus = status.st_size - file.tell() - sum(count for _, count, _ in table)
-    if surplus:
-        raise _DamagedError("it is cut off" if surplus < 0 else f"{surplus} bytes follow it")
-    parts = {}
-    for part, count, digest in table:
-        content = file.read(count)
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise _DamagedError(f"its part {part!r} does not have the hash that it should")
-        parts[part] = content
-    return parts
-
-
-def _decode_header(header: bytes, name: str) -> list[tuple[str, int, str]]:
-    """
-    Return the name, the length and the hash of each part.
-
-    Raises:
-        _DamagedError: The header is another entry's, or no program of ours has written it.
-    """
+    header = file.readline(_LONGEST_HEADER)
     try:
-        told = json.loads(header)
-        owner, table = told["name"], [(part, count, sha) for part, count, sha in told["parts"]]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _DamagedError("its header is no list of parts") from error
+        owner, table = json.loads(header)
+        lengths = {str(part): int(count) for part, count in table}
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise _DamagedError("not an entry of this cache") from error
+    hasher = hashlib.sha256(header)
+    expected = file.tell() + sum(lengths.values()) + hasher.digest_size
+    if min(lengths.values(), default=0) < 0 or size != expected:
+        raise _DamagedError(f"expected {expected} bytes, got {size}")
+    parts = {}
+    for part, count in lengths.items():
+        parts[part] = file.read(count)
+        hasher.update(parts[part])
+    if file.read() != hasher.digest():
+        raise _DamagedError("it does not have the hash that it should")
     if owner != name:
         raise _DamagedError(f"it is the entry {owner}")
-    for part, count, _ in table:
-        if type(part) is not str or type(count) is not int or count < 0:
-            raise _DamagedError("its header is no list of parts")
-    return table
+    return parts

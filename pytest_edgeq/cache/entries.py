@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from pytest_edgeq.cache.parts import read_file, read_run
-from pytest_edgeq.cache.sample_replay import Recording, Tagged, find_equal
+from pytest_edgeq.cache.sample_replay import Recording, Tagged, spooled
 
 if TYPE_CHECKING:
     from pytest_edgeq.cache.directory import Store
@@ -19,6 +17,9 @@ Parts = Mapping[str, bytes]
 
 _Result = TypeVar("_Result")
 
+Decode = Callable[[Parts], _Result]
+"""Returns what the parts of an entry hold; raises anything of parts that another program wrote."""
+
 
 class Step(NamedTuple):
     """
@@ -26,7 +27,7 @@ class Step(NamedTuple):
 
     Attributes:
         kind: `export`, `calibrate`, `convert`, `ranges` or `quantize`.
-        is_cached: Whether its result was read, not made.
+        is_cached: Whether its result was read, or for an export was not needed.
     """
 
     kind: str
@@ -51,7 +52,7 @@ class Entries:
         """Lock an entry: one process at a time creates it."""
         return self._store.lock(kind, key)
 
-    def read(self, kind: str, key: str, decode: Callable[[Parts], _Result]) -> _Result | None:
+    def read(self, kind: str, key: str, decode: Decode[_Result]) -> _Result | None:
         """Return what an entry holds; None where there is none, or, warned of, a damaged one."""
         if self._refresh and (kind, key) not in self._written:
             return None
@@ -70,20 +71,22 @@ class Entries:
         self._store.write(kind, key, parts)
         self._written.add((kind, key))
 
-    def file(self, kind: str, key: str, make: Callable[[], bytes]) -> bytes:
-        """Return the `.tflite` file of an entry, or make and store it."""
-        found = self.read(kind, key, read_file)
+    def once(
+        self, kind: str, key: str, part: str, make: Callable[[], bytes], decode: Decode[bytes]
+    ) -> bytes:
+        """Return the only part of an entry, or make and store it."""
+        found = self.read(kind, key, decode)
         is_cached = True
         if found is None:
             with self.lock(kind, key):
                 # Another process may have finished it while this one waited.
-                found = self.read(kind, key, read_file)
+                found = self.read(kind, key, decode)
                 if found is None:
                     is_cached = False
-                    found = {"tflite": make()}
-                    self.write(kind, key, found)
+                    found = make()
+                    self.write(kind, key, {part: found})
         self.steps.append(Step(kind, is_cached))
-        return found["tflite"]
+        return found
 
     def calibrated(
         self,
@@ -91,37 +94,22 @@ class Entries:
         key: str,
         samples: Iterator[Tagged],
         make: Callable[[Iterator[Tagged]], tuple[_Result, Parts | None, bool]],
-        decode: Callable[[Parts], _Result],
+        decode: Decode[_Result],
     ) -> _Result:
-        """Return what a stored run on equal samples gave, or run on them."""
+        """Return the stored result of a run on equal samples, or run on them."""
         recording = Recording(samples)
+        remaining: Iterator[Tagged] = recording
         with self.lock(kind, key):
-            stored = self._runs(kind, key)
-            # Where a run needed no samples, none are read.
-            found = next((k for k, hashes in stored.items() if hashes is None), None)
-            remaining: Iterator[Tagged] = recording
-            if found is None:
-                runs = {k: hashes for k, hashes in stored.items() if hashes is not None}
-                found, remaining = find_equal(recording, runs, self._store.report)
-            known = None if found is None else self.read(kind, found, decode)
+            stored = self._store.keys(kind, f"{key}.")
+            found = f"{key}.none"  # of a run that needed no samples
+            if stored and found not in stored:
+                remaining = spooled(recording, self._store.report)
+                found = f"{key}.{recording.digest}"
+            known = self.read(kind, found, decode)
             self.steps.append(Step(kind, known is not None))
             if known is not None:
                 return known
             result, parts, has_read = make(remaining)
             if parts is not None:
-                self._keep_run(kind, key, recording.hashes if has_read else None, parts)
+                self.write(kind, f"{key}.{recording.digest if has_read else 'none'}", parts)
         return result
-
-    def _runs(self, kind: str, group: str) -> dict[str, list[str] | None]:
-        """Return the running hashes of the samples of a group's runs, by their keys."""
-        runs = {}
-        for key in self._store.keys(f"{kind}-samples", group):
-            run = self.read(f"{kind}-samples", key, read_run)
-            if run is not None:
-                runs[key] = run.hashes
-        return runs
-
-    def _keep_run(self, kind: str, group: str, hashes: list[str] | None, parts: Parts) -> None:
-        key = f"{group}.{hashes[-1] if hashes else 'none'}"
-        self.write(kind, key, parts)
-        self.write(f"{kind}-samples", key, {"hashes": json.dumps(hashes).encode()})

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+import sysconfig
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -113,132 +112,103 @@ _CPU: Final = (
 _FP32: Final = ("", "matmul", "conv", "rnn")
 """Kinds of operators whose precision oneDNN has a setting for; the first is of all others."""
 
-_LATER: Final = frozenset(
-    {"agree", "assertions", "executors", "kernels", "localize", "numerics", "snapshots"}
-)
-"""Packages of ours that look at what was converted; all others take part in a conversion."""
-
-
-_CODE: Final = (".py", ".so", ".pyd", ".dll", ".dylib")
-
 
 @functools.cache
 def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
     """
-    Return, by distribution, its version and a hash of its files.
+    Return, by distribution, its version and a hash of the list of its files.
 
     Raises:
-        UnknownError: One of them is installed from a working tree, which may change at any time,
-            or its code is imported from elsewhere.
+        UnknownError: Its code is imported from elsewhere, such as a working tree that may change.
     """
     found = {"python": sys.version}
-    missing = set()
     for name in names:
-        module = _module_of(name)
+        module = _MODULES.get(name, name.replace("-", "_"))
         try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            missing.add(module)
+            spec = importlib.util.find_spec(module)
+        except ValueError as error:
+            raise UnknownError(f"{module}, which was made in memory") from error
+        if spec is None:
             continue
-        origin = distribution.read_text("direct_url.json")
-        if origin is not None and json.loads(origin).get("dir_info", {}).get("editable"):
-            raise UnknownError(f"{name}, which is installed from a working tree that may change")
-        own = os.path.realpath(str(distribution.locate_file(module)))
-        for place in _places(module):
-            if os.path.realpath(place) != own:
-                raise UnknownError(f"{name}, whose code is imported from elsewhere: {place}")
-        found[name] = f"{distribution.version} {_files_digest(distribution)}"
-    for module in missing - {_module_of(name) for name in found}:
-        for place in _places(module):
-            raise UnknownError(f"{module}, which is imported from {place} and has no version")
+        for place in spec.submodule_search_locations or [spec.origin or "memory"]:
+            if not is_installed(place):
+                raise UnknownError(f"{module}, which is imported from elsewhere: {place}")
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            distribution = importlib.metadata.distribution(name)
+            # Scripts, which lie outside of the packages, hold the path of their interpreter.
+            record = (distribution.read_text("RECORD") or "").splitlines()
+            files = [line for line in record if not line.startswith("../")]
+            found[name] = f"{distribution.version} {digest_of(files)}"
     return found
 
 
-def _module_of(distribution: str) -> str:
-    """Return the name of the package that a distribution installs."""
-    return _MODULES.get(distribution, distribution.replace("-", "_"))
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed package or to the standard library."""
+    return file.startswith(_STANDARD) or _SITE in file or _DIST in file
 
 
-def _places(module: str) -> Sequence[str]:
-    """Return the directories that a package is imported from, without importing it."""
-    loaded = sys.modules.get(module)
-    if loaded is not None:
-        return list(getattr(loaded, "__path__", ["memory"]))
-    spec = importlib.util.find_spec(module)
-    return [] if spec is None else list(spec.submodule_search_locations or [str(spec.origin)])
+_SITE, _DIST = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
-
-def _files_digest(distribution: importlib.metadata.Distribution) -> str:
-    """
-    Return a hash of the list of a distribution's files, and of code edited since the installation.
-
-    Scripts, which lie outside of the packages, begin with the path of their interpreter: with them
-    the cache of one virtual environment would not serve another one.
-    """
-    record = (distribution.read_text("RECORD") or "").splitlines()
-    files = [line for line in record if not line.startswith("../")]
-    edited = _edited(distribution, files)
-    return hashlib.sha256("\n".join([*files, *edited]).encode()).hexdigest()
-
-
-def _edited(distribution: importlib.metadata.Distribution, files: Sequence[str]) -> Iterator[str]:
-    """
-    Return the name and the hash of each file of code that was edited where it is installed.
-
-    Only files are read whose size is not the one of the list, or that are newer than the list,
-    which installers write last.
-    """
-    root = str(distribution.locate_file(""))
-    rows = [line.rsplit(",", 2) for line in files if line.count(",") >= 2]
-    lists = [Path(root, row[0]) for row in rows if row[0].endswith(".dist-info/RECORD")]
-    if not lists or not lists[0].exists():
-        return
-    installed = lists[0].stat().st_mtime_ns
-    for name, hashed, size in rows:
-        if not hashed or not name.endswith(_CODE):
-            continue
-        path = Path(root, name)
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            yield f"{name} is gone"
-            continue
-        if str(status.st_size) == size and status.st_mtime_ns <= installed:
-            continue
-        digest = hashlib.sha256(path.read_bytes()).digest()
-        told = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-        if hashed != f"sha256={told}":
-            yield f"{name} {told}"
+_STANDARD: Final = str(Path(os.__file__).parent) + os.sep
 
 
 @functools.cache
-def own_code(package: Path) -> str:
-    """Return a hash of the source of our package, as far as it takes part in a conversion."""
-    hasher = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        place = path.relative_to(package)
-        if place.parts[0] not in _LATER:
-            hasher.update(f"{place.as_posix()}\n".encode())
-            hasher.update(hashlib.sha256(path.read_bytes()).digest())
-    return hasher.hexdigest()
+def _own_code() -> str:
+    """Return a hash of the source of our package."""
+    package = Path(__file__).parent.parent
+    hashes = {
+        path.relative_to(package).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(package.rglob("*.py"))
+    }
+    return digest_of(hashes)
 
 
 def libraries() -> dict[str, str]:
     """
-    Return what identifies the code of every library in the chain, and ours.
+    Return the versions of every library in the chain, and ours.
 
     Raises:
-        UnknownError: It cannot be identified: a working tree, or code that others put into it.
+        UnknownError: A library is no installed one, or other code has registered rules with it.
     """
+    found = litert.registered_by_others()
+    if found:
+        raise UnknownError(f"{found[0]}, which other code has registered with the libraries")
     installed = _installed(_DISTRIBUTIONS, tuple(sys.path))
-    found = litert.find_extensions()
-    if found.foreign:
-        raise UnknownError(f"{found.foreign[0]}, which other code has put into the libraries")
-    return {
-        **installed,
-        **{name: digest_of(value) for name, value in found.constants.items()},
-        "pytest-edgeq": own_code(Path(__file__).parent.parent),
-    }
+    return {**installed, "pytest-edgeq": _own_code()}
+
+
+def sources() -> dict[str, Any]:
+    """
+    Return all code that a model may run: installed packages by name and version, hashes of others.
+
+    Raises:
+        UnknownError: The file of a loaded module cannot be read.
+    """
+    scripts = sysconfig.get_path("scripts") + os.sep
+    loaded = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or is_installed(file) or file.startswith(scripts):
+            continue
+        # torch's modules of operators have relative names, of no files.
+        if name.partition(".")[0] != "pytest_edgeq" and Path(file).is_absolute():
+            try:
+                status = Path(file).stat()
+                loaded[name] = _source(file, status.st_mtime_ns, status.st_size)
+            except OSError as error:
+                raise UnknownError(f"the module {name}: {error}") from error
+    return {"installed": _packages(tuple(sys.path)), "loaded": loaded}
+
+
+@functools.lru_cache(None)
+def _source(file: str, time: int, size: int) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+@functools.cache
+def _packages(path: tuple[str, ...]) -> list[str]:
+    """Return the names of the folders that hold the names and versions of installed packages."""
+    return sorted({each.name for folder in path for each in Path(folder).glob("*.*-info")})
 
 
 def second_pipeline() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,16 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import name_of
-
-_SOURCES = {
-    "torch.nn": torch.nn,
-    "torch.nn.functional": torch.nn.functional,
-    "torch.Tensor": torch.Tensor,
-    "torch": torch,
-    "operator": operator,
-    "torch._C._nn": torch._C._nn,
-}
-"""Modules that define the layers and functions which annotators compare by identity."""
 
 
 class StackKeys(dict[str, str]):
@@ -32,7 +21,7 @@ class StackKeys(dict[str, str]):
 
 
 def encode_metadata(meta: Mapping[str, Any], keys: StackKeys) -> dict[str, Any]:
-    """Return the metadata that annotators, the converter and `localize` read."""
+    """Return the metadata that the converter and `localize` read."""
     told: dict[str, Any] = {}
     if "nn_module_stack" in meta:
         told["nn_module_stack"] = [
@@ -45,7 +34,9 @@ def encode_metadata(meta: Mapping[str, Any], keys: StackKeys) -> dict[str, Any]:
         ]
     if "source_fn_stack" in meta:
         stack = meta["source_fn_stack"]
-        told["source_fn_stack"] = [[name, _encode_source(source)] for name, source in stack]
+        told["source_fn_stack"] = [
+            [name, source if isinstance(source, str) else name_of(source)] for name, source in stack
+        ]
     if "torch_fn" in meta:
         told["torch_fn"] = list(meta["torch_fn"])
     value = _encode_value(meta["val"]) if "val" in meta else None
@@ -95,30 +86,13 @@ def _decode_value(told: Mapping[str, Any], formats: Formats) -> Any:
     return values if kind == "list" else tuple(values)
 
 
-def _encode_source(source: Any) -> str:
-    """Encode the layer, the function or the name of the method that a node was exported from."""
-    if isinstance(source, str):
-        return source
-    for place, module in _SOURCES.items():
-        name = getattr(source, "__name__", "")
-        if getattr(module, name, None) is source:
-            return f"{place}:{name}"
-    return name_of(source)
-
-
-def _decode_source(text: str) -> Any:
-    place, colon, name = text.partition(":")
-    return getattr(_SOURCES[place], name) if colon else text
-
-
 def decode_metadata(told: Mapping[str, Any], formats: Formats) -> dict[str, Any]:
     """Return the metadata that `encode_metadata` has written."""
     meta: dict[str, Any] = {}
     if "nn_module_stack" in told:
         meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in told["nn_module_stack"]}
     if "source_fn_stack" in told:
-        stack = told["source_fn_stack"]
-        meta["source_fn_stack"] = [(name, _decode_source(source)) for name, source in stack]
+        meta["source_fn_stack"] = [tuple(each) for each in told["source_fn_stack"]]
     if "torch_fn" in told:
         meta["torch_fn"] = tuple(told["torch_fn"])
     if "val" in told:

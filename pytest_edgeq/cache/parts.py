@@ -1,34 +1,20 @@
-"""Encode and decode the results that are stored: exported graphs, quantized graphs and ranges."""
+"""Encode and decode the results that are stored: quantized graphs, ranges, files and keys."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from pytest_edgeq.cache.digest import UnknownError, digest_of
 from pytest_edgeq.cache.graphs import decode_graph, decode_tensors, encode_graph, encode_tensors
-from pytest_edgeq.cache.trace import graph_digest
 from pytest_edgeq.warn import Warned
-
-
-@dataclasses.dataclass(frozen=True)
-class Exported:
-    """
-    A graph for a quantizer to annotate.
-
-    Attributes:
-        graph: It shares no tensors with the model.
-        strict_refusal: Why strict export refused the model, if it did.
-    """
-
-    graph: torch.fx.GraphModule
-    strict_refusal: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,46 +39,6 @@ class Simulation:
     strict_refusal: str | None = None
     warned: tuple[Warned, ...] = ()
     digest: str | None = None
-
-
-class Run(NamedTuple):
-    """
-    A calibration that is stored.
-
-    Attributes:
-        hashes: The running hashes of its samples; None where it needed none.
-    """
-
-    hashes: list[str] | None
-
-
-def write_exported(exported: Exported) -> dict[str, bytes]:
-    """
-    Encode an exported graph.
-
-    Raises:
-        UnknownError: The stored graph would not be the same one to an annotator.
-    """
-    facts = {"strict_refusal": exported.strict_refusal}
-    parts = {**encode_graph(exported.graph), "facts": json.dumps(facts).encode()}
-    stored, made = (
-        graph_digest(graph, values=False) for graph in (decode_graph(parts), exported.graph)
-    )
-    if stored != made:
-        raise UnknownError("metadata of its nodes")
-    return parts
-
-
-def read_exported(parts: Mapping[str, bytes]) -> Exported:
-    """
-    Return the graph that `write_exported` has encoded.
-
-    Raises:
-        Exception: The parts are other ones; torch and Python raise what they meet in them.
-    """
-    _check_names(parts, "graph", "tensors", "facts")
-    facts = json.loads(parts["facts"])
-    return Exported(decode_graph(parts), _fact(facts, "strict_refusal", str, type(None)))
 
 
 def write_simulation(simulation: Simulation) -> dict[str, bytes]:
@@ -189,33 +135,30 @@ def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     }
 
 
-def read_run(parts: Mapping[str, bytes]) -> Run:
+def read_file(parts: Mapping[str, bytes]) -> bytes:
     """
-    Return what is stored of a calibration beside its result.
+    Return a `.tflite` file.
 
     Raises:
         ValueError: The parts are other ones.
     """
-    _check_names(parts, "hashes")
-    hashes = json.loads(parts["hashes"])
-    if hashes is not None and not (
-        isinstance(hashes, list) and all(isinstance(each, str) for each in hashes)
-    ):
-        raise ValueError("its hashes are no list of texts")
-    return Run(hashes)
-
-
-def read_file(parts: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """
-    Return the parts, which are a `.tflite` file.
-
-    Raises:
-        ValueError: They are not.
-    """
     _check_names(parts, "tflite")
     if parts["tflite"][4:8] != b"TFL3":
         raise ValueError("its part 'tflite' is no such file")
-    return parts
+    return parts["tflite"]
+
+
+def read_key(parts: Mapping[str, bytes]) -> bytes:
+    """
+    Return a key, in hexadecimal.
+
+    Raises:
+        ValueError: The parts are other ones.
+    """
+    _check_names(parts, "key")
+    if not re.fullmatch(rb"[0-9a-f]{64}", parts["key"]):
+        raise ValueError("its part 'key' is none")
+    return parts["key"]
 
 
 def _check_names(parts: Mapping[str, bytes], *names: str) -> None:

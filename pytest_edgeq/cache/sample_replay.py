@@ -8,7 +8,7 @@ import io
 import itertools
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
@@ -24,59 +24,34 @@ _IN_MEMORY = 1 << 26
 
 
 class Recording:
-    """
-    Samples in order, with a running hash after each.
-
-    Attributes:
-        hashes: One for each sample read so far, of it and of all before it.
-    """
+    """Samples in order, hashed as they are read."""
 
     def __init__(self, samples: Iterable[Tagged]) -> None:
         self._samples = iter(samples)
-        self.hashes: list[str] = []
+        self._hasher = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """A hash of the samples that were read so far."""
+        return self._hasher.hexdigest()
 
     def __iter__(self) -> Iterator[Tagged]:
         return self
 
     def __next__(self) -> Tagged:
         signature, sample = next(self._samples)
-        hasher = hashlib.sha256(self.hashes[-1].encode() if self.hashes else b"")
-        feed(hasher, (signature, len(sample.args), list(sample.kwargs)))
+        feed(self._hasher, (signature, len(sample.args), list(sample.kwargs)))
         for value in sample.tensors:
-            feed(hasher, value if isinstance(value, torch.Tensor) else as_array(value))
-        self.hashes.append(hasher.hexdigest())
+            feed(self._hasher, value if isinstance(value, torch.Tensor) else as_array(value))
         return signature, sample
 
 
-def find_equal(
-    recording: Recording,
-    stored: Mapping[str, Sequence[str]],
-    report: Callable[[str], None],
-) -> tuple[str | None, Iterator[Tagged]]:
-    """
-    Read samples until no stored run began with the same ones.
-
-    Returns:
-        The key of the run on just these samples, or None; and all samples, to be run where nothing
-        is stored: copies of those that were read here come first.
-    """
-    candidates = {key: list(hashes) for key, hashes in stored.items()}
+def spooled(samples: Iterable[Tagged], report: Callable[[str], None]) -> Iterator[Tagged]:
+    """Read samples to their end, and return copies of them, to be read once."""
     spool = _Spool(report)
-    while candidates:
-        tagged = next(recording, None)
-        count = len(recording.hashes)
-        if tagged is None:
-            equal = [key for key, hashes in candidates.items() if len(hashes) == count]
-            return (equal[0] if equal else None), spool.replayed()
+    for tagged in samples:
         spool.add(*tagged)
-        del tagged  # before the next one is made
-        latest = recording.hashes[-1]
-        candidates = {
-            key: hashes
-            for key, hashes in candidates.items()
-            if len(hashes) >= count and hashes[count - 1] == latest
-        }
-    return None, itertools.chain(spool.replayed(), recording)
+    return spool.replayed()
 
 
 def streams_of(samples: Iterator[Tagged], signatures: Iterable[str]) -> dict[str, Iterator[Sample]]:
@@ -139,7 +114,7 @@ class _Spool:
             if self._file is None:
                 # Not buffered: what a full disk refuses would stay in the buffer, and fail again.
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 # the finalizer closes it
-                # Samples that are equal to a stored run's are never read again.
+                # Samples of a stored run are never read again.
                 weakref.finalize(self, self._file.close)
             file = self._file
             return sample.mapped(lambda value: _write(value, file))

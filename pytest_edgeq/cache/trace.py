@@ -3,50 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
 
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.cache.digest import digest_of, feed, feed_graph
+from pytest_edgeq.cache.digest import feed, feed_graph
 
 
-class ProgramDigest(NamedTuple):
+def program_digest(program: torch.export.ExportedProgram, *, lines: bool = False) -> str:
     """
-    Hashes of an exported program.
-
-    Attributes:
-        state: Of its weights and buffers.
-        whole: Of graph, weights, buffers, constants and signature.
-    """
-
-    state: str
-    whole: str
-
-
-def program_digest(program: torch.export.ExportedProgram) -> ProgramDigest:
-    """
-    Return the hashes of an exported program.
+    Return a hash of an exported program, with the source lines of its nodes if asked for.
 
     Raises:
         UnknownError: A part of it cannot be identified.
     """
-    state = digest_of(dict(sorted(program.state_dict.items())))
     hasher = hashlib.sha256()
-    feed_graph(hasher, program.graph_module)
+    feed_graph(hasher, program.graph_module, ("stack_trace",) if lines else ())
     signature = program.graph_signature
     for spec in (*signature.input_specs, *signature.output_specs):
         feed(hasher, str(spec))
-    feed(hasher, state)
+    feed(hasher, dict(sorted(program.state_dict.items())))
     feed(hasher, dict(sorted(program.constants.items())))
     feed(
         hasher, sorted(f"{symbol} {bounds}" for symbol, bounds in program.range_constraints.items())
     )
     feed(hasher, (str(program.call_spec.in_spec), str(program.call_spec.out_spec)))
-    return ProgramDigest(state, hasher.hexdigest())
+    return hasher.hexdigest()
 
 
-def graph_digest(module: torch.fx.GraphModule, *, values: bool = True) -> str:
+def graph_digest(module: torch.fx.GraphModule) -> str:
     """
     Return a hash of a graph with observers: nodes, annotations, observers and constants.
 
@@ -54,7 +39,7 @@ def graph_digest(module: torch.fx.GraphModule, *, values: bool = True) -> str:
         UnknownError: A part of it cannot be identified.
     """
     hasher = hashlib.sha256()
-    feed_graph(hasher, module, litert.NODE_METADATA, values=values)
+    feed_graph(hasher, module, litert.NODE_METADATA)
     info = getattr(module.graph._codegen, "pytree_info", None)
     feed(hasher, str(info))
     return hasher.hexdigest()

@@ -252,7 +252,7 @@ def _open_sizes(traced: litert.Traced) -> Iterator[str]:
     """Name the axes whose length is left open, by the input."""
     if traced.dynamic_shapes is None:
         return
-    program = litert.export(traced, nodes_only=True)
+    program = litert.export(traced, runs=False)
     for node in program.graph.find_nodes(op="placeholder"):
         shape = getattr(node.meta.get("val"), "shape", ())
         axes = [str(i) for i, size in enumerate(shape) if isinstance(size, torch.SymInt)]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.cache.parts import Exported, Simulation
+from pytest_edgeq.cache.parts import Simulation
 from pytest_edgeq.flows.conversion_refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request, Session
 from pytest_edgeq.process_state import seeded
@@ -116,7 +116,6 @@ class _Preparation:
     A model on its way to observers; exported and annotated when that is asked for.
 
     Attributes:
-        key: Of the exported graph; None exports anew.
         preset: The name of the preset, if it is one.
     """
 
@@ -127,7 +126,6 @@ class _Preparation:
         self.strict_refusal: str | None = None
         self.preset = quantizer if isinstance(quantizer, str) else None
         self._quantizer = quantizer
-        self.key: str | None = None
 
     @functools.cached_property
     def graph(self) -> torch.fx.GraphModule:
@@ -136,28 +134,27 @@ class _Preparation:
         if entry.graph is not None:
             return litert.own_graph(entry.graph)
 
-        def export() -> tuple[torch.export.ExportedProgram, str | None]:
-            # Not made where its result is stored: samples that come later must not depend on it.
-            with seeded(self.session.seed):
-                return _export(entry, strict=self.strict)
-
         with self.session.progress.step("export", entry.name):
             if is_exported(entry.model):
-                exported = Exported(litert.own_graph(entry.model))
+                graph = litert.own_graph(entry.model)
             else:
-                exported = self.session.cache.exported(entry.name, entry.model, self.key, export)
-        self.strict_refusal = exported.strict_refusal
+                # Not made where its key is stored: samples that come later must not depend on it.
+                with seeded(self.session.seed):
+                    program, self.strict_refusal = _export(entry, strict=self.strict)
+                with litert.quiet():
+                    graph = copy.deepcopy(program.module())
         return _refuse_clearly(
             entry.name,
             "the quantizer",
-            lambda: litert.prepare_pt2e(exported.graph, _instance(self._quantizer)),
+            lambda: litert.prepare_pt2e(graph, _instance(self._quantizer)),
             [entry.traced()],
         )
 
-    def graph_and_facts(self) -> tuple[torch.fx.GraphModule, Any]:
-        """Return the graph, and how it was exported."""
+    @functools.cached_property
+    def key(self) -> str:
+        """The key of the graph as it is before any sample."""
         graph = self.graph
-        return graph, (self.strict, self.strict_refusal)
+        return self.session.cache.graph_key(graph, self.strict, self.strict_refusal)
 
 
 def _instance(quantizer: Any) -> Any:
@@ -169,18 +166,18 @@ def _simulate(preparation: _Preparation) -> Simulation:
     """Calibrate a model on its samples, and return the quantized graph."""
     entry, session = preparation.entry, preparation.session
     cache = session.cache
-    key, is_own = None, entry.graph is not None
-    # Of an exported graph annotators read what no trace of its code tells.
-    if preparation.preset is not None and preparation.strict and not is_exported(entry.model):
-        with session.progress.step("export", entry.name):
-            preparation.key = cache.exported_key(entry.traced())
-        key = cache.preset_key(preparation.key, preparation.preset)
-    if key is None and not is_own:
-        key = cache.prepared_key(entry.name, preparation.graph_and_facts)
+    make_key = functools.partial(cache.prepared_key, entry.name, lambda: preparation.key)
+    key = traced_key = None
+    if entry.graph is None:
+        # Annotators read more of an exported model than its trace shows.
+        if preparation.preset is not None and preparation.strict and not is_exported(entry.model):
+            with session.progress.step("export", entry.name):
+                traced_key = cache.traced_key(entry.traced(), preparation.preset)
+        key = make_key(traced_key)
     make = functools.partial(_calibrate, preparation)
     with session.progress.step("calibrate", entry.name, entry.calibration) as step:
         samples = step.each(entry.calibration_samples())
-        simulation = cache.simulate(key, entry.name, samples, make, preparation.key)
+        simulation = cache.simulate(key, entry.name, samples, make, make_key)
     if simulation.strict_refusal is not None:
         warn_user(_refused_strictly(entry.name, simulation.strict_refusal))
     for warned in simulation.warned:

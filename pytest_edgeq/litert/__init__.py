@@ -24,7 +24,7 @@ from pytest_edgeq.litert.converter import (
     export,
 )
 from pytest_edgeq.litert.exported import drop_guards
-from pytest_edgeq.litert.extensions import find_extensions
+from pytest_edgeq.litert.extensions import registered_by_others
 from pytest_edgeq.litert.fx import (
     is_prepared_by_torch_ao,
     quantizer_from_fx,
@@ -95,7 +95,6 @@ __all__ = [
     "dequantized",
     "drop_guards",
     "export",
-    "find_extensions",
     "finish_own",
     "finish_pt2e",
     "finish_qat",
@@ -125,6 +124,7 @@ __all__ = [
     "quantizer_from_fx",
     "quiet",
     "register_operators",
+    "registered_by_others",
     "second_pipeline",
     "settings_of",
     "told_ops",

@@ -46,12 +46,12 @@ class Traced:
 
 
 def export(
-    traced: Traced, *, strict: bool = False, nodes_only: bool = False, trains: bool = False
+    traced: Traced, *, strict: bool = False, trains: bool = False, runs: bool = True
 ) -> torch.export.ExportedProgram:
-    """Export a model; by default as the converter does."""
+    """Export a model, by default as the converter does; faster if the graph never runs."""
     import torch
 
-    with quiet(), _nodes_only() if nodes_only else contextlib.nullcontext():
+    with quiet(), contextlib.nullcontext() if runs else graphs_compiled_on_call():
         program = torch.export.export(
             traced.model,
             traced.args,
@@ -72,19 +72,6 @@ def _without_contexts(
         if hasattr(node, "name"):  # else a constant
             spec.arg.name = node.name
     return program
-
-
-@contextlib.contextmanager
-def _nodes_only() -> Iterator[None]:
-    import torch.fx.config as fx_config
-
-    before = fx_config.do_not_emit_stack_traces
-    fx_config.do_not_emit_stack_traces = True
-    try:
-        with graphs_compiled_on_call():
-            yield
-    finally:
-        fx_config.do_not_emit_stack_traces = before
 
 
 def convert(

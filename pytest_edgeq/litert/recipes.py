@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
-from pytest_edgeq.litert.extensions import find_extensions
+from pytest_edgeq.litert.extensions import registered_by_others
 from pytest_edgeq.litert.libraries import recipe_module
 from pytest_edgeq.litert.native import Native
 from pytest_edgeq.litert.rules import check_rules
@@ -181,8 +181,8 @@ def end_calibration() -> Any:
 
 def _that_can_run(step: str, native: Native | None) -> Native | None:
     """Return the other process, unless this one has code in the libraries that it lacks."""
-    if native is not None and (foreign := find_extensions().foreign):
-        native.stays(step, f"{foreign[0]} was put into the libraries by other code")
+    if native is not None and (foreign := registered_by_others()):
+        native.stays(step, f"{foreign[0]} was registered by other code")
         return None
     return native
 

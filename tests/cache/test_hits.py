@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import gc
+import importlib
 import shutil
+import sys
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -28,11 +29,8 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel, litert
-from pytest_edgeq.cache.digest import UnknownError
 from pytest_edgeq.cache.directory import Store
 from pytest_edgeq.cache.graphs import decode_graph, encode_graph
-from pytest_edgeq.cache.parts import Exported, read_exported, write_exported
-from pytest_edgeq.cache.trace import graph_digest
 
 PT2E, STATIC, DYNAMIC = "pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32"
 OTHER_FLOWS = ("pt2e_dynamic_int8", DYNAMIC, None)
@@ -131,8 +129,7 @@ def test_a_hit_equals_a_build_for_small_models(tmp_path: Path, name: str) -> Non
     """
     Where PT2E refuses a model, it does so again, in the same words.
 
-    Its graph is stored node by node, which `test_a_stored_export_is_annotated_as_a_new_one` holds
-    for every model; a recipe's files and ranges are the same for any.
+    A recipe's files and ranges are the same for any.
     """
     _told_twice(tmp_path, getattr(fixtures.models, name), PT2E, localizes=False)
 
@@ -178,50 +175,78 @@ def test_one_float_conversion_serves_all_recipes_and_none(
     assert ran.count("quantize_recipe") == 3
 
 
-@pytest.mark.slow
-def test_new_calibration_data_does_not_export_strictly_again(
-    tmp_path: Path, ran: list[str]
+HELPER = "import torch\n\n\ndef add(x, y):\n    return x + y\n"
+
+
+@pytest.fixture
+def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the project, which is imported."""
+    path = tmp_path / "edgeq_helper.py"
+    path.write_text(HELPER)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("edgeq_helper")
+    yield path
+    del sys.modules["edgeq_helper"]
+
+
+class _Helped(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = sys.modules["edgeq_helper"].add(self.linear(x), x)
+        return made
+
+
+def _helped(folder: Path | None, **options: Any) -> QuantizedModel:
+    sample = normal(1, 4, seed=0)
+    options = {"calibration": [sample, -sample], **options}
+    return Edgeq(cache_dir=folder).quantize(_Helped().eval(), (sample,), **options)
+
+
+def test_a_change_of_a_project_file_costs_an_export_and_no_conversion(
+    tmp_path: Path, ran: list[str], helper: Path
 ) -> None:
-    """In this session and in the next ones; observers are inserted anew."""
-    maker, model = Edgeq(cache_dir=tmp_path), seeded(ResidualNet)
+    """Whatever the change is; the run after it costs neither."""
+    folder = tmp_path / "cache"
+    made = _helped(folder)
+    assert ran == ["strict export", "prepare_pt2e", "finish_pt2e", "convert"]
+    for text in (f"{HELPER}# a comment\n", HELPER.replace("\n\n\n", "\n\n\n\n")):
+        helper.write_text(text)
+        importlib.reload(sys.modules["edgeq_helper"])
+        ran.clear()
+        assert _helped(folder).tflite == made.tflite
+        assert ran == ["strict export", "prepare_pt2e"]
+        assert _helped(folder).tflite == made.tflite
+        assert ran == ["strict export", "prepare_pt2e"]
+    helper.write_text(HELPER.replace("x + y", "x * y"))
+    importlib.reload(sys.modules["edgeq_helper"])
+    ran.clear()
+    assert _helped(folder).tflite == _helped(None).tflite != made.tflite
+    assert ran.count("convert") == 2
 
-    def build(maker: Edgeq, model: ResidualNet, seed: int) -> bytes:
-        data = samples(ResidualNet, 4, seed=seed)
-        return maker.quantize(model, ResidualNet.sample_inputs(), calibration=data).tflite
 
-    for seed in (0, 1, 0):
-        build(maker, model, seed)
-    assert ran.count("strict export") == 1
-    assert ran.count("prepare_pt2e") == ran.count("convert") == 2
-    later = [build(Edgeq(cache_dir=tmp_path), seeded(ResidualNet), seed) for seed in (2, 0)]
-    assert ran.count("strict export") == 1
-    assert ran.count("prepare_pt2e") == ran.count("convert") == 3
-    assert later == [build(Edgeq(), seeded(ResidualNet), seed) for seed in (2, 0)]
+@pytest.mark.usefixtures("helper")
+def test_strict_and_other_exports_are_two_builds(tmp_path: Path, ran: list[str]) -> None:
+    """Of which each is read in the next run."""
+    folder = tmp_path / "cache"
+    strict, other = (_helped(folder, strict_export=strict).tflite for strict in (True, False))
+    assert strict != other
+    assert ran.count("convert") == 2
+    ran.clear()
+    assert [_helped(folder, strict_export=each).tflite for each in (True, False)] == [strict, other]
+    assert ran == ["prepare_pt2e"]
 
 
-# litert-torch 0.10.0 stumbles over a GRU of which one output alone is used.
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ALL if name != "GruNet"])
-def test_a_stored_export_is_annotated_as_a_new_one(name: str) -> None:
-    """Each small model: modules, sources, shapes and strides of its nodes, and its constants."""
-    kind: type[SmallModel] = getattr(fixtures.models, name)
-    try:
-        with litert.quiet():
-            program = torch.export.export(
-                seeded(kind), kind.sample_inputs(), kind.sample_kwargs(), strict=True
-            )
-    except Exception as error:
-        pytest.skip(f"strict export refuses it: {type(error).__name__}")
-    with litert.quiet():
-        exported = Exported(copy.deepcopy(program.module()))
-    try:
-        stored = read_exported(write_exported(exported))
-    except UnknownError as error:
-        assert "GraphModule" in str(error)  # noqa: PT017 # the branches of torch.cond
-        return
-    preset = litert.pt2e_preset(PT2E)
-    made = [graph_digest(litert.prepare_pt2e(each.graph, preset)) for each in (exported, stored)]
-    assert made[0] == made[1]
+@pytest.mark.usefixtures("helper")
+def test_new_calibration_data_are_a_new_conversion(tmp_path: Path, ran: list[str]) -> None:
+    """Also where the key of the graph is known without an export."""
+    folder, data = tmp_path / "cache", [normal(1, 4, seed=seed) * 2**seed for seed in range(3)]
+    made = [_helped(folder, calibration=given).tflite for given in (data, data[:2], data)]
+    assert made[0] == made[2] != made[1] == _helped(None, calibration=data[:2]).tflite
+    assert ran.count("finish_pt2e") == 3
 
 
 @pytest.mark.slow
@@ -290,7 +315,7 @@ def test_training_is_never_kept(tmp_path: Path, ran: list[str]) -> None:
 
 @pytest.mark.slow
 def test_a_generator_is_read_once_and_run_where_it_differs(tmp_path: Path, ran: list[str]) -> None:
-    """Samples that begin like a stored run are kept on disk until one differs."""
+    """Samples are copied until it is known whether they are a stored run's."""
     maker, taken = Edgeq(cache_dir=tmp_path), []
 
     def stream(last: int) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -354,7 +379,7 @@ def test_damaged_entries_are_made_anew(tmp_path: Path, damage: str) -> None:
     told = [str(each.message) for each in caught if "conversion cache" in str(each.message)]
     assert bool(told) == (damage != "remove")
     for path, content in zip(entries, contents, strict=True):
-        if path.parent.name in ("calibrate", "calibrate-samples"):
+        if path.parent.name == "calibrate":
             assert path.read_bytes() == content
 
 
@@ -363,7 +388,7 @@ def test_each_part_alone_may_be_gone(tmp_path: Path) -> None:
     """Eviction may remove the entry of one step and leave those of the others."""
     flows = (PT2E, STATIC)
     made = {flow: _built(Edgeq(cache_dir=tmp_path), SelfAttention, flow) for flow in flows}
-    for kind in ("calibrate", "calibrate-samples", "convert", "ranges", "quantize"):
+    for kind in ("export", "calibrate", "convert", "ranges", "quantize"):
         shutil.rmtree(tmp_path / kind)
         for flow, quantized in made.items():
             again = _built(Edgeq(cache_dir=tmp_path), SelfAttention, flow)
@@ -427,12 +452,12 @@ def test_nothing_that_is_stored_is_a_pickle(tmp_path: Path) -> None:
         assert parts is not None
         found |= set(parts)
         for name, content in parts.items():
-            if name in ("graph", "facts", "hashes", "ranges"):
+            if name in ("graph", "facts", "ranges"):
                 assert content[:1] in b"{[n"
             elif name == "tflite":
                 assert content[4:8] == b"TFL3"
             assert b"\x80\x04\x95" not in content[:8]
-    assert found == {"graph", "facts", "hashes", "ranges", "tensors", "tflite"}
+    assert found == {"graph", "facts", "key", "ranges", "tensors", "tflite"}
 
 
 def test_code_of_a_stored_graph_is_never_run(tmp_path: Path) -> None:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import copy
-import functools
-import importlib
-import operator
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from torch import nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from fixtures.models import normal
 from pytest_edgeq import Edgeq, litert
@@ -50,38 +45,14 @@ class _OtherFunction(Reference):
         return torch.add(torch.relu(self.conv(x)), x)
 
 
-class _OtherOperator(Reference):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = operator.add(torch.relu(self.conv(x)), x)
-        return made
-
-
-class _OtherSpelling(Reference):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.relu(self.conv(x)) + x
-
-
 class _Method(Reference):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = self.conv(x).relu() + x
         return made
 
 
-class _Printing(Reference):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        print(end="")
-        return torch.relu(self.conv(x)) + x
-
-
 def _double(x: torch.Tensor) -> torch.Tensor:
     return x
-
-
-class _Helped(Reference):
-    helper: Callable[[torch.Tensor], torch.Tensor] = staticmethod(_double)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.helper(self.conv(x))) + x
 
 
 class _Constant(Reference):
@@ -113,8 +84,7 @@ def _key(
     dynamic_shapes: Any = None,
 ) -> str:
     traced = Traced(model.eval(), args, dynamic_shapes=dynamic_shapes)
-    cache = _cache(seed=seed)
-    key = cache.preset_key(cache.exported_key(traced), preset)
+    key = _cache(seed=seed).traced_key(traced, preset)
     assert key is not None
     return key
 
@@ -131,103 +101,83 @@ def test_one_model_has_one_key() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        _OtherFunction,
-        _OtherOperator,
-        _OtherSpelling,
-        _Method,
-        _Printing,
-        _Helped,
-        _Constant,
-        _Order,
-        _Unused,
-    ],
+    [_OtherFunction, _Method, _Constant, _Order, _Unused],
 )
 def test_other_code_with_equal_weights_has_another_key(kind: type[Reference]) -> None:
-    """Also where the graph of operators is the same, and strict export reads the difference."""
+    """By its operators, and by the lines that call them."""
 
     class Same(Reference):
         __qualname__ = Reference.__qualname__
         forward = kind.forward
-        helper = staticmethod(_double)
 
     # No name tells them apart.
     Same.__module__, Same.__name__ = Reference.__module__, Reference.__name__
     assert _key(Same()) != _key(Reference())
 
 
-def test_a_helper_with_another_body_has_another_key() -> None:
-    """It computes nothing, and strict export looks into it."""
+class _Scaled(Reference):
+    """Multiplies by a number that some object holds."""
 
-    def spoken(x: torch.Tensor) -> torch.Tensor:
-        print(end="")
-        return x
+    factor = 0.0
 
-    one, other = _Helped(), _Helped()
-    other.helper = spoken
-    assert _key(one) != _key(other)
-
-
-def _same(x: torch.Tensor) -> torch.Tensor:
-    return x * 1
-
-
-def _same_by_function(x: torch.Tensor) -> torch.Tensor:
-    return torch.mul(x, 1)
-
-
-class _Helping(nn.Module):
-    helper: Callable[[torch.Tensor], torch.Tensor] = staticmethod(_same)
-
-
-class _Branching(_Helping):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = torch.cond(x.sum() > 0, torch.relu, _Helping.helper, (x,))
-        return made
+        return super().forward(x) * self.number()
+
+    def number(self) -> float:
+        return self.factor
 
 
-class _Mapping(_Helping):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = torch.vmap(_Helping.helper)(x)
-        return made
+def _attribute(value: float) -> nn.Module:
+    model = _Scaled()
+    model.factor = value
+    return model
 
 
-class _Distance(_Helping):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.triplet_margin_with_distance_loss(
-            x, x, x, distance_function=lambda a, b: _Helping.helper(a) - b
-        )
+def _closure(value: float) -> nn.Module:
+    model = _Scaled()
+    model.number = lambda: value  # type: ignore[method-assign]
+    return model
 
 
-class _Checkpointed(_Helping):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = torch.utils.checkpoint.checkpoint(
-            _Helping.helper, x, use_reentrant=False
-        )
-        return made
+def _default(value: float) -> nn.Module:
+    model = _Scaled()
+    model.number = lambda number=value: number  # type: ignore[method-assign, misc]
+    return model
 
 
-class _ByMode(_Helping):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with _Mode():
-            return torch.relu(x)
+def _tensor(value: float) -> nn.Module:
+    table = torch.full((1,), value)
+    model = _Scaled()
+    model.number = lambda: table  # type: ignore[method-assign, return-value, assignment]
+    return model
 
 
-class _Mode(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _Helping.helper(func(*args, **(kwargs or {})))
+@pytest.mark.parametrize("make", [_attribute, _closure, _default, _tensor])
+def test_a_number_that_the_graph_holds_counts(make: Callable[[float], nn.Module]) -> None:
+    """Wherever the forward takes it from."""
+    assert _key(make(2.0)) == _key(make(2.0)) != _key(make(3.0))
 
 
-@pytest.mark.parametrize("kind", [_Mapping, _Distance, _Checkpointed, _ByMode])
-def test_code_that_torch_calls_counts(
-    kind: type[_Helping], monkeypatch: pytest.MonkeyPatch
+def test_the_source_of_every_module_that_is_not_installed_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as a function that is mapped: each calls an operator in one of two ways."""
-    keys = set()
-    for helper in (_same, _same, _same_by_function):
-        monkeypatch.setattr(_Helping, "helper", staticmethod(helper))
-        keys.add(_key(kind()))
-    assert len(keys) == 2
+    """By its text; of what is installed, the names and versions of packages count."""
+    before = environment.sources()
+    assert __name__ in before["loaded"]
+    assert not {"torch", "torch.ops", "json", "pytest"} & set(before["loaded"])
+    assert any(name.startswith("torch-") for name in before["installed"])
+    path, key = tmp_path / "helpers.py", _key(Reference())
+    module = types.ModuleType("edgeq_helpers")
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "edgeq_helpers", module)
+    keys = []
+    for text in ("X = 1\n", "X = 2\n", "X = 12\n", "X = 1\n"):
+        path.write_text(text)
+        keys.append(_key(Reference()))
+    assert keys[0] == keys[3]
+    assert len({key, *keys}) == 4
+    path.unlink()
+    assert _cache().traced_key(Traced(Reference().eval(), INPUT), PRESET) is None
 
 
 def _with(change: Callable[[Reference], Any]) -> Reference:
@@ -363,25 +313,15 @@ def test_every_setting_counts(change: Callable[[], Any]) -> None:
     assert _key(Reference()) == key
 
 
-@pytest.mark.parametrize(
-    ("file", "counts"),
-    [
-        ("flows/pt2e.py", True),
-        ("tflite/boundary.py", True),  # encodes the samples that calibrate a recipe
-        ("samples.py", True),
-        ("localize/match.py", False),
-        ("snapshots/store.py", False),
-    ],
-)
-def test_our_own_code_counts(tmp_path: Path, file: str, *, counts: bool) -> None:
-    """Between two releases, too: all of it but what only looks at what was converted."""
+def test_our_own_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two releases, too."""
     package = Path(environment.__file__).parent.parent
     copied = shutil.copytree(package, tmp_path / "package")
-    before = environment.own_code(copied)
-    with (copied / file).open("a") as source:
+    monkeypatch.setattr(environment, "__file__", str(copied / "cache" / "environment.py"))
+    before = environment._own_code.__wrapped__()
+    with (copied / "flows/pt2e.py").open("a") as source:
         source.write("# one more line\n")
-    environment.own_code.cache_clear()
-    assert (environment.own_code(copied) != before) is counts
+    assert environment._own_code.__wrapped__() != before
 
 
 def test_an_environment_variable_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,182 +344,42 @@ def test_what_others_register_with_the_converter_makes_the_key_unknown(
     monkeypatch.setitem(table, torch.ops.aten.relu.default, _double)
     told: list[str] = []
     assert _prepared_key(_quantizer(), told) is None
-    assert "test_keys._double as litert_torch." in told[0]
-    assert _cache().exported_key(Traced(Reference().eval(), INPUT)) is None
-
-
-@pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
-def test_the_code_of_a_hook_of_the_model_counts(register: str) -> None:
-    """It computes nothing, and strict export looks into it."""
-
-    def silent(*_: Any) -> None:
-        return None
-
-    def spoken(*_: Any) -> None:
-        print(end="")
-
-    hooked = [Reference(), Reference()]
-    for model, hook in zip(hooked, (silent, spoken), strict=True):
-        getattr(model, register)(hook)
-    spoken.__qualname__, spoken.__name__ = silent.__qualname__, silent.__name__
-    spoken.__code__ = spoken.__code__.replace(
-        co_name=silent.__code__.co_name, co_qualname=silent.__code__.co_qualname
-    )
-    assert len({_key(Reference()), *map(_key, hooked)}) == 3
-
-
-class _Called(Reference):
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """As `nn.Module` does, less its hooks."""
-        return self.forward(x)
-
-
-class _Reduced(Reference):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = functools.reduce(_SUM, [self.conv(x), x])
-        return made
-
-
-class _Mapped(Reference):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return next(iter(map(_SUM, [self.conv(x)], [x])))
+    assert "test_keys._double, which other code has registered" in told[0]
+    assert _cache().traced_key(Traced(Reference().eval(), INPUT), PRESET) is None
 
 
 class _Counting(Reference):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        global _SUM
-        _SUM = operator.add
-        made: torch.Tensor = _SUM(self.conv(x), x)
-        return made
-
-
-class _Asking(Reference):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_dynamo_compiling():
-            x = x * _GAIN
-        made: torch.Tensor = self.conv(x) + x
-        return made
-
-
-class _Marked(Reference):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _as_it_is(self.conv(x), x)
-
-
-class _Disabled(Reference):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = _disabled(self.conv(x), x)
-        return made
-
-
-def _as_it_is(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x + y
-
-
-_SUM: Callable[..., torch.Tensor] = operator.add
-_GAIN = 2.0
-_disabled: Any = torch.compiler.disable(_as_it_is)  # type: ignore[no-untyped-call] # torch's own gap
-
-
-@pytest.mark.parametrize(
-    "kind", [_Called, _Reduced, _Mapped, _Counting, _Asking, _Marked, _Disabled, _Branching]
-)
-def test_code_that_does_not_tell_everything_takes_a_strict_export(
-    kind: type[Reference], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A function in C that is called by one in C, and what is said to TorchDynamo."""
-    if kind is _Marked:
-        assert _key(_Marked())
-        rules = importlib.import_module("torch._dynamo.trace_rules")
-        monkeypatch.setattr(rules._allowed_callable_ids, "function_ids", {id(_as_it_is)})
-    assert _cache().exported_key(Traced(kind().eval(), INPUT)) is None
-
-
-class _Flagged(Reference):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.conv(x)
-        if _FLAGS[0]:
-            y = y + x
-            return y.add(x)
-        y = y.add(x)
-        return y + x
-
-
-class _Listed(Reference):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.conv(x)
-        for function in _FUNCTIONS:
-            y = function(y, x)
-        return y
-
-
-def _by_operator(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x + y
-
-
-def _by_method(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x.add(y)
-
-
-_FLAGS = [True]
-_FUNCTIONS = [_by_operator, _by_method]
-
-
-@pytest.mark.parametrize(("kind", "values"), [(_Flagged, _FLAGS), (_Listed, _FUNCTIONS)])
-def test_the_order_of_calls_counts(kind: type[Reference], values: list[Any]) -> None:
-    """The operators are the same, and so is the code that runs; annotators see the order."""
-    before, kept = _key(kind()), list(values)
-    try:
-        values[:] = [False] if len(kept) == 1 else kept[::-1]
-        assert _key(kind()) != before
-    finally:
-        values[:] = kept
-    assert _key(kind()) == before
-
-
-def test_code_beside_torch_with_a_name_like_its_own_counts() -> None:
-    """`torchvision` lies in a folder whose name begins with that of `torch`."""
-    folder = Path(torch.__file__).parent.parent / "torchvision"
-    keys = set()
-    for body in ("self.conv(x) + x", "self.conv(x).add(x)"):
-        source = f"def forward(self, x):\n    return {body}\n"
-        found: dict[str, Any] = {}
-        exec(compile(source, str(folder / "models.py"), "exec"), found)
-        keys.add(_key(type("Reference", (Reference,), {"forward": found["forward"]})()))
-    assert len(keys) == 2
+        self.calls.append(1)
+        return super().forward(x)
 
 
 def test_a_key_leaves_the_model_as_it_was() -> None:
-    """Compiled in place or not."""
+    """Compiled in place or not, with what its forward keeps and draws."""
     for compiles in (False, True):
-        model = Reference().eval()
+        model = _Counting().eval()
         if compiles:
             model.compile(backend="eager")
         before = dict(vars(model))
+        drawn = torch.get_rng_state()
         _key(model)
         assert vars(model) == before
+        assert model.calls == []
+        assert torch.equal(torch.get_rng_state(), drawn)
 
 
-def test_another_profiler_takes_a_strict_export() -> None:
-    """Which code ran is then not known."""
-    sys.setprofile(lambda *_: None)
-    try:
-        key = _cache().exported_key(Traced(Reference().eval(), INPUT))
-    finally:
-        sys.setprofile(None)
-    assert key is None
+def test_a_model_that_cannot_be_traced_takes_a_strict_export() -> None:
+    """What torch.export says is told by the export that follows."""
 
-
-def test_a_model_that_sets_a_profiler_takes_a_strict_export() -> None:
-    """It took the place of ours."""
-
-    class Profiling(Reference):
+    class Failing(Reference):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            sys.setprofile(lambda *_: None)
-            return super().forward(x)
+            raise ValueError
 
-    assert _cache().exported_key(Traced(Profiling().eval(), INPUT)) is None
-    assert sys.getprofile() is None
+    assert _cache().traced_key(Traced(Failing().eval(), INPUT), PRESET) is None
 
 
 class _Annotated(nn.Module):
@@ -595,9 +395,11 @@ class _Annotated(nn.Module):
 
 def _prepared_key(quantizer: Any, said: list[str] | None = None) -> str | None:
     model, args = _Annotated().eval(), (normal(1, 4, seed=0),)
-    graph = torch.export.export(model, args, strict=True).module()
+    graph: Any = torch.export.export(model, args, strict=True).module()
     cache = _cache(pytest.fail if said is None else said.append)
-    return cache.prepared_key("model", lambda: (litert.prepare_pt2e(graph, quantizer), None))
+    return cache.prepared_key(
+        "model", lambda: cache.graph_key(litert.prepare_pt2e(graph, quantizer))
+    )
 
 
 def _quantizer(**config: Any) -> Any:

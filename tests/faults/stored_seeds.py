@@ -88,21 +88,14 @@ def cache_seeds() -> dict[str, dict[str, bytes]]:
     import torch
 
     from pytest_edgeq import litert
-    from pytest_edgeq.cache.parts import (
-        Exported,
-        Simulation,
-        write_exported,
-        write_ranges,
-        write_simulation,
-    )
+    from pytest_edgeq.cache.parts import Simulation, write_ranges, write_simulation
 
     with litert.quiet():
         program = torch.export.export(torch.nn.Linear(2, 3).eval(), (torch.zeros(1, 2),))
     graph: Any = program.module()
     return {
-        "export": write_exported(Exported(graph)),
+        "export": {"key": b"ab" * 32},
         "calibrate": write_simulation(Simulation(lambda: graph, True, False, frozenset())),
         "ranges": write_ranges({"x": {"min": np.zeros(1), "max": np.ones(1)}}),
-        "ranges-samples": {"hashes": json.dumps(["ab" * 32]).encode()},
         "quantize": {"tflite": (make.CONVERTED / "tied.int8.tflite").read_bytes()},
     }

@@ -53,19 +53,12 @@ def try_cache(case: Case, stage: Stage) -> str:
     """Read the entry as its step does: it is a miss that is reported, or it can be decoded."""
     from pytest_edgeq.cache.directory import Store
     from pytest_edgeq.cache.entries import Entries
-    from pytest_edgeq.cache.parts import (
-        read_exported,
-        read_file,
-        read_ranges,
-        read_run,
-        read_simulation,
-    )
+    from pytest_edgeq.cache.parts import read_file, read_key, read_ranges, read_simulation
 
     decoders: dict[str, Callable[[Any], Any]] = {
-        "export": read_exported,
+        "export": read_key,
         "calibrate": read_simulation,
         "ranges": read_ranges,
-        "ranges-samples": read_run,
         "quantize": read_file,
     }
     shutil.rmtree("cache", ignore_errors=True)

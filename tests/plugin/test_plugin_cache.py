@@ -252,7 +252,7 @@ def test_a_damaged_entry_is_told_and_fails_nothing(
     """Also where warnings are errors, and from workers."""
     chosen = ("-k", "dynamic and 12")
     run_here("--edgeq-update", *chosen).assert_outcomes(passed=1, deselected=5)
-    told = "Warning: conversion cache: *.entry is damaged (its part *); the step runs again and *"
+    told = "Warning: conversion cache: *.entry is damaged (it does not have the hash *"
     for arguments in (("-W", "error"), ("-n", "2")):
         for path in (project / ".pytest_cache").rglob("*.entry"):
             path.write_bytes(path.read_bytes()[:-1] + b"\0")
