@@ -10,6 +10,7 @@ from pytest_edgeq.litert.rules import static_recipe_ops
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.ops import facts_of
 
 
 class Why(NamedTuple):
@@ -62,9 +63,6 @@ _ON_PURPOSE = (
     "no_quantize."
 )
 
-_MISSED = frozenset({"ADD", "MUL", "CONCATENATION"})
-"""What PT2E's annotators find by what strict export notes alone."""
-
 
 def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
     """
@@ -99,7 +97,7 @@ def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
         return _told(_BY_RECIPE, kinds)
     if known is None or flow != "pt2e":
         return _told(_ELSEWHERE, kinds)
-    if not known.exported_strictly and set(kinds) <= _MISSED:
+    if not known.exported_strictly and all(facts_of(kind).needs_strict for kind in kinds):
         return _NON_STRICT
     taken = [kind for kind in kinds if kind in static_recipe_ops()]
     recipe = f"quantize by recipe_static_wi8_ai8, which takes {_some(taken)}; or " if taken else ""
