@@ -22,8 +22,7 @@ from pytest_edgeq.tflite.conformance import violations
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.op_facts import ACTIVATIONS, HOLDING
-from pytest_edgeq.tflite.op_rules import keeps_scale
+from pytest_edgeq.tflite.ops import CLAMPING, HOLDING, KEEPING_SCALE
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
 from pytest_edgeq.tflite.unsafe import unsafe_ops
@@ -133,7 +132,7 @@ def _tensor(role: str, entry: OpDtypes) -> Place:
 
 def _uncalibrated(graph: OpGraph, op: Op, entry: OpDtypes) -> list[Finding]:
     """Return a finding for an op that computes default parameters from default parameters."""
-    if keeps_scale(op.name) or op.name in HOLDING | ACTIVATIONS:
+    if op.name in KEEPING_SCALE | HOLDING | CLAMPING:
         return []
     given, made = (
         [

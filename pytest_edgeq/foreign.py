@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.samples import SampleSpec
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
+from pytest_edgeq.tflite.ops import QDQ
 
 _KERAS = ("keras", "tf_keras")
 
@@ -236,7 +236,7 @@ class FileReference:
 
     @property
     def _schemes(self) -> set[str]:
-        return {each.scheme for each in self.edge.op_dtypes if each.op not in BORDER_OPS}
+        return {each.scheme for each in self.edge.op_dtypes if each.op not in QDQ}
 
     def __call__(
         self, *args: npt.NDArray[Any], **kwargs: npt.NDArray[Any]

@@ -369,7 +369,7 @@ def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
     found = _agreement(quantized, inputs)
     assert (found.unable, found.apart, found.notes) == ((), (), ())
 
-    monkeypatch.setattr("pytest_edgeq.agree.runtime_results._KNOWN_WRONG", frozenset())
+    monkeypatch.setattr("pytest_edgeq.agree.runtime_results.KNOWN_WRONG", frozenset())
     found = _agreement(quantized, inputs)
     assert (found.unable, found.apart) == ((), ())
     [note] = found.notes

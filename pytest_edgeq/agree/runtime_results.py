@@ -14,6 +14,7 @@ from pytest_edgeq.agree.pair import GREATEST, Pair, problem_together
 from pytest_edgeq.numerics.findings import NO_HARM, RUNTIMES_DIFFER, Finding, Harm, Place
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.ops import KNOWN_WRONG
 
 Array = npt.NDArray[Any]
 
@@ -30,14 +31,6 @@ _SIGMAS = 3
 
 _TELLING = 1.5
 """From so much on it is told by how much a bound is wider because it rests on few values."""
-
-_KNOWN_WRONG = frozenset({("reference", "SUM"), ("tensorflow", "BATCH_MATMUL")})
-"""
-Ops that kernels which no device runs compute wrongly, of int8: nothing that a file could mend.
-
-BUILTIN_REF of ai-edge-litert 2.3.0 reads what SUM takes as uint8. TensorFlow 2.21.0 is off by up to
-29 LSB seen where the second operand of a BATCH_MATMUL has a zero point.
-"""
 
 _ALL = 5
 """Ops that all have to differ before it is no op."""
@@ -108,7 +101,7 @@ class RuntimeResults:
         """Return what is wrong with the runtime."""
         wrong = [pair for pair in self.pairs.values() if pair.problem()]
         if wrong:
-            known = all((self.name, pair.op.name) in _KNOWN_WRONG for pair in wrong)
+            known = all((self.name, pair.op.name) in KNOWN_WRONG for pair in wrong)
             return [] if known else [self._wrong_ops(wrong, base, edge)]
         if self._undefined:
             return []

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.tflite.ops import facts_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 _WEIGHT = 1
-"""Position of the weight among the operands of every op below."""
-
-_CHANNEL_AXIS = {
-    "CONV_2D": 0,
-    "DEPTHWISE_CONV_2D": 3,
-    "CONV_3D": 4,
-    "TRANSPOSE_CONV": 0,
-    "CONV_3D_TRANSPOSE": 3,
-    "FULLY_CONNECTED": 0,
-    "EMBEDDING_LOOKUP": 0,
-}
-"""
-The axis of the weight that holds the output channels (rows of an embedding).
-https://ai.google.dev/edge/litert/models/quantization_spec
-"""
+"""Position of the weight among the operands of every op whose weight has an axis of channels."""
 
 
 def granularities(edge: EdgeFile, op: Op, tensor: Tensor) -> tuple[str, ...]:
@@ -38,7 +25,7 @@ def granularities(edge: EdgeFile, op: Op, tensor: Tensor) -> tuple[str, ...]:
     own = tensor.granularity
     if own is None:
         return ()
-    axis = _CHANNEL_AXIS.get(op.name)
+    axis = facts_of(op.name).axis
     if own == "per_tensor":
         if axis is None or len(op.inputs) <= _WEIGHT or tensor.index == op.inputs[0]:
             return (own,)

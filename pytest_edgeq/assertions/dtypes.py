@@ -26,7 +26,8 @@ from pytest_edgeq.assertions.left_in_float import Why, why_float
 from pytest_edgeq.numerics.findings import UNEXPECTED_COUNT, UNEXPECTED_DTYPE, Finding, Place
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.op_dtypes import BORDER_OPS, SCHEMES, OpDtypes
+from pytest_edgeq.tflite.op_dtypes import SCHEMES, OpDtypes
+from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.unmatched import UnmatchedError
 
@@ -346,7 +347,7 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
             causes=(
                 "each QUANTIZE and DEQUANTIZE is a border between integers and floats: one more of "
                 "them tells of an op that left, or entered, the integers."
-                if any(op in BORDER_OPS for op, *_ in wrong)
+                if any(op in QDQ for op, *_ in wrong)
                 else "the converter fuses, splits and drops ops, and a changed model has others.",
             ),
             command=", ".join(f"{op!r}: {n}" for op, _, n in wrong),
@@ -378,7 +379,7 @@ def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
         raise TypeError(f"allow: expected a sequence, got {allow!r}; write ({allow!r},)")
     allowed = tuple(known_op(op) for op in allow)
     edge = edge_of(model)
-    entries = [entry for entry in edge.op_dtypes if entry.op not in BORDER_OPS]
+    entries = [entry for entry in edge.op_dtypes if entry.op not in QDQ]
     if not entries:
         raise UnmatchedError(
             f"the model has no op but {edge.op_dtypes.counts() or 'none at all'}: there is nothing "
@@ -390,7 +391,7 @@ def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
     if unused:
         op = unused[0]
         there = "is not in float" if edge.op_dtypes.ops(op=op) else "is not in the model"
-        if op in BORDER_OPS:
+        if op in QDQ:
             there = "is a border of what is in float, and never counted"
         raise UnmatchedError(
             f"allow={op!r} matches no float op: it {there}{nearest(op, kinds)}; take it out, or it "

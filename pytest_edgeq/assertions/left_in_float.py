@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pytest_edgeq.assertions.expect import Model
+from pytest_edgeq.litert.rules import static_recipe_ops
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.ops import facts_of
 
 
 class Why(NamedTuple):
@@ -61,23 +63,6 @@ _ON_PURPOSE = (
     "no_quantize."
 )
 
-_MISSED = frozenset({"ADD", "MUL", "CONCATENATION"})
-"""What PT2E's annotators find by what strict export notes alone."""
-
-RECIPE_OPS = frozenset(
-    {
-        *("ADD", "AVERAGE_POOL_2D", "BATCH_MATMUL", "BROADCAST_TO", "CONCATENATION", "CONV_2D"),
-        *("DEPTHWISE_CONV_2D", "DIV", "DYNAMIC_UPDATE_SLICE", "EQUAL", "FULLY_CONNECTED"),
-        *("GATHER", "GATHER_ND", "GELU", "HARD_SWISH", "LOGISTIC", "MAXIMUM", "MAX_POOL_2D"),
-        *("MEAN", "MIRROR_PAD", "MUL", "NOT_EQUAL", "PACK", "PAD", "PADV2", "REDUCE_MIN", "RELU"),
-        *("RESHAPE", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "RSQRT", "SELECT", "SELECT_V2"),
-        *("SLICE", "SOFTMAX", "SPACE_TO_DEPTH", "SPLIT", "SQRT", "SQUARED_DIFFERENCE"),
-        *("STABLEHLO_COMPOSITE", "STRIDED_SLICE", "SUB", "SUM", "TANH", "TRANSPOSE"),
-        *("TRANSPOSE_CONV", "UNPACK"),
-    }
-)
-"""What recipe_static_wi8_ai8 quantizes (ai-edge-quantizer 0.10.0)."""
-
 
 def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
     """
@@ -112,9 +97,9 @@ def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
         return _told(_BY_RECIPE, kinds)
     if known is None or flow != "pt2e":
         return _told(_ELSEWHERE, kinds)
-    if not known.exported_strictly and set(kinds) <= _MISSED:
+    if not known.exported_strictly and all(facts_of(kind).needs_strict for kind in kinds):
         return _NON_STRICT
-    taken = [kind for kind in kinds if kind in RECIPE_OPS]
+    taken = [kind for kind in kinds if kind in static_recipe_ops()]
     recipe = f"quantize by recipe_static_wi8_ai8, which takes {_some(taken)}; or " if taken else ""
     return _told(_BY_PT2E, kinds, recipe=recipe)
 

@@ -26,7 +26,8 @@ from pytest_edgeq.numerics.findings import UNEXPECTED_QPARAMS, Finding
 from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.op_dtypes import BORDER_OPS, OpDtypes
+from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.ops import QDQ, facts_of
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 from pytest_edgeq.unmatched import UnmatchedError
@@ -35,9 +36,6 @@ from pytest_edgeq.unmatched import UnmatchedError
 __tracebackhide__ = True
 
 _ROLES = ("weight", "bias", "input", "output")
-
-_WITHOUT_WEIGHT = ("BATCH_MATMUL", "GATHER")
-"""Ops that multiply or pick from activations as well as from constants."""
 
 _WHOLE_BYTES = ("int8", "uint8", "int16", "int32", "int64")
 
@@ -215,7 +213,7 @@ def _narrowed(names: Sequence[str]) -> str:
 def _operands(edge: EdgeFile, op: str | None, module: str | None, role: str) -> list[_Operand]:
     found = []
     for entry in select_ops(edge, op, module):
-        if op is None and entry.op in BORDER_OPS:
+        if op is None and entry.op in QDQ:
             continue
         raw = op_of(edge, entry)
         tensors = _tensors(edge, raw, role)
@@ -225,7 +223,8 @@ def _operands(edge: EdgeFile, op: str | None, module: str | None, role: str) -> 
             names = granularities(edge, raw, tensor)
             found.append(_Operand(entry, tensor, scales, zero_points, names))
         # A weight that is computed at run time is no reason to look at the other ops only.
-        if not tensors and op is not None and role != "bias" and op not in _WITHOUT_WEIGHT:
+        wanted = op is not None and role != "bias" and not facts_of(op).computed_weight
+        if wanted and not tensors:
             none = np.empty(0)
             found.append(_Operand(entry, None, none.astype("f4"), none.astype("i8"), ()))
     if not any(operand.tensor is not None for operand in found):

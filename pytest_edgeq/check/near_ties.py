@@ -17,7 +17,7 @@ from pytest_edgeq.numerics.results import OutputErrors
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.choices import Choice, choices
-from pytest_edgeq.tflite.op_facts import COMPARISONS
+from pytest_edgeq.tflite.ops import COMPARING
 
 Array = npt.NDArray[np.float64]
 
@@ -135,7 +135,7 @@ def _note(errors: OutputErrors, choice: Choice, scores: _Scores | None) -> str:
 def _scores(localizer: Localizer, choice: Choice, samples: Iterable[Sample]) -> _Scores | None:
     """Measure the scores in front of a choice; None where the float form has them nowhere."""
     subgraph = localizer.subgraph
-    wanted = {choice.scores, *(choice.op.inputs if choice.op.name in COMPARISONS else ())}
+    wanted = {choice.scores, *(choice.op.inputs if choice.op.name in COMPARING else ())}
     # What only moves scores, as a cast does, may have no partner of its own.
     makers = {localizer.source(tensor): tensor for tensor in wanted}
     scores: _Scores | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.cli.placeholders import Placeholders
+from pytest_edgeq.tflite.ops import QDQ
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +95,7 @@ def measure(model: torch.nn.Module, samples: Placeholders, quantizer: str) -> Me
         **inputs,
     )
     comparison = edgeq.compare(quantized, samples.samples(COMPARED, seed=2))
-    entries = [e for e in quantized.op_dtypes if e.op not in _border_ops()]
+    entries = [e for e in quantized.op_dtypes if e.op not in QDQ]
     floats = [e for e in entries if _has_float(quantized, e)]
     return Measured(
         inputs=tuple(border.dtype for border in quantized.inputs),
@@ -107,12 +108,6 @@ def measure(model: torch.nn.Module, samples: Placeholders, quantizer: str) -> Me
         health=tuple(str(finding) for finding in comparison.health),
         refused=_refused(edgeq, quantized, samples),
     )
-
-
-def _border_ops() -> tuple[str, ...]:
-    from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
-
-    return BORDER_OPS
 
 
 def _has_float(quantized: QuantizedModel, entry: OpDtypes) -> bool:

@@ -23,7 +23,7 @@ from pytest_edgeq.reference import module_tree
 from pytest_edgeq.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
-from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
+from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.registry import Runtimes
 from pytest_edgeq.unrunnable import CrashedConversionError
 
@@ -302,7 +302,7 @@ def _check_output_names(edge: EdgeFile, name: str) -> None:
 
 
 def _check_something_is_quantized(edge: EdgeFile, request: Request) -> None:
-    schemes = {entry.scheme for entry in edge.op_dtypes if entry.op not in BORDER_OPS}
+    schemes = {entry.scheme for entry in edge.op_dtypes if entry.op not in QDQ}
     if schemes <= {"float", "integer"}:
         counts = ", ".join(f"{n} {op}" for op, n in edge.op_dtypes.counts().items())
         raise ValueError(

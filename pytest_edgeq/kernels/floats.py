@@ -13,6 +13,7 @@ from pytest_edgeq.kernels.hybrid import hybrid_position, is_packed
 from pytest_edgeq.kernels.site import ULP, elements, option, reach_of
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.ops import facts_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 #: What functions and the operations around a sum are off, in units in the last place: Eigen's
@@ -36,12 +37,8 @@ def reduction_length(graph: OpGraph, op: Op) -> int:
     def shape(position: int) -> tuple[int, ...]:
         return graph.tensor(op, op.inputs[position]).shape
 
-    if op.name in ("CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED"):
-        return math.prod(shape(1)[1:]) + 1
-    if op.name == "CONV_3D":
-        return math.prod(shape(1)[:4]) + 1
-    if op.name == "DEPTHWISE_CONV_2D":
-        return math.prod(shape(1)[1:3]) + 1
+    if summed := facts_of(op.name).summed:
+        return math.prod(n for axis, n in enumerate(shape(1)) if axis in summed) + 1
     if op.name == "BATCH_MATMUL":
         return shape(0)[-2 if option(graph, op, "AdjX") else -1]
     if op.name in ("MEAN", "SUM"):
@@ -105,22 +102,12 @@ def float_conditioning(op: Op, inputs: Iterable[npt.NDArray[Any]]) -> float:
     return _EXPONENT * min(greatest, _GREATEST_EXPONENT) * ULP
 
 
-#: Axes of the weights that one output value sums over.
-_SUMMED = {
-    "CONV_2D": (1, 2, 3),
-    "CONV_3D": (0, 1, 2, 3),
-    "DEPTHWISE_CONV_2D": (1, 2),
-    "FULLY_CONNECTED": (1,),
-    "TRANSPOSE_CONV": (1, 2, 3),
-}
-
-
 def _rows(graph: OpGraph, op: Op) -> tuple[float, float]:
     """The greatest Σ|w| and √Σw² of what makes one output value; 1 where weights are not known."""
     n = reduction_length(graph, op)
     if op.name == "SUM":
         return float(n), math.sqrt(n)
-    if op.name not in _SUMMED:
+    if not (axes := facts_of(op.name).summed):
         return 1.0, 1.0
     weights = graph.tensor(op, op.inputs[1])
     producer = graph.subgraphs[op.subgraph].producer.get(weights.index)
@@ -136,7 +123,6 @@ def _rows(graph: OpGraph, op: Op) -> tuple[float, float]:
     values = graph.constant(weights).view(dtype).reshape(weights.shape).astype(np.float64)
     if weights.is_quantized:
         values = (values - _along(weights, weights.zero_points)) * _along(weights, weights.scales)
-    axes = _SUMMED[op.name]
     return (
         float(np.abs(values).sum(axis=axes).max(initial=0.0)),
         float(np.sqrt((values**2).sum(axis=axes)).max(initial=0.0)),

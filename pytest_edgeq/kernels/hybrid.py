@@ -29,6 +29,7 @@ import numpy.typing as npt
 from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.kernels.site import option
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.ops import facts_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 Floats = npt.NDArray[Any]
@@ -41,22 +42,14 @@ _TILE = 1 << 16
 # float32 tells halves up to 2^−14 at most: what is as near as this is looked at again.
 _NEAR = 1e-3
 
-#: Position of the input that is quantized and of the weights.
-_SIDES = {
-    "FULLY_CONNECTED": (0, 1),
-    "BATCH_MATMUL": (0, 1),
-    "CONV_2D": (0, 1),
-    "DEPTHWISE_CONV_2D": (0, 1),
-    "TRANSPOSE_CONV": (2, 1),
-}
-
 
 def hybrid_position(graph: OpGraph, op: Op) -> int | None:
     """Position of the input that the kernel quantizes at each run; None where it quantizes none."""
-    if op.name not in _SIDES:
+    facts = facts_of(op.name)
+    if not facts.dynamic:
         return None
-    data, weights = _SIDES[op.name]
-    left, right = graph.tensor(op, op.inputs[data]), graph.tensor(op, op.inputs[weights])
+    data = facts.inputs[0]
+    left, right = graph.tensor(op, op.inputs[data]), graph.tensor(op, op.inputs[facts.weights[0]])
     return data if left.dtype == "float32" and right.dtype in _WEIGHTS else None
 
 

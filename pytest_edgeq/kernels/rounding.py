@@ -13,6 +13,7 @@ from pytest_edgeq.kernels import functions, linear
 from pytest_edgeq.kernels.site import Site, scale_of, site_of
 from pytest_edgeq.kernels.xnnpack import xnnpack_excess
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.ops import OPS
 from pytest_edgeq.tflite.subgraph import Op
 
 
@@ -88,41 +89,4 @@ _RULES: dict[str, Callable[[Site], float | None]] = {
     "TANH": functions.tanh,
     "TRANSPOSE_CONV": linear.product(2, 1, 3),
 }
-_RULES |= dict.fromkeys(
-    (
-        "BATCH_TO_SPACE_ND",
-        "BROADCAST_TO",
-        "DEPTH_TO_SPACE",
-        "DYNAMIC_UPDATE_SLICE",
-        "EMBEDDING_LOOKUP",
-        "EXPAND_DIMS",
-        "GATHER",
-        "GATHER_ND",
-        "MAXIMUM",
-        "MAX_POOL_2D",
-        "MINIMUM",
-        "MIRROR_PAD",
-        "PACK",
-        "PAD",
-        "PADV2",
-        "REDUCE_MAX",
-        "REDUCE_MIN",
-        "RESHAPE",
-        "RESIZE_NEAREST_NEIGHBOR",
-        "REVERSE_V2",
-        "SELECT",
-        "SELECT_V2",
-        "SLICE",
-        "SPACE_TO_BATCH_ND",
-        "SPACE_TO_DEPTH",
-        "SPLIT",
-        "SPLIT_V",
-        "SQUEEZE",
-        "STRIDED_SLICE",
-        "TILE",
-        "TOPK_V2",
-        "TRANSPOSE",
-        "UNPACK",
-    ),
-    _copied,
-)
+_RULES |= {name: _copied for name, op in OPS.items() if op.copies}

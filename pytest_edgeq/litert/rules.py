@@ -91,6 +91,14 @@ def _library_names() -> dict[str, str]:
     }
 
 
+@functools.cache
+def static_recipe_ops() -> frozenset[str]:
+    """Return the ops that `recipe_static_wi8_ai8` quantizes, by their names in the schema."""
+    policy = json.loads(recipe_module("default_policy").DEFAULT_JSON_POLICY)
+    known = policy["ops_per_config"]["static_wi8_ai8"]
+    return frozenset(schema for schema, name in _library_names().items() if name in known)
+
+
 def _library_name(schema_name: str) -> str | None:
     if schema_name in ("INPUT", "OUTPUT"):
         return schema_name

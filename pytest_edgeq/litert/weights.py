@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from pytest_edgeq.litert.libraries import recipe_module
+from pytest_edgeq.tflite.ops import facts_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,9 +53,6 @@ class QuantizedWeight:
 # A constant is known by its shape and its bytes.
 _Key: TypeAlias = tuple[Any, ...]
 _Placed: TypeAlias = dict[_Key, QuantizedWeight]
-
-# Where an op takes a weight that its kernels know in integers, or behind a DEQUANTIZE.
-_WEIGHT_OPERAND = {"FULLY_CONNECTED": 1, "EMBEDDING_LOOKUP": 1}
 
 
 def write_weights(
@@ -120,7 +118,9 @@ def _constants(model: Any) -> Iterator[_Use]:
                     continue
                 values = get_tensor_data(tensor, model.buffers)
                 if values is not None:
-                    in_place = _WEIGHT_OPERAND.get(kind) == operand
+                    # Kernels that have int2 weights have those of every width.
+                    facts = facts_of(kind)
+                    in_place = "int2" in facts.dynamic and operand in facts.weights
                     yield _Use(subgraph, index, tensor, values, in_place)
 
 

@@ -31,7 +31,7 @@ from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, tor
 from pytest_edgeq.tflite.boundary import decode
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.end_quantization import quantized_output
-from pytest_edgeq.tflite.op_facts import MOVING
+from pytest_edgeq.tflite.ops import BOUNDED, MOVING, facts_of
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.runtimes import Runner
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
@@ -69,14 +69,6 @@ _TIMES_ROUNDED = 2.0
 
 _KEPT = 8
 """Samples, of those whose difference float32 does not explain, that are judged together."""
-
-_MOVERS = ("RESHAPE", "TRANSPOSE")
-
-_JOINING = frozenset({"CONCATENATION", "PACK", "SLICE", "STRIDED_SLICE", "SPLIT", "GATHER", "PAD"})
-"""Ops whose output holds elements of their inputs."""
-
-_SHARES = ("LOGISTIC", "SOFTMAX", "TANH")
-"""Ops whose kernels approximate a function of at most 1."""
 
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -546,12 +538,12 @@ class AgainstTorch:
         op = subgraph.producer.get(index)
         if op is None:
             return 0.0
-        if op.name in MOVING or op.name in _JOINING:
+        if op.name in MOVING or facts_of(op.name).keeps_error:
             return max(map(self._rounding_of_last_op, op.inputs), default=0.0)
         if roles_of(graph, op).weights:
             return 0.0
         operands = (self._runner.tensor(i) for i in op.inputs if i >= 0)
-        size = 1.0 if op.name in _SHARES else max(map(_peak, operands), default=0.0)
+        size = 1.0 if op.name in BOUNDED else max(map(_peak, operands), default=0.0)
         return float_bound(graph, op) * size
 
     @property
@@ -794,7 +786,7 @@ class AgainstTorch:
         wrong = None
         for index in op.inputs:
             maker = subgraph.producer.get(index)
-            while maker is not None and maker.name in _MOVERS:
+            while maker is not None and maker.name in ("RESHAPE", "TRANSPOSE"):
                 partner = partners.get(maker.index)
                 if partner is not None and partner.name == maker.name:
                     wanted = converted.get(partner.outputs[0])

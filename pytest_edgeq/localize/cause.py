@@ -56,6 +56,7 @@ from pytest_edgeq.numerics.findings import (
     Finding,
     Harm,
 )
+from pytest_edgeq.tflite.ops import LAYERS
 
 _LEAST_LAYERS = 5
 """
@@ -70,9 +71,6 @@ _FENCES = 3.0
 
 ROUNDED = 2 / math.sqrt(12)
 """Root mean square in LSB beyond which rounding makes less than a quarter of an error's power."""
-
-_LAYERS = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"}
-"""Ops with weights that every flow quantizes where it quantizes one of them."""
 
 
 def blame(
@@ -428,8 +426,8 @@ def _left_in_float(
     weighted = [i for i, row in enumerate(rows) if "weight" in row.dtypes and evidence[i].scheme]
     others = [i for i in weighted if evidence[i].scheme != "float"]
     kinds = {rows[i].op for i in others}
-    if kinds & _LAYERS:
-        kinds |= _LAYERS
+    if kinds & LAYERS:
+        kinds |= LAYERS
     # What no quantizer takes (a transposed convolution, say) has none of its like among the others.
     floats = [i for i in weighted if i not in others and rows[i].op in kinds]
     if not floats or len(floats) >= len(others):

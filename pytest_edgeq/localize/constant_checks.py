@@ -13,6 +13,7 @@ from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.differences import Claim, claim_of, explain
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.ops import INPUT_AT
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import ratio_text
 from pytest_edgeq.tflite.subgraph import Op
@@ -207,12 +208,6 @@ Of two quantize nodes behind one tensor, each observed by itself, the converter 
 0.10.0) keeps one for the tensor and writes the bias by the other. Histograms of the same values
 differ by a thousandth, and move a bias by as much; more is no sound file's.
 """
-
-INPUT_AT = {
-    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D", "FULLY_CONNECTED"), 0),
-    **dict.fromkeys(("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE"), 2),
-}
-"""Where ops with a bias have their input."""
 
 _INT32 = np.iinfo(np.int32)
 

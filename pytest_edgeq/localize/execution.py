@@ -21,7 +21,7 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import entry_of
-from pytest_edgeq.tflite.op_facts import HOLDING
+from pytest_edgeq.tflite.ops import HOLDING
 from pytest_edgeq.tflite.runtimes import Copied, Runner
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.unrunnable import CopyError

@@ -35,7 +35,6 @@ from pytest_edgeq.localize.measured import (
 )
 from pytest_edgeq.localize.readers import (
     MASKING,
-    NARROWING,
     Readers,
     masking_ops,
     rule_findings,
@@ -54,8 +53,7 @@ from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.op_facts import CLAMPS, COMPARISONS, HOLDING
-from pytest_edgeq.tflite.op_rules import keeps_scale
+from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, NARROWING, facts_of
 from pytest_edgeq.tflite.options import op_option
 from pytest_edgeq.tflite.origin import left_in_float, origin_findings
 from pytest_edgeq.tflite.roles import roles_of
@@ -573,7 +571,7 @@ class Localizer:
         """Return the values that all readers of a tensor clamp it to, as a RELU does."""
         low, high = math.inf, -math.inf
         for op in self._subgraph.consumers[tensor]:
-            ends = CLAMPS.get(op.name, (-math.inf, math.inf))
+            ends = facts_of(op.name).ends or (-math.inf, math.inf)
             low, high = min(low, ends[0]), max(high, ends[1])
         return low, high
 
@@ -636,7 +634,7 @@ class Localizer:
                 spans[subgraph.ops[number].outputs[place]] = (limits.ceiling - limits.floor, met)
         wider = {i: met / reach for i, (reach, met) in spans.items() if keeps_nothing(reach, met)}
         for op in subgraph.ops:
-            if keeps_scale(op.name) and op.inputs[0] in wider:
+            if op.name in KEEPING_SCALE and op.inputs[0] in wider:
                 wider |= dict.fromkeys(op.outputs, wider[op.inputs[0]])
         return wider
 
@@ -693,7 +691,7 @@ class Localizer:
                 channels = channel_steps(tensor)
             elif limits is None:
                 bound = slack
-                if op.name in COMPARISONS and graph.tensor(op, op.inputs[0]).is_quantized:
+                if op.name in COMPARING and graph.tensor(op, op.inputs[0]).is_quantized:
                     bound = None
             else:
                 bound = rounding_bound(graph, op, output=made.place)

@@ -12,6 +12,7 @@ import numpy as np
 from pytest_edgeq.localize.rows import Evidence, LayerError
 from pytest_edgeq.numerics.calibration import LEAST_SCALE, Reason, keeps_nothing
 from pytest_edgeq.numerics.health import more_than_chance
+from pytest_edgeq.tflite.ops import BOUNDED, facts_of
 
 FAR = 0.1
 """Share of a range's width; values that go beyond it so far are no chance of a few samples more."""
@@ -21,9 +22,6 @@ _HALF = 0.5
 
 _LEAST = 5
 """Ranges that it takes to tell of all."""
-
-_FIXED = {"SOFTMAX", "LOGISTIC", "TANH"}
-"""Ops whose range TFLite fixes, whatever the values are."""
 
 
 class Mistake(NamedTuple):
@@ -64,7 +62,7 @@ def other_samples(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> O
         (fill, given)
         for row, given in zip(rows, evidence, strict=True)
         if not (given.untaken or given.narrowed)
-        if row.op not in _FIXED and (fill := _fill(given))
+        if row.op not in BOUNDED and (fill := _fill(given))
     ]
     if len(spans) < _LEAST:
         return OtherSamples()
@@ -126,15 +124,6 @@ _AVERAGED_VALUE = Reason(
     ("a recipe averages the ranges of the samples, and that of so few values is about their mean",),
     "leave it in float, or calibrate by pt2e_static_int8, which keeps the ends of all",
 )
-
-_OWN_RANGE = {"ADD", "SUB", "MUL", "DIV", "BATCH_MATMUL", "QUANTIZE"}
-"""
-Ops, beside those with weights, whose output has a range of its own.
-
-Others take their input's (pools, reshapes, joins), or one that TFLite fixes (SOFTMAX, LOGISTIC,
-TANH), whatever the values are.
-"""
-
 
 _ONE_CHANNEL = 0.5
 """Share of the error from which one channel among four or more has it."""
@@ -258,7 +247,7 @@ def too_wide(row: LayerError, evidence: Evidence) -> Mistake | None:
     """Of a range of which few codes are in use."""
     if evidence.codes is None or evidence.code_range is None or evidence.elements < _ENOUGH:
         return None
-    if "weight" not in row.dtypes and row.op not in _OWN_RANGE:
+    if "weight" not in row.dtypes and not facts_of(row.op).own_range:
         return None
     if evidence.reference == (0.0, 0.0) and row.cumulative_sqnr_db == math.inf:
         # A ReLU that gives nothing for these samples says nothing of its range.

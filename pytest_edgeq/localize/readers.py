@@ -8,7 +8,6 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.constant_checks import INPUT_AT
 from pytest_edgeq.localize.measured import Codes, Measured, code_limits
 from pytest_edgeq.numerics.calibration import Reason
 from pytest_edgeq.numerics.findings import WRONG_OP, WRONG_QPARAMS, Finding
@@ -23,10 +22,14 @@ from pytest_edgeq.tflite.conformance import (
 )
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.op_facts import (
-    ACTIVATIONS,
-    COMPARISONS,
+from pytest_edgeq.tflite.ops import (
+    CLAMPING,
+    COMPARING,
+    INPUT_AT,
     MOVING,
+    NARROWING,
+    PICKING,
+    facts_of,
 )
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
@@ -42,9 +45,6 @@ MASKING = math.log(_NOTHING)
 
 # Ratio of powers of one bit, 6.02 dB.
 _BIT = 4.0
-
-# Ops that put a mask to scores, or make it.
-_PUTS = ("SELECT", "SELECT_V2", "ADD", "SUB", "MUL")
 
 _SMALLER_MASK = "mask with −30, of which a softmax makes 1e-13, or leave that op in float"
 
@@ -74,9 +74,10 @@ def _masking(whole: Subgraph, index: int) -> Iterator[Op]:
         # Behind a TRANSPOSE another axis is the last one.
         if maker is None or maker.name == "TRANSPOSE":
             continue
-        if maker.name in _PUTS:
+        masks = facts_of(maker.name).masks
+        if masks:
             yield maker
-        if maker.name in _PUTS or maker.name in MOVING or maker.name in ACTIVATIONS:
+        if masks or maker.name in MOVING or maker.name in CLAMPING:
             left += [each for each in maker.inputs if each not in seen]
             seen.update(maker.inputs)
 
@@ -176,24 +177,6 @@ def rule_findings(
     return found
 
 
-_SELECTS = ("SELECT", "SELECT_V2")
-
-# Ops that give some of the values that they take.
-_TAKE_A_PART = {
-    *(*_SELECTS, *ACTIVATIONS),
-    *("SLICE", "STRIDED_SLICE", "GATHER", "GATHER_ND", "SPLIT", "SPLIT_V", "UNPACK"),
-    *("REDUCE_MAX", "REDUCE_MIN", "MAX_POOL_2D"),
-}
-
-NARROWING = frozenset({*_TAKE_A_PART, "MEAN", "AVERAGE_POOL_2D"})
-"""Ops whose values can all lie in a smaller range than those that they take."""
-
-# Ops whose kernels want one scale of all values that they choose from or join.
-_JOINS = ("CONCATENATION", "PACK", "MAXIMUM", "MINIMUM", *_SELECTS)
-
-# Ops whose output has a range that a constant operand can take for itself.
-_WITH_CONSTANTS = (*_JOINS, "ADD", "SUB", "PADV2")
-
 # Of what values go beyond a range, the part that those whose range it is may go beyond it as well.
 _CHANCE = 0.25
 
@@ -224,10 +207,10 @@ class Readers:
         for number, tensor, own in ((n, *each) for n, every in measured.items() for each in every):
             behind = self._of(tensor)
             # What is compared decides what is chosen, and shows there.
-            compared = [op for op in behind if op.name in COMPARISONS]
-            behind = [op for op in behind if op.name not in COMPARISONS]
+            compared = [op for op in behind if op.name in COMPARING]
+            behind = [op for op in behind if op.name not in COMPARING]
             behind += [each for op in compared for each in self._of(op.outputs[0])]
-            if not behind or any(op.name not in _TAKE_A_PART for op in behind):
+            if not behind or any(op.name not in PICKING for op in behind):
                 continue
             there = [each for op in behind for _, each in measured.get(op.index, ())]
             limits = code_limits(self._subgraph.tensors[tensor])
@@ -260,7 +243,8 @@ class Readers:
                     return Reason((cause,), _SMALLER_MASK)
             taken = [i for i in reader.inputs if stored_constant(self._subgraph, i) is None]
             scales = [qparams(self._graph.tensor(reader, i)) for i in taken if i >= 0]
-            if reader is not op and reader.name in _JOINS and scales.count(own) > 1:
+            shares = facts_of(reader.name).shares_range == "all"
+            if reader is not op and shares and scales.count(own) > 1:
                 return Reason(
                     (f"{reader.place} has one scale for all of its operands",),
                     "bring these to like ranges, or leave it in float",
@@ -326,7 +310,7 @@ class Readers:
         seen: Collection[int],
     ) -> Op | None:
         """Return the op whose values a range fits, of those that a reader joins with others."""
-        for index in reader.inputs if reader.name in _JOINS else ():
+        for index in reader.inputs if facts_of(reader.name).shares_range == "all" else ():
             limits = None if index < 0 else code_limits(self._subgraph.tensors[index])
             maker = self._subgraph.producer.get(index)
             if maker is None or index in seen or limits != own:
@@ -345,7 +329,7 @@ class Readers:
 
     def _constants(self, op: Op) -> Iterator[float]:
         """The least and the greatest value of each constant that an op adds, joins or chooses."""
-        for index in op.inputs if op.name in _WITH_CONSTANTS else ():
+        for index in op.inputs if facts_of(op.name).shares_range else ():
             stored = stored_constant(self._subgraph, index)
             if stored is None or not stored.tensor.is_quantized:
                 continue

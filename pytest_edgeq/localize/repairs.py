@@ -12,7 +12,7 @@ from pytest_edgeq.localize.float_forms import axis_orders, paired
 from pytest_edgeq.localize.structure import OF_QUANTIZATION, Pairs
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graft import Graft, write_with
-from pytest_edgeq.tflite.op_facts import HOLDING
+from pytest_edgeq.tflite.ops import HOLDING, LAYOUT
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.runtimes import Copied
 from pytest_edgeq.tflite.same import option_differences
@@ -24,7 +24,7 @@ _CHANGED = "a changed copy of the file"
 _MOST = 32
 """Ops that are tried at most: each takes a conversion of the file and a run."""
 
-_ARRANGING = HOLDING | {"TRANSPOSE", "BROADCAST_TO"}
+_ARRANGING = HOLDING | LAYOUT | {"BROADCAST_TO"}
 """Ops that decide the order in which values lie."""
 
 _NEAR = 2.0**-10

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.localize.constant_checks import (
-    INPUT_AT,
     SAME_SCALE,
     check_bias,
     check_stored_weight,
@@ -28,7 +27,7 @@ from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.conformance import is_shared
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.op_facts import COMMUTATIVE, HOLDING
+from pytest_edgeq.tflite.ops import COMMUTATIVE, HOLDING, INPUT_AT
 from pytest_edgeq.tflite.roles import StoredTensor, role_of, roles_of, stored_constant
 from pytest_edgeq.tflite.same import option_differences, source_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph

@@ -21,10 +21,10 @@ from pytest_edgeq.numerics.findings import (
     Place,
 )
 from pytest_edgeq.snapshots.align import Alignment, Pair, Row, align, fields
+from pytest_edgeq.tflite.ops import QDQ
 
 _SHOWN_ROWS: Final = 10
 _SHOWN_PLACES: Final = 6
-_BORDERS: Final = frozenset({"QUANTIZE", "DEQUANTIZE"})
 _BORDER_RANK: Final = 10
 _FIELDS: Final = ("op", "scheme", "inputs", "weight", "granularity", "bias", "outputs", "subgraph")
 
@@ -134,12 +134,12 @@ def _first_line(
 
 def _new_floats(alignment: Alignment, new: Sequence[Row]) -> list[int]:
     """Ops that appeared and compute in float, in a file that does not throughout."""
-    if all(row["scheme"] in ("float", "integer") or row["op"] in _BORDERS for row in new):
+    if all(row["scheme"] in ("float", "integer") or row["op"] in QDQ for row in new):
         return []
     return [
         index
         for index in alignment.appeared
-        if new[index]["scheme"] == "float" and new[index]["op"] not in _BORDERS
+        if new[index]["scheme"] == "float" and new[index]["op"] not in QDQ
     ]
 
 
@@ -150,7 +150,7 @@ def _groups(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> lis
         ways[_way(old[pair[0]], new[pair[1]])].append(pair)
     groups = []
     for (rank, told), pairs in ways.items():
-        only_borders = all(new[after]["op"] in _BORDERS for _, after in pairs)
+        only_borders = all(new[after]["op"] in QDQ for _, after in pairs)
         groups.append(_Group(rank + _BORDER_RANK * only_borders, told, pairs))
     return sorted(groups, key=lambda group: (group.rank, -len(group.pairs), group.pairs[0]))
 
@@ -207,7 +207,7 @@ def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
         return str(_place(rows, indices[0]))
     counts = Counter(rows[index]["op"] for index in indices).most_common()
     # What becomes of QUANTIZE and DEQUANTIZE follows from the others.
-    counts.sort(key=lambda each: each[0] in _BORDERS)
+    counts.sort(key=lambda each: each[0] in QDQ)
     told = [f"{count} {op}" for op, count in counts]
     if len(told) <= 2:
         return " and ".join(told)
@@ -293,7 +293,7 @@ def _came_and_went(
             by_op: dict[str, list[int]] = defaultdict(list)
             for index in indices:
                 by_op[rows[index]["op"]].append(index)
-            told = sorted(by_op.items(), key=lambda item: (item[0] in _BORDERS, -len(item[1])))
+            told = sorted(by_op.items(), key=lambda item: (item[0] in QDQ, -len(item[1])))
             lines.append(_line(f"{verb}:", kind="heading"))
             lines += [_line(f"  {len(at)} {op}: {_some(rows, at)}", kind=kind) for op, at in told]
     if alignment.moved:

@@ -5,24 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.op_facts import COMPARISONS, MOVING
+from pytest_edgeq.tflite.ops import MOVING, facts_of
 from pytest_edgeq.tflite.subgraph import Op, Signature, Subgraph
-
-_CHOOSING = COMPARISONS | {
-    *("ARG_MAX", "ARG_MIN", "TOPK_V2", "NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5"),
-    "CUSTOM:TFLite_Detection_PostProcess",
-}
-"""Ops of which a small change of what they take may change the whole result, or nothing."""
-
-_PICKING = MOVING | {
-    *("SLICE", "STRIDED_SLICE", "SPLIT", "SPLIT_V", "UNPACK", "PACK", "CONCATENATION"),
-    *("GATHER", "GATHER_ND", "ONE_HOT", "TILE", "BROADCAST_TO", "LOGICAL_AND", "LOGICAL_OR"),
-    *("LOGICAL_NOT", "REVERSE_V2"),
-}
-"""Ops that hand on what was chosen, or pick by it."""
-
-_WITH_CONSTANT = frozenset({"ADD", "SUB", "MUL", "DIV", "FLOOR_DIV", "FLOOR_MOD"})
-"""Ops that hand it on if nothing else goes in but constants, or other choices."""
 
 
 class Choice(NamedTuple):
@@ -61,13 +45,14 @@ def _choice(graph: OpGraph, subgraph: Subgraph, index: int) -> Choice | None:
         op = subgraph.producer.get(tensor)
         if op is None:
             continue
-        scores = 1 if op.name.startswith(("NON_MAX", "CUSTOM")) else 0
-        if op.name in _CHOOSING and len(op.inputs) > scores:
+        facts = facts_of(op.name)
+        if facts.scores is not None and len(op.inputs) > facts.scores:
             if op.name == "TOPK_V2" and tensor == op.outputs[0]:
                 continue
-            return Choice(op, op.inputs[scores])
+            return Choice(op, op.inputs[facts.scores])
         taken = [each for each in op.inputs if each >= 0 and not subgraph.tensors[each].is_constant]
-        hands_on = op.name in _PICKING or (op.name in _WITH_CONSTANT and len(taken) == 1)
-        left += [each for each in taken if hands_on and each not in seen]
+        passes = facts.passes_choice == "always" or op.name in MOVING
+        passes = passes or (facts.passes_choice == "alone" and len(taken) == 1)
+        left += [each for each in taken if passes and each not in seen]
         seen.update(taken)
     return None

@@ -12,8 +12,7 @@ from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.op_facts import MOVING
-from pytest_edgeq.tflite.op_rules import RULES, WEIGHTED, OpRules, Weighted, keeps_scale
+from pytest_edgeq.tflite.ops import KEEPING_SCALE, MOVING, OpFacts, facts_of
 from pytest_edgeq.tflite.options import op_option
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import ratio_text, unexpected_qparams
@@ -102,19 +101,19 @@ def violations_of(graph: OpGraph, op: Op) -> Iterator[Violation]:
     """Yield what does not conform in one op."""
     if any(index < 0 for index in op.outputs) or not op.outputs:
         return
-    rules, weighted = RULES.get(op.name), WEIGHTED.get(op.name)
-    if rules is not None:
+    rules = facts_of(op.name)
+    if rules.source and not rules.dynamic:
         yield from _dtypes(graph, op, rules)
         yield from _same_scale(graph, op, rules)
         yield from _output_scale(graph, op, rules)
         yield from _int16(graph, op, rules.symmetric)
         yield from _one_scale(graph, op, rules.one_scale)
-    if weighted is not None and len(op.inputs) > weighted.weight:
-        found = list(_weighted_dtypes(graph, op, weighted))
+    if rules.dynamic and len(op.inputs) > rules.weights[0]:
+        found = list(_weighted_dtypes(graph, op, rules))
         yield from found
         if not found:  # else the other rules are those of another kernel
-            yield from _weight(graph, op, weighted)
-            yield from _bias(graph, op, weighted)
+            yield from _weight(graph, op, rules)
+            yield from _bias(graph, op, rules)
             yield from _int16(graph, op, op.name != "EMBEDDING_LOOKUP")
     yield from _shifts(graph, op)
 
@@ -147,11 +146,11 @@ _DTYPE_FIX = (
 )
 
 
-def _dtypes(graph: OpGraph, op: Op, rules: OpRules) -> Iterator[Violation]:
+def _dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
     data = _data(graph, op)
     quantized = {tensor.dtype for _, tensor in data if tensor.is_quantized}
     floats = [(name, t) for name, t in data if t.is_floating_point]
-    for dtype in sorted(quantized & rules.without):
+    for dtype in sorted(quantized.intersection(rules.without)):
         yield Violation(
             DTYPES,
             op,
@@ -182,7 +181,7 @@ _SAME_FIX = (
 )
 
 
-def _same_scale(graph: OpGraph, op: Op, rules: OpRules) -> Iterator[Violation]:
+def _same_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
     output = graph.tensor(op, op.outputs[0])
     made = qparams(output)
     if made is None or output.dtype in rules.rescaling:
@@ -215,7 +214,7 @@ def _same_scale(graph: OpGraph, op: Op, rules: OpRules) -> Iterator[Violation]:
             yield Violation(SAME_SCALE, op, text, cause, _SAME_FIX)
 
 
-def _differ(one: tuple[float, int], other: tuple[float, int], rules: OpRules) -> bool:
+def _differ(one: tuple[float, int], other: tuple[float, int], rules: OpFacts) -> bool:
     if one[1] != other[1] or rules.refused:
         return one != other
     # Not `>`, which NaN would pass.
@@ -239,7 +238,7 @@ def _means_the_same(graph: OpGraph, op: Op, place: int, output: Tensor) -> bool:
     return bool(np.abs((codes - made[1]) * made[0] - values).max(initial=0.0) <= made[0] / 2)
 
 
-def _output_scale(graph: OpGraph, op: Op, rules: OpRules) -> Iterator[Violation]:
+def _output_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
     output = graph.tensor(op, op.outputs[0])
     given, wanted = qparams(output), rules.outputs.get(output.dtype)
     if given is None or wanted is None:
@@ -302,8 +301,8 @@ def _several_scales(op: Op, name: str, tensor: Tensor) -> Violation:
     )
 
 
-def _weighted_dtypes(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violation]:
-    data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.data, rules.weight))
+def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
+    data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.inputs[0], rules.weights[0]))
     output = graph.tensor(op, op.outputs[0])
     bias = _bias_of(graph, op, rules)
     told = [("input", data), ("weight", weight), ("its output", output)]
@@ -385,15 +384,14 @@ def _bias_dtypes(graph: OpGraph, op: Op, data: Tensor) -> tuple[str, ...]:
     return ("int64", "int32") if is_declared else ("int64",)
 
 
-def _bias_of(graph: OpGraph, op: Op, rules: Weighted) -> Tensor | None:
-    if rules.bias is None or len(op.inputs) <= rules.bias or op.inputs[rules.bias] < 0:
-        return None
-    return graph.tensor(op, op.inputs[rules.bias])
+def _bias_of(graph: OpGraph, op: Op, rules: OpFacts) -> Tensor | None:
+    present = [op.inputs[i] for i in rules.biases if i < len(op.inputs) and op.inputs[i] >= 0]
+    return graph.tensor(op, present[0]) if present else None
 
 
-def _weight(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violation]:
+def _weight(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
     """Check axis and zero points of a weight."""
-    data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.data, rules.weight))
+    data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.inputs[0], rules.weights[0]))
     if not weight.is_quantized or not len(weight.scales):
         return
     dynamic = data.is_floating_point or (
@@ -462,9 +460,9 @@ def _asymmetric(graph: OpGraph, op: Op, weight: Tensor, *, is_warning: bool) -> 
     )
 
 
-def _bias(graph: OpGraph, op: Op, rules: Weighted) -> Iterator[Violation]:
+def _bias(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
     bias = _bias_of(graph, op, rules)
-    data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.data, rules.weight))
+    data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.inputs[0], rules.weights[0]))
     if bias is None or not bias.is_quantized or not data.is_quantized:
         return
     if bias.zero_points.any():
@@ -520,7 +518,7 @@ def is_shared(
     own = qparams(subgraph.tensors[index])
     while True:
         others = (each for each in subgraph.ops if index in each.inputs)
-        keeping = [o for o in others if keeps_scale(o.name) and o.index not in above]
+        keeping = [o for o in others if o.name in KEEPING_SCALE and o.index not in above]
         if any(qparams(subgraph.tensors[each.outputs[0]]) == own for each in keeping):
             return True
         if keeping and any(_has(subgraph.tensors[index], each) for each in given):
@@ -534,7 +532,7 @@ def is_shared(
 
 def hands_on(graph: OpGraph, op: Op) -> bool:
     """Whether an op gives the codes that it takes, in the scale that it takes them in."""
-    if not keeps_scale(op.name):
+    if op.name not in KEEPING_SCALE:
         return False
     taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
     same = np.array_equal(taken.scales, made.scales)

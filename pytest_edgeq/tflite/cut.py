@@ -22,10 +22,8 @@ from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.model_objects import packed, unpacked
+from pytest_edgeq.tflite.ops import MOVING, facts_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
-
-# They give other values in every run.
-_RANDOM = frozenset({"MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"})
 
 # The offsets of a flatbuffer are signed, of 32 bits; what is not data takes far less than this.
 _MOST_BYTES = 2**31 - 2**26
@@ -44,7 +42,7 @@ ALONE = "a copy of the file in which its ops stand alone"
 _SMALL_PARTS = 1 << 16
 
 # Ops that only prepare constants.
-_PREPARES = {"CAST", "DENSIFY", "DEQUANTIZE", "QUANTIZE", "RESHAPE", "TRANSPOSE", "EXPAND_DIMS"}
+_PREPARES = MOVING - {"SQUEEZE"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,7 +217,7 @@ class _Cutter:
         options = (raw.builtinOptions, raw.builtinOptions2)
         if any("subgraph" in key.lower() for each in options if each for key in vars(each)):
             return "it runs other subgraphs"
-        if op.name in _RANDOM:
+        if facts_of(op.name).random:
             return "it gives other values in every run"
         if raw.largeCustomOptionsSize:
             return "its options lie behind the flatbuffer"

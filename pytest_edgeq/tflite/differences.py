@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import Constant
+from pytest_edgeq.tflite.ops import facts_of
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -96,21 +97,9 @@ def claim_of(
     )
 
 
-_AXES = {
-    "CONV_2D": ("output channel", "row", "column", "input channel"),
-    "DEPTHWISE_CONV_2D": ("batch", "row", "column", "channel"),
-    "TRANSPOSE_CONV": ("output channel", "row", "column", "input channel"),
-    "CONV_3D": ("layer", "row", "column", "input channel", "output channel"),
-    "CONV_3D_TRANSPOSE": ("layer", "row", "column", "output channel", "input channel"),
-    "FULLY_CONNECTED": ("output channel", "input channel"),
-    "EMBEDDING_LOOKUP": ("row", "column"),
-    "GATHER": ("row", "column"),
-}
-
-
 def _axis_names(op_name: str, ndim: int) -> tuple[str, ...]:
     """Return a name for each axis of an op's constant."""
-    names = _AXES.get(op_name, ())
+    names = facts_of(op_name).axes
     if len(names) == ndim:
         return names
     return (*(f"index of axis {i}" for i in range(ndim - 1)), "channel")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.ops import LAYOUT
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor, Tensor
-
-_MOVING = {"TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS"}
-"""Ops that a converter puts between an input and what quantizes it, for the layout."""
 
 
 def quantized_inputs(
@@ -31,7 +29,7 @@ def quantized_inputs(
                     found.setdefault(key, tensor)
                 continue
             for op in subgraph.ops:
-                if tensor.index in op.inputs and op.name in {"QUANTIZE", *_MOVING}:
+                if tensor.index in op.inputs and op.name in {"QUANTIZE", *LAYOUT}:
                     waiting += [subgraph.tensors[index] for index in op.outputs]
         for tensor in found.values():
             yield border, tensor
@@ -49,7 +47,7 @@ def quantized_output(graph: OpGraph, signature: Signature, border: SignatureTens
         source = subgraph.tensors[op.inputs[0]]
         if op.name == "DEQUANTIZE" and source.is_quantized and len(source.scales) == 1:
             return source
-        if op.name not in _MOVING or tensor.is_quantized:
+        if op.name not in LAYOUT or tensor.is_quantized:
             break
         tensor = source
     return border.tensor

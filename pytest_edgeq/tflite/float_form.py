@@ -19,7 +19,7 @@ from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.model_objects import packed, unpacked
-from pytest_edgeq.tflite.op_facts import CASTS
+from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
@@ -108,7 +108,7 @@ class _Writer:
 
 def is_cast(graph: OpGraph, op: Op) -> bool:
     """Whether an op only changes how a value is held, or widens a float16 constant."""
-    if op.name not in CASTS:
+    if op.name not in QDQ:
         return op.name == "DENSIFY"
     subgraph = graph.subgraphs[op.subgraph]
     source, made = (subgraph.tensors[index] for index in (op.inputs[0], op.outputs[0]))

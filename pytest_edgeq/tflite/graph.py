@@ -28,13 +28,12 @@ from pytest_edgeq.tflite.flatbuffer import (
     text,
 )
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
+from pytest_edgeq.tflite.ops import facts_of
 from pytest_edgeq.tflite.source import TflitePath, open_tflite
 from pytest_edgeq.tflite.sparse import densified
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor, Subgraph, Tensor
 from pytest_edgeq.tflite.verify import verify
 from pytest_edgeq.unrunnable import UnreadableError
-
-_STATEFUL_OPS = frozenset({"VAR_HANDLE", "ASSIGN_VARIABLE", "READ_VARIABLE", "CALL_ONCE"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +81,7 @@ class OpGraph:
     @property
     def is_stateful(self) -> bool:
         """Whether a run leaves something behind for the next: variables, or resources."""
-        return any(op.name in _STATEFUL_OPS for op in self.ops) or any(
+        return any(facts_of(op.name).stateful for op in self.ops) or any(
             tensor.is_variable for subgraph in self.subgraphs for tensor in subgraph.tensors
         )
 

@@ -26,31 +26,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.ops import CLAMPING, QDQ, facts_of
 from pytest_edgeq.tflite.roles import StoredTensor, roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
-# The kind of module that an op with weights stands for.
-_KIND_OF_OP = {
-    "CONV_2D": "conv",
-    "DEPTHWISE_CONV_2D": "conv",
-    "CONV_3D": "conv",
-    "TRANSPOSE_CONV": "conv_transpose",
-    "CONV_3D_TRANSPOSE": "conv_transpose",
-    "FULLY_CONNECTED": "linear",
-    "EMBEDDING_LOOKUP": "embedding",
-    "GATHER": "embedding",
-    "PRELU": "prelu",
-}
-
-# Elementwise functions of one operand: their own stack comes first.
-_ELEMENTWISE = {
-    *("ABS", "CEIL", "COS", "ELU", "EXP", "FLOOR", "GELU", "HARD_SWISH", "LEAKY_RELU", "LOG"),
-    *("LOGISTIC", "NEG", "RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1", "ROUND", "RSQRT"),
-    *("SIGN", "SIN", "SQRT", "SQUARE", "TANH"),
-}
-_CLAMPS = {"RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1", "MAXIMUM", "MINIMUM"}
 _CLAMP_CLASSES = {f"torch.nn.modules.activation.{name}" for name in ("ReLU", "ReLU6", "Hardtanh")}
-_BORDERS = {"QUANTIZE", "DEQUANTIZE"}
 
 # torch's own layers that never multiply with a matrix, whatever is folded into them.
 _WITHOUT_MATRIX = tuple(
@@ -58,10 +38,8 @@ _WITHOUT_MATRIX = tuple(
 )
 _WITH_MATRIX_ALL_THE_SAME = ("torch.nn.modules.activation.MultiheadAttention",)
 
-# torch's own matrix layers never call these; between two computed operands, nor those.
+# torch's own matrix layers.
 _MATRIX_CLASSES = ("torch.nn.modules.conv.", "torch.nn.modules.linear.Linear")
-_NOT_OF_MATRIX = _ELEMENTWISE | {"SOFTMAX", "LOG_SOFTMAX", "MAX_POOL_2D", "MEAN", "POW", "DIV"}
-_NOT_OF_MATRIX_COMPUTED = {"ADD", "SUB", "MUL", "SQUARED_DIFFERENCE"}
 
 # Its forward calls each child and nothing else.
 _SEQUENTIAL = "torch.nn.modules.container.Sequential"
@@ -237,7 +215,7 @@ class _Names:
             # The result's own name is the signature's.
             if i >= 0 and _stacks(subgraph.tensors[i].name)
         )
-        kind = _KIND_OF_OP.get(op.name)
+        kind = facts_of(op.name).module
         if kind is None:
             return self._without_weights(subgraph, op, told)
         roles = roles_of(graph, op)
@@ -258,7 +236,7 @@ class _Names:
     def _without_weights(self, subgraph: Subgraph, op: Op, told: _Reading) -> str | None:
         computed = all(i >= 0 and not subgraph.tensors[i].is_constant for i in op.inputs)
         left = [node for node in told.nodes if _may_call(node, op.name, computed=computed)]
-        if left and not told.open and op.fused_activation is None and op.name in _ELEMENTWISE:
+        if left and not told.open and op.fused_activation is None and facts_of(op.name).unary:
             return left[0].path
         nodes = told.nodes
         if op.fused_activation is not None and len(nodes) == 3 and nodes[0].path == nodes[2].path:
@@ -329,7 +307,9 @@ def _has_matrix(node: ModuleNode) -> bool:
 
 def _may_call(node: ModuleNode, op: str, *, computed: bool) -> bool:
     if node.class_name in _CLAMP_CLASSES:
-        return op in _CLAMPS or op in _BORDERS
+        return op in CLAMPING or op in QDQ
     if node.class_name.startswith(_MATRIX_CLASSES):
-        return op not in _NOT_OF_MATRIX and not (computed and op in _NOT_OF_MATRIX_COMPUTED)
+        facts = facts_of(op)
+        never = facts.unary or facts.not_in_layers == "ever"
+        return not never and not (computed and facts.not_in_layers == "computed")
     return True

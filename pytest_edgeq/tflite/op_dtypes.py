@@ -11,15 +11,13 @@ from typing import Any
 from pytest_edgeq.numerics.findings import Place
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import ModulePaths
+from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.roles import Roles, roles_of, stored_constant
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 _QUANTIZED = ("int16x8", "int8", "uint8", "int4", "int2", "uint4", "int32")
 SCHEMES = (*_QUANTIZED, "dynamic", "weight_only", "float16", "float", "integer")
 """What an op computes in; see `OpDtypes.scheme`."""
-
-BORDER_OPS = ("QUANTIZE", "DEQUANTIZE")
-"""Ops that stand between two dtypes and belong to neither side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +190,7 @@ def _scheme(graph: OpGraph, op: Op, roles: Roles) -> str:
         if stored is not None and not stored.dequantized:
             return "float16" if stored.tensor.dtype == "float16" else "weight_only"
     if any(tensor.is_floating_point for tensor in activations):
-        if op.name in BORDER_OPS and first is not None:
+        if op.name in QDQ and first is not None:
             return first
         return _float_scheme(op, activations, roles)
     return first or min(quantized, default="integer")

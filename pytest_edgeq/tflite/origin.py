@@ -14,11 +14,10 @@ from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.differences import claim_of, explain
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.roles import StoredTensor, role_of
 from pytest_edgeq.tflite.same import parameter_difference, unexpected_qparams
 from pytest_edgeq.tflite.subgraph import Op
-
-_CONVERSIONS = frozenset({"QUANTIZE", "DEQUANTIZE"})
 
 
 def _same_ops(edge: EdgeFile, origin: EdgeFile) -> Iterator[tuple[Op, Op]]:
@@ -27,7 +26,7 @@ def _same_ops(edge: EdgeFile, origin: EdgeFile) -> Iterator[tuple[Op, Op]]:
         list(each.graph.subgraphs[each.signature.subgraph].ops) for each in (edge, origin)
     )
     if [op.name for op in ops] != [op.name for op in others]:
-        ops, others = ([op for op in each if op.name not in _CONVERSIONS] for each in (ops, others))
+        ops, others = ([op for op in each if op.name not in QDQ] for each in (ops, others))
     if [op.name for op in ops] == [op.name for op in others]:
         yield from zip(ops, others, strict=True)
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_edgeq.tflite.ops import facts_of
+
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
@@ -32,85 +34,6 @@ _BITS = {
 
 _MOST_BYTES = 1 << 40
 """No machine that runs a file has a terabyte for one tensor, and the kernels' own sums overflow."""
-
-_ARITY = {
-    (0, 0): "CALL_ONCE STABLEHLO_COMPOSITE WHILE",
-    (0, 1): "HASHTABLE VAR_HANDLE",
-    (1, 0): "IF",
-    (1, 1): """
-        ABS ADD_N AVERAGE_POOL_2D BITCAST BUCKETIZE CAST CEIL COMPLEX_ABS CONCATENATION COS DENSIFY
-        DEPTH_TO_SPACE DEQUANTIZE ELU EXP FAKE_QUANT FLOOR GELU HARD_SWISH HASHTABLE_SIZE IMAG
-        L2_NORMALIZATION L2_POOL_2D LEAKY_RELU LOCAL_RESPONSE_NORMALIZATION LOG LOGICAL_NOT LOGISTIC
-        LOG_SOFTMAX MATRIX_DIAG MAX_POOL_2D NEG PACK QUANTIZE RANDOM_STANDARD_NORMAL RANDOM_UNIFORM
-        RANK READ_VARIABLE REAL RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 RESHAPE ROUND RSQRT SHAPE SIGN
-        SIN SKIP_GRAM SOFTMAX SPACE_TO_DEPTH SQRT SQUARE SQUEEZE TANH UNPACK WHERE ZEROS_LIKE
-    """,
-    (1, 2): "UNIQUE",
-    (2, 0): "ASSIGN_VARIABLE",
-    (2, 1): """
-        ADD ARG_MAX ARG_MIN ATAN2 BATCH_MATMUL BITWISE_XOR BROADCAST_ARGS BROADCAST_TO CONV_2D
-        CONV_3D CUMSUM DEPTHWISE_CONV_2D DIV EMBEDDING_LOOKUP EQUAL EXPAND_DIMS FILL FLOOR_DIV
-        FLOOR_MOD FULLY_CONNECTED GATHER GATHER_ND GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND
-        LOGICAL_OR LSH_PROJECTION MATRIX_SET_DIAG MAXIMUM MEAN MINIMUM MIRROR_PAD MUL MULTINOMIAL
-        NOT_EQUAL PAD POW PRELU REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD
-        RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR REVERSE_SEQUENCE REVERSE_V2 RFFT2D RIGHT_SHIFT
-        SEGMENT_SUM SPLIT SQUARED_DIFFERENCE SUB SUM TILE TRANSPOSE
-    """,
-    (2, 2): "TOPK_V2",
-    (3, 0): "HASHTABLE_IMPORT",
-    (3, 1): """
-        BATCH_TO_SPACE_ND CONV_3D_TRANSPOSE DILATE DYNAMIC_UPDATE_SLICE HASHTABLE_FIND PADV2 RANGE
-        SCATTER_ND SELECT SELECT_V2 SLICE SPACE_TO_BATCH_ND SPLIT_V TRANSPOSE_CONV
-        UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_SUM
-    """,
-    (3, 2): "HASHTABLE_LOOKUP",
-    (4, 1): "ONE_HOT SPARSE_TO_DENSE STRIDED_SLICE",
-    (5, 1): "EMBEDDING_LOOKUP_SPARSE LSTM RNN SVDF UNIDIRECTIONAL_SEQUENCE_RNN",
-    (5, 2): "NON_MAX_SUPPRESSION_V4",
-    (6, 3): "NON_MAX_SUPPRESSION_V5",
-    (20, 1): "UNIDIRECTIONAL_SEQUENCE_LSTM",
-}
-"""
-The least numbers of inputs and outputs, from `Prepare` in tflite/kernels (ai-edge-litert 2.3.0).
-
-Operands beyond these are optional, or refused by the kernels with a sentence.
-"""
-
-_LEAST = {name: counts for counts, names in _ARITY.items() for name in names.split()}
-
-_REQUIRED = {"LSTM": 1, "SVDF": 3, "UNIDIRECTIONAL_SEQUENCE_LSTM": 1}
-"""How many of the first inputs may not be left out (−1), of ops with fewer than their least."""
-
-_ALL_REQUIRED = {
-    *("ADD_N", "CONCATENATION", "IF", "PACK", "RESHAPE", "STABLEHLO_COMPOSITE", "WHILE"),
-}
-
-_KEEPING_DTYPE = {
-    **dict.fromkeys(
-        (
-            *("BATCH_MATMUL", "BATCH_TO_SPACE_ND", "BROADCAST_TO", "CUMSUM", "MEAN", "REDUCE_MAX"),
-            *("REDUCE_MIN", "REDUCE_PROD", "RESHAPE", "SOFTMAX", "SPLIT_V", "SQUEEZE", "SUM"),
-        ),
-        0,
-    ),
-    **dict.fromkeys(("EMBEDDING_LOOKUP", "SPLIT"), 1),
-}
-"""
-Ops whose kernels write elements of this input's dtype, whichever the output has.
-
-Their `Prepare` functions neither compare the dtypes nor set the output's (ai-edge-litert 2.3.0).
-"""
-
-_OTHER_DTYPES = {
-    # ai-edge-quantizer 0.10.0 writes it for a product of two constants: the kernels write fewer
-    # bytes than the tensor has, which `localize` reports.
-    ("BATCH_MATMUL", "float32"),
-    ("BATCH_MATMUL", "int32"),
-    ("EMBEDDING_LOOKUP", "float16"),
-    ("EMBEDDING_LOOKUP", "float32"),
-    ("SOFTMAX", "int16"),
-}
-"""Outputs that these ops can have for inputs of 8 bits or less."""
 
 
 def verify(model: Any, subgraphs: Sequence[Subgraph]) -> None:
@@ -233,16 +156,16 @@ def _verify_ops(subgraph: Subgraph) -> None:
 
 
 def _count_problem(op: Op) -> str:
-    if op.name not in _LEAST:
+    facts = facts_of(op.name)
+    if facts.least is None:
         return ""
     for noun, operands, least in zip(
-        ("input", "output"), (op.inputs, op.outputs), _LEAST[op.name], strict=True
+        ("input", "output"), (op.inputs, op.outputs), facts.least, strict=True
     ):
         if len(operands) < least:
             plural = "" if len(operands) == 1 else "s"
             return f"it has {len(operands)} {noun}{plural}, expected {least}"
-    required = _REQUIRED.get(op.name, _LEAST[op.name][0])
-    if -1 in (op.inputs if op.name in _ALL_REQUIRED else op.inputs[:required]):
+    if -1 in op.inputs[: facts.required or facts.least[0]]:
         return f"its input {op.inputs.index(-1)} is left out, and is not optional"
     if -1 in op.outputs:
         return "an output is left out"
@@ -264,14 +187,14 @@ def _input_problem(
 
 
 def _dtype_problem(op: Op, tensors: Sequence[Tensor]) -> str:
-    position = _KEEPING_DTYPE.get(op.name)
-    if position is None:
+    facts = facts_of(op.name)
+    if facts.dtype_of is None:
         return ""
-    expected = tensors[op.inputs[position]].dtype
+    expected = tensors[op.inputs[facts.dtype_of]].dtype
     for index in op.outputs:
         dtype = tensors[index].dtype
         if dtype != expected and not (
-            expected in ("int8", "uint8", "int4", "int2") and (op.name, dtype) in _OTHER_DTYPES
+            expected in ("int8", "uint8", "int4", "int2") and dtype in facts.other_dtypes
         ):
             return f"its output, tensor {index}, is {dtype}, and its input {expected}"
     return ""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ai_edge_quantizer import default_policy
 
 from pytest_edgeq import (
     QuantizedModel,
@@ -18,7 +16,6 @@ from pytest_edgeq import (
     assert_op_dtypes,
 )
 from pytest_edgeq.assertions.channels import granularities
-from pytest_edgeq.assertions.left_in_float import RECIPE_OPS
 from pytest_edgeq.unmatched import UnmatchedError
 
 
@@ -270,13 +267,6 @@ def test_float_ops_that_the_quantizer_has_no_pattern_for(pt2e: QuantizedModel, g
         AssertionError, match="the tool that made the file has no pattern for RELU and MEAN"
     ):
         assert_no_float_ops(pt2e.path, allow=["TRANSPOSE"])
-
-
-def test_what_recipes_quantize_is_what_the_library_says() -> None:
-    """ai-edge-quantizer's own list, but for its name of TRANSPOSE_CONV and its borders."""
-    policy = json.loads(default_policy.DEFAULT_JSON_POLICY)["ops_per_config"]["static_wi8_ai8"]
-    renamed = {"CONV_2D_TRANSPOSE": "TRANSPOSE_CONV"}
-    assert {renamed.get(op, op) for op in policy} - {"INPUT", "OUTPUT"} == RECIPE_OPS
 
 
 def test_float_ops_by_design(dynamic: QuantizedModel, golden: Any) -> None:

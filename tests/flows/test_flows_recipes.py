@@ -34,7 +34,7 @@ from pytest_edgeq.flows.recipe import scoped_ops
 from pytest_edgeq.litert import recipes
 from pytest_edgeq.presets import PRESETS
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.op_dtypes import BORDER_OPS
+from pytest_edgeq.tflite.ops import QDQ
 
 Rules = list[dict[str, Any]]
 
@@ -335,7 +335,7 @@ def _assert_layer(quantized: QuantizedModel, module: str, expected: dict[str, An
 def _assert_kept(promise: Promise, quantized: QuantizedModel) -> None:
     for module in OPS:
         _assert_layer(quantized, module, promise.weights.get(module, FLOAT))
-    for op in {entry.op for entry in quantized.op_dtypes} - {*OPS.values(), *BORDER_OPS}:
+    for op in {entry.op for entry in quantized.op_dtypes} - {*OPS.values(), *QDQ}:
         assert_op_dtypes(quantized, op, scheme=promise.others)
     if promise.others != "float":
         in_float = {

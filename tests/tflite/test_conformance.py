@@ -21,7 +21,7 @@ from pytest_edgeq.tflite.conformance import (
     violations,
 )
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.op_rules import RULES
+from pytest_edgeq.tflite.ops import OPS
 from tests.tflite.one_op_files import (
     CHANNELS,
     CODES,
@@ -57,7 +57,7 @@ def sound(op: str, dtype: str) -> list[tuple[float, int]]:
     """Parameters of the data operands and of the output with which kernels compute an op."""
     # NEG negates codes.
     given = (_POSITIVE if KINDS[op].low > 0 or op == "NEG" else _BASE)[dtype]
-    row = RULES[op]
+    row = OPS[op]
     made = row.outputs.get(dtype, given if row.same else _WIDE[dtype])
     return [*[given] * len(data_of(op)), made]
 
@@ -83,7 +83,7 @@ def scaled(parameters: tuple[float, int], by: float = 1.5) -> tuple[float, int]:
     return parameters[0] * by, parameters[1]
 
 
-_HAS_UINT8 = {op for op in RULES} - {
+_HAS_UINT8 = set(OPS) - {
     "ABS",
     "EXP",
     "LOG",
@@ -92,7 +92,7 @@ _HAS_UINT8 = {op for op in RULES} - {
     "SQRT",
     "FLOOR_DIV",
 }
-_HAS_INT16 = set(RULES) - {
+_HAS_INT16 = set(OPS) - {
     *("DEPTH_TO_SPACE", "SPACE_TO_DEPTH", "HARD_SWISH", "LOG_SOFTMAX", "L2_NORMALIZATION"),
     *("RELU_0_TO_1", "RELU_N1_TO_1", "SCATTER_ND", "SQUARED_DIFFERENCE", "ELU", "BROADCAST_TO"),
 }
@@ -101,10 +101,10 @@ KNOWN = [
     (op, dtype)
     for op in sorted(KINDS)
     for dtype in CODES
-    if dtype not in RULES[op].without
+    if dtype not in OPS[op].without
     if not (op in _WITHOUT_INT8 and dtype == "int8")
     if dtype != "int16" or op in _HAS_INT16
-    if dtype != "uint8" or (op in _HAS_UINT8 and RULES[op].same)
+    if dtype != "uint8" or (op in _HAS_UINT8 and OPS[op].same)
 ]
 
 
@@ -126,18 +126,18 @@ def test_another_output_scale_is_a_violation_where_a_kernel_does_not_compute_it(
     """Other ops rescale, and conform: their kernels compute the file."""
     *given, made = sound(op, dtype)
     parameters = [*given, scaled(made)]
-    demands = (RULES[op].same and dtype not in RULES[op].rescaling) or dtype in RULES[op].outputs
+    demands = (OPS[op].same and dtype not in OPS[op].rescaling) or dtype in OPS[op].outputs
 
     told = rules(content_of(op, dtype, parameters))
 
     if demands:
-        assert told == [OUTPUT_SCALE if dtype in RULES[op].outputs else SAME_SCALE]
+        assert told == [OUTPUT_SCALE if dtype in OPS[op].outputs else SAME_SCALE]
     else:
         assert not told
     assert computed(op, dtype, parameters) is not bool(demands)
 
 
-@pytest.mark.parametrize("op", [op for op in sorted(KINDS) if len(RULES[op].same) > 1])
+@pytest.mark.parametrize("op", [op for op in sorted(KINDS) if len(OPS[op].same) > 1])
 @pytest.mark.parametrize("by", [1.5, 1.0])
 def test_an_operand_of_another_scale_or_zero_point_is_named(op: str, by: float) -> None:
     """The output has the first operand's, so the other one is wrong."""
@@ -156,7 +156,7 @@ def test_an_operand_of_another_scale_or_zero_point_is_named(op: str, by: float) 
 
 
 @pytest.mark.sweep(6)
-@pytest.mark.parametrize("op", [op for op in sorted(KINDS) if RULES[op].symmetric])
+@pytest.mark.parametrize("op", [op for op in sorted(KINDS) if OPS[op].symmetric])
 def test_int16_has_zero_points_of_zero(op: str) -> None:
     """Some kernels refuse the file, or compute it without."""
     parameters = [(scale, 5) for scale, _ in sound(op, "int16")]
