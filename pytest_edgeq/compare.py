@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.arrays import contiguous
@@ -22,19 +23,17 @@ from pytest_edgeq.numerics.health import (
     overlap_finding,
     repeated_finding,
 )
-from pytest_edgeq.numerics.machine import Machine
-from pytest_edgeq.parallel import AtOnce, begin, on_one_thread, run_together
+from pytest_edgeq.parallel import AtOnce, begin, in_order, on_one_thread
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import undisturbed
+from pytest_edgeq.remote import OpenModel, Reading
 from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.tally import Tally
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.carriers import Engine
-    from pytest_edgeq.executors.parcel import Parcel
-    from pytest_edgeq.executors.reading import Reading
+    from pytest_edgeq.executors.engines import Engine
 
 
 def compare(
@@ -68,18 +67,16 @@ def compare(
         keeps_points=keeps_points,
         by_sample=isinstance(inputs, SampleSource),
     )
-    machines: Sequence[Machine] = ()
+    machines: tuple[str, ...] = ()
     with progress.step("compare", quantized.name, inputs) as step, comparer:
         samples = read_samples(inputs, quantized.spec, "evaluation")
-        parcel = None
+        model = None
         if engine is not None:
-            from pytest_edgeq.executors.reading import Reading
-
             reading = Reading(quantized, inputs, samples)
-            parcel = reading.prepared(runtime)
+            model = reading.pickled(runtime)
             samples = reading.items()
-        if engine is not None and parcel is not None:
-            machines = comparer.update_by(engine, parcel, reading, step)
+        if engine is not None and model is not None:
+            machines = comparer.update_by(engine, model, reading, step)
         else:
             comparer.update_all(step.each(samples), threads)
     return comparer.result(machines)
@@ -91,9 +88,6 @@ class Comparer:
 
     The samples are given inside of `with`, which leaves the reference's buffers as they were; the
     result is asked for behind it.
-
-    Attributes:
-        count: How many samples were read.
 
     Raises:
         ValueError: No reference, or an unknown runtime.
@@ -181,37 +175,32 @@ class Comparer:
                 self._update_together(samples, at_once)
 
     def update_by(
-        self, engine: Engine, parcel: Parcel, reading: Reading, step: Step
-    ) -> Sequence[Machine]:
+        self, engine: Engine, model: bytes, reading: Reading, step: Step
+    ) -> tuple[str, ...]:
         """
-        Measure samples elsewhere.
-
-        Returns:
-            The machines that have measured.
+        Measure samples by an engine, and return the machines that did.
 
         Raises:
-            Exception: As `Stream.run` does.
+            Exception: As `Reading.measure` does.
         """
-        from pytest_edgeq.executors.compare_job import CompareJob
-        from pytest_edgeq.executors.reading import streamed
-
-        stream = streamed(
+        return reading.measure(
             engine,
-            parcel,
+            model,
             CompareJob(reading.source, self._keeps_points),
-            reading,
             lambda _, found: self.merge(*found),
             step,
             on_read=lambda sample: self.pass_on(sample.arrays()),
         )
-        return stream.machines
 
     def _update_together(self, samples: Iterator[Sample], at_once: AtOnce) -> None:
-        def worker() -> tuple[SampleRunner, Measurement]:
-            return self._runner.apart(at_once.cores), self._new_measurement()
+        workers: list[tuple[SampleRunner, Measurement]] = []
 
-        def measure(worker: tuple[SampleRunner, Measurement], index: int, sample: Sample) -> None:
-            runner, measurement = worker
+        def worker() -> tuple[SampleRunner, Measurement]:
+            workers.append((self._runner.apart(at_once.cores), self._new_measurement()))
+            return workers[-1]
+
+        def measure(worker: tuple[SampleRunner, Measurement], numbered: tuple[int, Sample]) -> None:
+            (runner, measurement), (index, sample) = worker, numbered
             outcome = runner.run(sample, index)
             measurement.update(index, sample.arrays(), outcome, sample.clone)
 
@@ -220,7 +209,9 @@ class Comparer:
                 yield self.count, sample.clone()
                 self._note(sample)
 
-        for _, measurement in run_together(numbered(), worker, measure, at_once.workers):
+        for _ in in_order(numbered(), worker, measure, at_once.workers):
+            pass
+        for _, measurement in workers:
             self._measurement.merge(measurement)
 
     def _note(self, sample: Sample) -> None:
@@ -235,7 +226,7 @@ class Comparer:
         self.count += 1
 
     def merge(self, measurement: Measurement, tally: Tally) -> None:
-        """Add samples that were measured elsewhere, in whatever order."""
+        """Add samples that another process has measured."""
         self._measurement.merge(measurement)
         self._tally.merge(tally)
 
@@ -250,7 +241,7 @@ class Comparer:
         averages = self._quantized.flow == "recipe"
         return self._tally.calibration._replace(averages=averages)
 
-    def result(self, machines: Sequence[Machine] = ()) -> Comparison:
+    def result(self, machines: tuple[str, ...] = ()) -> Comparison:
         """Give what was measured."""
         quantized, measurement = self._quantized, self._measurement
         findings = measurement.findings(self.calibration)
@@ -269,7 +260,7 @@ class Comparer:
             worst_samples=worst,
             evaluated=self._tally.evaluated.result(),
             fingerprint=self._fingerprint(),
-            machines=tuple(machines),
+            machines=machines,
             target=quantized.edge.runtimes.machine_of(self._runtime),
             build=functools.partial(
                 build_of,
@@ -309,6 +300,41 @@ class Comparer:
                 return explain(quantized, step.each(iter(samples)), seconds, self._on_localized)
 
         return functools.cache(explain)
+
+
+@dataclass(frozen=True)
+class CompareJob:
+    """Compare the file with its references, on workers."""
+
+    source: SampleSource | None
+    keeps_points: bool
+    what: str = "the factory of the samples"
+
+    def runner(self, model: OpenModel) -> _CompareRunner:
+        """Return a runner on a model."""
+        return _CompareRunner(model, self.keeps_points)
+
+    def bound(self, model: OpenModel, item: Any, index: int) -> Sample:
+        """Return a sample of the user's factory, bound."""
+        return model.quantized.spec.bind(item, f"evaluation sample {index}")
+
+
+class _CompareRunner:
+    def __init__(self, model: OpenModel, keeps_points: bool) -> None:
+        self._model, self._keeps_points = model.quantized, keeps_points
+        self._runner = SampleRunner(self._model, model.runtime).apart()
+        self._runner.prepare()
+
+    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> tuple[Measurement, Tally]:
+        """Measure samples."""
+        del extra
+        measurement = Measurement.of(self._model, keeps_points=self._keeps_points)
+        tally = Tally()
+        for index, sample in items:
+            outcome = self._runner.run(sample, index)
+            measurement.update(index, sample.arrays(), outcome, sample.clone)
+            tally.add(index, sample.arrays(), self._model.ledger)
+        return measurement, tally
 
 
 def _stateful(name: str, changed: Sequence[str]) -> Finding:

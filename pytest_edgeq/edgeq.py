@@ -74,7 +74,7 @@ class Edgeq:
         executor: Measures the samples of every call that names no executor of its own:
             `processes:N` for N processes of this machine, `dask:ADDRESS` for a cluster of
             dask.distributed (`pytest-edgeq[dask]`), or any `concurrent.futures.Executor`. None
-            measures in this process. Figures are the same to the last bit.
+            measures in this process. Figures are equal within 1e-12.
 
     Raises:
         ValueError: Unknown runtime, cache mode or isolation mode, a runtime of your own with a

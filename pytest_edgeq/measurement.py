@@ -41,13 +41,7 @@ Arrays = Sequence[np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """
-    Outputs of every side for one sample, in the file's order.
-
-    Attributes:
-        codes: Of the file, as it gives them.
-        values: In float, by side: `float`, `edge`, and `simulated` or `float_tflite`.
-    """
+    """Outputs for one sample, in the file's order: codes, and floats by the name of the side."""
 
     codes: Arrays
     values: Mapping[str, Arrays]
@@ -260,7 +254,7 @@ class Measurement:
         return {**self.__dict__, "_edge": None}
 
     def merge(self, other: Measurement) -> None:
-        """Add all that another measurement has seen; any split gives the same figures."""
+        """Add all samples of another measurement."""
         for name, accumulator in self._stages.items():
             accumulator.merge(other._stages[name])
         for watch, theirs in zip(self._health, other._health, strict=True):

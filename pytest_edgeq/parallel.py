@@ -64,13 +64,7 @@ def on_one_thread() -> contextlib.AbstractContextManager[None]:
 
 
 class AtOnce:
-    """
-    How many samples are measured at once.
-
-    Attributes:
-        workers: How many are under way.
-        cores: Held by those that compute in this process.
-    """
+    """How many samples are under way, and the cores that those in this process share."""
 
     def __init__(self, threads: int, *, is_far: bool) -> None:
         self.workers = min(max(threads, MOST_AHEAD) if is_far else threads, MOST_WORKERS)
@@ -117,32 +111,6 @@ def begin(
             update(sample)
         return False
     return threads > 1
-
-
-def run_together(
-    samples: Iterator[tuple[int, _Sample]],
-    make: Callable[[], _Worker],
-    measure: Callable[[_Worker, int, _Sample], None],
-    count: int,
-) -> list[_Worker]:
-    """
-    Measure samples in several threads, as many at a time as there are workers.
-
-    Returns:
-        The workers.
-
-    Raises:
-        Exception: What reading or measuring raised for the first sample that failed.
-    """
-    workers: list[_Worker] = []
-
-    def added() -> _Worker:
-        workers.append(make())
-        return workers[-1]
-
-    for _ in in_order(samples, added, lambda worker, item: measure(worker, *item), count):
-        pass
-    return workers
 
 
 def in_order(

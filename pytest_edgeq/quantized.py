@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pytest_edgeq.executors.carriers import Engine
+    from pytest_edgeq.executors.engines import Engine
     from pytest_edgeq.executors.session_executor import SessionExecutor
     from pytest_edgeq.litert.converter import Traced
     from pytest_edgeq.tflite.graph import OpGraph

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import random
 import threading
 import weakref
@@ -22,7 +21,7 @@ from fixtures.models import ConcatSkip, ResidualNet, SmallModel, normal, samples
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.measurement import Measurement, SampleRunner
 from pytest_edgeq.numerics.calibration import UNKNOWN
-from pytest_edgeq.parallel import on_one_thread, run_together, state_of
+from pytest_edgeq.parallel import in_order, on_one_thread, state_of
 from pytest_edgeq.samples import read_samples
 from pytest_edgeq.tflite.runtimes import Runner
 from tests.bench.detection.edits import edited, ops_of
@@ -304,33 +303,34 @@ def test_workers_are_made_as_they_are_needed() -> None:
         made.append([])
         return made[-1]
 
-    def measure(worker: list[int], index: int, sample: int) -> None:
+    def measure(worker: list[int], sample: int) -> int:
         if sample == 50:
             raise ValueError(str(sample))
-        worker.append(index)
+        worker.append(sample)
+        return sample
 
-    assert len(run_together(iter([(0, 1)]), make, measure, 4)) == 1
-    workers = run_together(enumerate(range(40)), make, measure, 4)
-    assert sorted(itertools.chain(*workers)) == list(range(40))
+    assert list(in_order(iter([0]), make, measure, 4)) == [0]
+    assert len(made) == 1
+    assert list(in_order(iter(range(40)), make, measure, 4)) == list(range(40))
     assert len(made) <= 5
-    taken = iter(enumerate(range(10_000)))
+    taken = iter(range(10_000))
     with pytest.raises(ValueError, match="50"):
-        run_together(taken, make, measure, 2)
-    assert next(taken)[0] < 1000
+        list(in_order(taken, make, measure, 2))
+    assert next(taken) < 1000
 
 
 def test_the_error_of_an_earlier_sample_is_raised_before_one_of_reading() -> None:
     """A worker is still at the first sample when the second cannot be read."""
     unread = threading.Event()
 
-    def items() -> Iterator[tuple[int, int]]:
-        yield 0, 0
+    def items() -> Iterator[int]:
+        yield 0
         unread.set()
         raise TypeError("the second sample is not one")
 
-    def measure(worker: object, index: int, sample: int) -> None:
+    def measure(worker: object, sample: int) -> None:
         assert unread.wait(60)
         raise ValueError("the first sample fails")
 
     with pytest.raises(ValueError, match="the first sample"):
-        run_together(items(), object, measure, 2)
+        list(in_order(items(), object, measure, 2))

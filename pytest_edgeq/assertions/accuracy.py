@@ -25,7 +25,7 @@ from pytest_edgeq.tflite.edge import EdgeFile
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from pytest_edgeq.executors.carriers import Engine
+    from pytest_edgeq.executors.engines import Engine
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
@@ -58,7 +58,7 @@ def assert_accuracy_drop(
             (outputs, label); where its `higher_is_better` is False the drop is a rise.
         max_drop: More than 0, in the metric's unit: 0.01 of an accuracy is one in a hundred.
         executor: Any `concurrent.futures.Executor`, whose workers run both models and the metric;
-            that of the model's session by default. The scores are the same to the last bit.
+            that of the model's session by default. The scores are equal within 1e-12.
 
     Raises:
         AssertionError: The file scores worse by more, or the data cannot tell; or it gives NaN or
@@ -138,13 +138,13 @@ def _score_all(
     """Score all samples, in order, and return their number."""
     pairs = _pairs(labelled, model)
     if engine is not None:
-        from pytest_edgeq.executors.accuracy_job import score_by
-        from pytest_edgeq.executors.reading import Reading
+        from pytest_edgeq.assertions.scoring.on_workers import score_by
+        from pytest_edgeq.remote import Reading
 
         reading = Reading(model, labelled, pairs, lambda pair: pair[0])
-        parcel = reading.prepared(model.runtime)
-        if parcel is not None:
-            return score_by(engine, parcel, metric, reading, model.name, scorer, worst)
+        content = reading.pickled(model.runtime)
+        if content is not None:
+            return score_by(engine, content, metric, reading, model.name, scorer, worst)
         pairs = reading.items()
     n_samples = 0
     # Scored in this thread, as a metric of the user's need not be safe in several.

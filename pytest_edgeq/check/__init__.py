@@ -23,7 +23,7 @@ from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.warn import warn_user
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.carriers import Engine
+    from pytest_edgeq.executors.engines import Engine
 
 __all__ = ["CheckResult", "check"]
 

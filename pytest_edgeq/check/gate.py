@@ -43,7 +43,7 @@ from pytest_edgeq.tflite.origin import origin_findings
 from pytest_edgeq.tflite.same import border_differences, op_differences
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.carriers import Engine
+    from pytest_edgeq.executors.engines import Engine
 
 
 UNREMEMBERED = "baselines were not checked: outside a test nothing is remembered"

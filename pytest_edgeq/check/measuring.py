@@ -16,26 +16,24 @@ from pytest_edgeq.check.influence import Influence
 from pytest_edgeq.check.near_ties import judge_choices
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare import Comparer
-from pytest_edgeq.executors.chunks import SampleError
+from pytest_edgeq.executors.chunks import Chunk, SampleError
 from pytest_edgeq.localize.localizer import Localizer
+from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsMerger, OpsPart
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.measurement import Outcome, ReorderedError
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.distances import Distances
 from pytest_edgeq.numerics.findings import BLOCKING, CANNOT_RUN, FILE, MISFIT, Finding
-from pytest_edgeq.numerics.machine import Machine
 from pytest_edgeq.parallel import Beside, state_of
 from pytest_edgeq.progress import Step
 from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.remote import Reading
 from pytest_edgeq.samples import Sample, read_samples
 from pytest_edgeq.unrunnable import UnreadableError, UnrunnableError, grouped
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.carriers import Engine
-    from pytest_edgeq.executors.checking import CheckingElsewhere
-    from pytest_edgeq.executors.chunks import Chunk
-    from pytest_edgeq.executors.ops_job import CheckedSample
+    from pytest_edgeq.executors.engines import Engine
 
 
 _CHOSEN = 2
@@ -79,15 +77,9 @@ class _Choice:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """
-    What a pass has measured.
+    The results of a pass; `comparison` and `layers` are None where they could not be measured.
 
-    Attributes:
-        comparison: The errors; None where file and reference could not be compared.
-        calibration: Of the file.
-        layers: The errors of each op; None where they could not be measured.
-        agreed: How far the runtimes agree.
-        findings: On inputs and on what is between the ops.
-        fits: Whether every sample fits file and reference.
+    `fits` says whether every sample fits file and reference.
     """
 
     comparison: Comparison | None
@@ -146,24 +138,21 @@ class Measuring:
             ValueError, TypeError: No sample, or one that is none.
         """
         samples = read_samples(inputs, self._quantized.spec, "evaluation")
-        machines: Sequence[Machine] = ()
+        machines: tuple[str, ...] = ()
         with ExitStack() as stack:
-            by: CheckingElsewhere | None = None
+            reading: Reading | None = None
             if engine is not None:
-                from pytest_edgeq.executors.checking import CheckingElsewhere
-                from pytest_edgeq.executors.reading import Reading
-
                 reading = Reading(self._quantized, inputs, samples)
-                by = CheckingElsewhere(engine, reading, self._runtime, self._keeps_points)
                 samples = reading.items()
             stack.enter_context(self._comparer)
             self._localizer = self._open_localizer(stack)
-            if by is None or not by.prepares():
+            model = None if reading is None else reading.pickled(self._runtime)
+            if engine is None or reading is None or model is None:
                 self._measure_here(step.each(samples), threads, stack)
             else:
-                # What is run on every runtime is run here.
+                # The samples that run on every runtime are measured here.
                 self._measure_here(step.each(itertools.islice(samples, SAMPLES)), 1, stack)
-                machines = self._measure_elsewhere(by, step)
+                machines = self._measure_on_workers(engine, model, reading, step)
             localizer = self._localizer if self._answers else None
             runs = self._runs and self._fits
             findings = self._influence.findings(localizer) if runs else []
@@ -223,39 +212,62 @@ class Measuring:
         if pending is not None and not self._is_held(pending):
             self._localizer = None
 
-    def _measure_elsewhere(self, by: CheckingElsewhere, step: Step) -> Sequence[Machine]:
-        """Measure the samples that are left elsewhere; return the machines."""
+    def _measure_on_workers(
+        self, engine: Engine, model: bytes, reading: Reading, step: Step
+    ) -> tuple[str, ...]:
+        """Measure the samples that are left by an engine; return the machines that did."""
         if not (self._runs and self._fits and self._answers):
-            self._measure_here(step.each(by.reading.items()), 1, ExitStack())
+            self._measure_here(step.each(reading.items()), 1, ExitStack())
             return ()
 
-        def held(each: CheckedSample, add: Callable[[bool], None]) -> None:
-            """Add the ops of one sample to the localizer, if there is one."""
-            is_chosen = self._choice.takes(each.distances or ())
-            if self._localizer is not None and not self._is_held(lambda: add(is_chosen)):
-                self._localizer = None
+        localizer = self._localizer
+        ops = None if localizer is None else OpsPart.of(localizer, "builtin")
+        job = OpsJob(reading.source, ops, compares=True, keeps_points=self._keeps_points)
+        merger = None if localizer is None else OpsMerger(localizer, job, reading)
+
+        def merge(chunk: Chunk, found: CheckedChunk) -> None:
+            assert found.measurement is not None, "unreachable because outputs are compared"
+            assert found.tally is not None, "unreachable because outputs are compared"
+            self._comparer.merge(found.measurement, found.tally)
+            for place, each in enumerate(found.samples):
+                is_chosen = self._choice.takes(each.distances or ())
+                if merger is None or self._localizer is None:
+                    continue
+                if not self._is_held(partial(merger.add, chunk, place, each, is_chosen=is_chosen)):
+                    self._localizer = None
+
+        def extra() -> Any:
+            is_parted = merger is None or merger.is_parted
+            return is_parted, self._localizer is not None, self._choice.worst
 
         try:
-            machines = by.measure(self._comparer, self._localizer, self._choice, held, step)
+            return reading.measure(
+                engine,
+                model,
+                job,
+                merge,
+                step,
+                on_read=lambda sample: self._comparer.pass_on(sample.arrays()),
+                start=self._comparer.count,
+                extra=extra,
+                keeps_chunk=True,
+            )
         except SampleError as failed:
             if failed.chunk is None:
                 raise failed.error from None
-            self._measure_failed(failed.chunk, failed.error, failed.index, by)
+            self._measure_failed(failed.chunk, failed.error, failed.index, reading)
             return ()
-        if machines is None:
-            self._measure_here(step.each(by.reading.items()), 1, ExitStack())
-        return machines or ()
 
     def _measure_failed(
-        self, chunk: Chunk, error: BaseException, index: int, by: CheckingElsewhere
+        self, chunk: Chunk, error: BaseException, index: int, reading: Reading
     ) -> None:
         """Measure the samples of a chunk here, up to the one that failed."""
         self._comparer.count = chunk.start
-        samples = by.samples_of(chunk, self._quantized)
-        self._measure_here(itertools.islice(samples, index + 1 - chunk.start), 1, ExitStack())
+        samples = itertools.islice(reading.samples_of(chunk), index + 1 - chunk.start)
+        self._measure_here(samples, 1, ExitStack())
         if self._runs:  # it fails on the worker alone
             raise error
-        for _ in by.reading.items() if by.reading.source is None else ():
+        for _ in reading.items() if reading.source is None else ():
             pass  # one may not be a sample at all
 
     def _localizing(

@@ -1,11 +1,9 @@
 """
-Measure samples in other processes and on other machines, by the engine that a team already has.
+Measure samples in other processes and on other machines, by any `concurrent.futures.Executor`.
 
 - `names`, `session_executor`: what options, sessions and calls name.
-- `carriers`, `processes`: any executor, dask.distributed, spawned processes.
-- `travel`, `pickled`, `parcel`: the file and its references, as they travel once a worker.
-- `chunks`, `stream`, `tasks`, `reading`: samples in bounded flight, and chunks whose worker died.
-- `worker`, `compare_job`, `ops_job`, `accuracy_job`, `machines`: what runs there.
-
-Figures are the same to the last bit for any number of workers, any size of chunks, and any order.
+- `engines`, `processes`: the client's side of an executor, of dask, of spawned processes.
+- `pickled`: pickles of what a user gave.
+- `chunks`, `stream`, `tasks`: samples in chunks, a few of which are in flight.
+- `worker`: what runs in the other process. It knows jobs alone, which stand with what they measure.
 """

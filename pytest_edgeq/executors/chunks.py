@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_edgeq.executors.pickled import packed
+from pytest_edgeq.executors.tasks import Answer
 from pytest_edgeq.sample_source import SampleSource
 
 _SECONDS = 0.5
 """
 How long a chunk should take.
 
-To send a chunk, to answer and to merge it takes 2 to 5 ms beside its samples, at most 1 % of that.
-With a worker that dies no more than two chunks are lost.
+To send a chunk, to answer and to merge it takes 2 to 5 ms, at most 1 % of that.
 """
 
 _MOST_BYTES = 1 << 22
-"""Of the samples of a chunk, which the client keeps until it is done."""
+"""Of the samples of a chunk, which the client keeps until it is merged."""
 
 _MOST_SAMPLES = 512
 """Of a chunk, whatever they cost."""
@@ -36,51 +38,32 @@ def chunk_size(seconds: float | None, left: int | None, workers: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """
-    Samples that are measured together.
-
-    Attributes:
-        start: Index of the first one.
-        stop: Index behind the last one.
-        samples: Their pickles; None where the workers read them.
-        extra: As `Task.extra`.
-        deaths: How many workers died of it.
-        losses: How often what its worker needs was lost with others.
-        attached: Keys of parcels to send along.
-        copies: How many tasks run it now.
-        generation: Of the engine when the last of them was begun.
-        since: When the last of them was begun.
-        is_done: Whether an answer has come.
-    """
+    """Samples that are measured together; their pickles, unless the workers read them."""
 
     start: int
     stop: int
     samples: tuple[bytes, ...] | None
     extra: Any = None
-    deaths: int = 0
-    losses: int = 0
-    attached: frozenset[str] = frozenset()
-    copies: int = 0
-    generation: int = 0
-    since: float = 0.0
-    is_done: bool = False
+    future: Future[Answer] | None = None
+    answer: Answer | None = None
+    was_sent_again: bool = False
 
     @property
-    def told(self) -> str:
+    def named(self) -> str:
         """Which samples, for texts."""
         last = self.stop - 1
         return f"sample {self.start}" if last == self.start else f"samples {self.start}…{last}"
 
+    def read(self, source: SampleSource | None) -> Iterator[Any]:
+        """Read the samples in this process."""
+        if source is not None:
+            yield from source.read(range(self.start, self.stop))
+        for content in self.samples or ():
+            yield pickle.loads(content)
+
 
 class SampleError(Exception):
-    """
-    Reading or measuring a sample failed; all samples in front of its chunk have been measured.
-
-    Attributes:
-        error: What was raised.
-        index: Of the sample.
-        chunk: That it is in; None where it could not be read.
-    """
+    """Reading or measuring a sample failed; all chunks before its own are merged."""
 
     def __init__(self, error: BaseException, index: int, chunk: Chunk | None) -> None:
         super().__init__(str(error))
@@ -89,16 +72,7 @@ class SampleError(Exception):
 
 @dataclass(slots=True)
 class Chunks:
-    """
-    Chunks of the samples, read when they are asked for.
-
-    Attributes:
-        inputs: What is read: samples, each in the form that it travels in; or a source, of which
-            the workers read them.
-        on_read: Called with each sample that is read here.
-        next_index: Index of the next sample.
-        error: What reading raised, if it did.
-    """
+    """Chunks of the samples, read when they are asked for."""
 
     inputs: Iterator[Any] | SampleSource
     on_read: Callable[[Any], None] = lambda sample: None

@@ -31,7 +31,7 @@ class CannotTravelError(TypeError):
     """A user's object cannot be sent to another process."""
 
 
-_MOST_TOLD = 60
+_MOST_SHOWN = 60
 """Characters of what Python says of an object that cannot be pickled."""
 
 
@@ -47,6 +47,22 @@ def pickled(value: Any, what: str, fix: str) -> bytes:
             return _dumped(_Pickler, value)
     except Exception as error:  # of whatever the object holds
         raise _cannot(what, fix, error) from error
+
+
+class Pickled:
+    """
+    An object of the user, pickled once; its copy is made where it is used.
+
+    Raises:
+        CannotTravelError: As `pickled` does.
+    """
+
+    def __init__(self, value: Any, what: str, fix: str) -> None:
+        self._content = pickled(value, what, fix)
+
+    def copy(self) -> Any:
+        """Return a new copy of the object."""
+        return pickle.loads(self._content)
 
 
 def packed(item: Any, index: int) -> bytes:
@@ -78,7 +94,7 @@ def _dumped(pickler: type[_Pickler], value: Any) -> bytes:
 def _cannot(what: str, fix: str, error: Exception) -> CannotTravelError:
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return CannotTravelError(
-        f"executor: {what} cannot travel to a worker: {first[:_MOST_TOLD]}\nfix: {fix}"
+        f"executor: {what} cannot travel to a worker: {first[:_MOST_SHOWN]}\nfix: {fix}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.executors.names import SPEC, check_spec
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.carriers import Engine
+    from pytest_edgeq.executors.engines import Engine
 
 
 def check_executor(executor: object) -> Executor:
@@ -59,10 +59,10 @@ class SessionExecutor:
         """
         if executor is None and self._default is None:
             return None
-        from pytest_edgeq.executors.carriers import engine_for
+        from pytest_edgeq.executors.engines import engine_for
 
         if executor is not None:
-            # Of the same executor, which has the parcels of calls before.
+            # The same engine for the same executor: its workers have the models of calls before.
             if self._last is None or self._last[0] is not executor:
                 self._last = executor, engine_for(check_executor(executor))
             return self._last[1]

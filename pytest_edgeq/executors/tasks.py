@@ -1,4 +1,4 @@
-"""What goes to a worker and comes back: tasks, answers, and the kinds of jobs."""
+"""Messages to and from workers: tasks, answers, and the protocol of jobs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import pickle
 import platform
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_edgeq.executors.parcel import Label
-from pytest_edgeq.numerics.machine import Machine
 from pytest_edgeq.versions import version_of
 
 if TYPE_CHECKING:
-    from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.sample_source import SampleSource
 
 
@@ -31,7 +28,7 @@ class ExecutorError(RuntimeError):
     """An executor does not measure samples, through no fault of the model's."""
 
 
-class Station(Protocol):
+class Runner(Protocol):
     """One job on one model, with interpreters of its own; used by one thread at a time."""
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> Any:
@@ -56,14 +53,14 @@ class Job(Protocol):
 
     @property
     def what(self) -> str:
-        """What of the user's it holds, for texts."""
+        """Which objects of the user it holds, for texts."""
 
-    def station(self, model: QuantizedModel, runtime: str) -> Station:
-        """Return what measures samples of a model."""
+    def runner(self, model: Any) -> Runner:
+        """Return a runner on an open model."""
 
-    def bound(self, model: QuantizedModel, given: Any, index: int) -> Any:
+    def bound(self, model: Any, item: Any, index: int) -> Any:
         """
-        Return an item as stations take it, of what the user's factory gave.
+        Return an item of the user's factory as runners need it.
 
         Raises:
             TypeError, ValueError: It does not fit the model.
@@ -73,44 +70,23 @@ class Job(Protocol):
 @dataclass(frozen=True, slots=True)
 class Task:
     """
-    Some samples to measure.
+    Samples to measure: their pickles, or their indices alone where the worker reads them.
 
-    Attributes:
-        version: As `release` returns it, which must be the worker's.
-        model: The label of the model's parcel.
-        job: The label of the job's parcel.
-        start: Index of the first sample.
-        stop: Index behind the last one.
-        samples: Pickles of the samples; None where the worker reads them.
-        extra: What the job wants to know with each task.
+    `model` and `job` are the SHA-256 of the pickles of both.
     """
 
     version: str
-    model: Label
-    job: Label
+    model: str
+    job: str
     start: int
     stop: int
     samples: tuple[bytes, ...] | None
     extra: Any = None
 
-    def bound(self) -> Iterator[tuple[int, Any]]:
-        """Give the samples that the task brings, with their indices."""
-        for index, content in enumerate(self.samples or (), self.start):
-            yield index, pickle.loads(content)
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """
-    What a sample raised.
-
-    Attributes:
-        index: Of the sample.
-        error: A pickle of the exception; None where it cannot be pickled.
-        text: Its class and its text.
-        where: The user's lines that raised it, as in a traceback; empty where none did.
-        is_reading: Whether reading the sample raised it, and not measuring it.
-    """
+    """The exception of a sample: its pickle, if it has one, its text, and the user's lines."""
 
     index: int
     error: bytes | None
@@ -122,27 +98,16 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """
-    What a worker says to a task.
+    The answer of a worker: a pickle of the result, or the first sample that failed.
 
-    Attributes:
-        worker: Host and process.
-        machine: Its machine.
-        seconds: Of measuring.
-        missing: Keys of parcels that it lacks; nothing was measured then.
-        content: A pickle of what was measured.
-        failure: The first sample that failed.
-        changed: Whether the reference changed while it was called.
-        place: The worker's address, where the engine has one.
+    `lacks_shared` says that it cannot read the files of the client's machine.
     """
 
-    worker: str
-    machine: Machine
+    machine: str
     seconds: float = 0.0
-    missing: frozenset[str] = frozenset()
     content: bytes = b""
     failure: Failure | None = None
-    changed: bool = False
-    place: str = ""
+    lacks_shared: bool = False
 
 
 def release() -> str:

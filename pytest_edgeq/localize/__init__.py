@@ -11,7 +11,7 @@ from pytest_edgeq.localize.rows import LayerError, LayerErrors
 from pytest_edgeq.numerics.findings import FILE, NOT_LOCALIZED, OP_IN_FLOAT, WRONG_RESULT, Finding
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.carriers import Engine
+    from pytest_edgeq.executors.engines import Engine
     from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
@@ -43,8 +43,8 @@ def localize(
     with step as running, Localizer(quantized, runtime) as localizer:
         samples = read_samples(inputs, quantized.spec, "evaluation")
         if engine is not None:
-            from pytest_edgeq.executors.localizing import localize_by
-            from pytest_edgeq.executors.reading import Reading
+            from pytest_edgeq.localize.on_workers import localize_by
+            from pytest_edgeq.remote import Reading
 
             reading = Reading(quantized, inputs, samples)
             if localize_by(engine, localizer, runtime, reading, running):

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from .evaluated import NOT_COUNTED, EvaluatedSamples
 from .findings import Finding
-from .machine import Machine
 from .metrics import json_number
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
 from .target_machine import TargetMachine
@@ -107,7 +106,7 @@ class Comparison:
         evaluated: how many samples there were, and how many of them differ.
         fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order; of
             samples of `edgeq.samples` over a digest of each.
-        machines: where an executor measured it; empty of this process.
+        machines: hosts and processors of an executor that measured it; empty of this process.
         target: the machine whose kernels ran the file; None for this one.
         build: gives what of the file the errors may not show, which is remembered beside them.
         points: elements of each output by its name and side, chosen evenly, where they were asked
@@ -127,7 +126,7 @@ class Comparison:
     worst_samples: tuple[WorstSample, ...] = ()
     evaluated: EvaluatedSamples = NOT_COUNTED
     fingerprint: str = ""
-    machines: tuple[Machine, ...] = field(default=(), compare=False)
+    machines: tuple[str, ...] = field(default=(), compare=False)
     target: TargetMachine | None = field(default=None, compare=False)
     build: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False, compare=False)
     points: Mapping[str, Mapping[str, npt.NDArray[np.float64]]] = field(

@@ -1,8 +1,8 @@
 """
-Accumulators that turn outputs, sample by sample, into errors, and merge without a trace.
+Accumulators that turn outputs, sample by sample, into errors, and merge.
 
-Any split of the samples over processes gives the very same figures as one pass.
-Memory grows by thirteen numbers a sample and output, whatever their size.
+Sums over samples are computed at the end. Memory grows by thirteen numbers a sample and output,
+whatever their size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .metrics import (
 )
 from .results import ElementError, OutputErrors, SampleErrors, StageErrors
 from .side import Side
-from .sums import Array, ExactSum, dot
+from .sums import Array, dot, total
 
 __all__ = ["BorderSpec", "ElementError", "OutputErrors", "StageAccumulator", "StageErrors"]
 
@@ -65,11 +65,6 @@ class _OutputAccumulator:
     n_elements: int = 0
     nonfinite_reference: int = 0
     nonfinite_actual: int = 0
-    signal: ExactSum = field(default_factory=ExactSum)
-    noise: ExactSum = field(default_factory=ExactSum)
-    power: ExactSum = field(default_factory=ExactSum)
-    product: ExactSum = field(default_factory=ExactSum)
-    absolute: ExactSum = field(default_factory=ExactSum)
     agreeing: int = 0
     rows: int = 0
     worst: tuple[int, float, int] | None = None  # rank, dB, sample: the least is the worst
@@ -101,11 +96,6 @@ class _OutputAccumulator:
         power, product = actual.power, dot(reference.flat, actual.flat)
         magnitudes = np.abs(difference, out=difference)
         absolute = float(magnitudes.sum())
-        self.signal.add(signal)
-        self.noise.add(noise)
-        self.power.add(power)
-        self.product.add(product)
-        self.absolute.add(absolute)
         agreeing, rows = self._agreement(reference, actual)
         self.agreeing += agreeing
         self.rows += rows
@@ -153,8 +143,6 @@ class _OutputAccumulator:
         self.n_elements += other.n_elements
         self.nonfinite_reference += other.nonfinite_reference
         self.nonfinite_actual += other.nonfinite_actual
-        for name in ("signal", "noise", "power", "product", "absolute"):
-            getattr(self, name).merge(getattr(other, name))
         self.samples += other.samples
         self.agreeing += other.agreeing
         self.rows += other.rows
@@ -167,7 +155,10 @@ class _OutputAccumulator:
         assert self.worst is not None, "unreachable because StageAccumulator has seen a sample"
         finite = not (self.nonfinite_reference or self.nonfinite_actual)
         measured = finite and self.n_elements > 0
-        signal, noise, power = self.signal.value(), self.noise.value(), self.power.value()
+        signal, noise, power, product, absolute = (
+            total(getattr(each, name) for each in self.samples)
+            for name in ("signal", "noise", "power", "product", "absolute")
+        )
         scale, top1, largest = self.spec.scale, None, math.nan
         if measured:
             assert self.largest is not None, "unreachable because there is an element"
@@ -185,16 +176,14 @@ class _OutputAccumulator:
             nonfinite_actual=self.nonfinite_actual,
             degenerate=finite and signal == noise == 0,
             max_abs_error=largest,
-            mean_abs_error=self.absolute.value() / self.n_elements if measured else math.nan,
+            mean_abs_error=absolute / self.n_elements if measured else math.nan,
             rmse=math.sqrt(noise / self.n_elements) if measured else math.nan,
             max_lsb_error=None if scale is None else self._lsb(largest, scale),
             sqnr_db=sqnr_db(signal, noise) if finite else math.nan,
             worst_sample_sqnr_db=decibels if rank == _NUMBER else math.nan,
             worst_sample=worst_sample,
             cosine_similarity=(
-                cosine_similarity(self.product.value(), signal, power, noise)
-                if finite
-                else math.nan
+                cosine_similarity(product, signal, power, noise) if finite else math.nan
             ),
             top1_agreement=top1,
             chosen=self.spec.chosen,

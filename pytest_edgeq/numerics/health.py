@@ -7,7 +7,7 @@ Every rule has a limit that is stated with its reason, so that a finding is wort
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +39,7 @@ from .findings import (
     Place,
 )
 from .side import Side
-from .sums import Array, ExactSum
+from .sums import Array
 from .wiped import FIXED_SCALES
 
 __all__ = [
@@ -156,8 +156,8 @@ class Outside:
     count: int = 0
     elements: int = 0
     samples: int = 0
-    _shares: ExactSum = field(default_factory=ExactSum)
-    _squares: ExactSum = field(default_factory=ExactSum)
+    _shares: float = 0.0
+    _squares: float = 0.0
 
     def update(self, count: int, elements: int) -> None:
         """Add one sample."""
@@ -165,16 +165,16 @@ class Outside:
         self.elements += elements
         self.samples += 1
         share = count / elements if elements else 0.0
-        self._shares.add(share)
-        self._squares.add(share * share)
+        self._shares += share
+        self._squares += share * share
 
     def merge(self, other: Outside) -> None:
         """Add all that another one has seen."""
         self.count += other.count
         self.elements += other.elements
         self.samples += other.samples
-        self._shares.merge(other._shares)
-        self._squares.merge(other._squares)
+        self._shares += other._shares
+        self._squares += other._squares
 
     def more_than_chance(self, *, averaged: bool) -> bool:
         """Whether these are more than chance explains, of elements and of samples."""
@@ -184,8 +184,8 @@ class Outside:
         if self.samples < 2:  # which says nothing of how much samples differ
             return True
         expected = min(CLIPPED_SHARE_LIMIT + _AVERAGED_ENDS * samples / self.elements, 1.0)
-        mean = self._shares.value() / self.samples
-        squares = self._squares.value() / self.samples
+        mean = self._shares / self.samples
+        squares = self._squares / self.samples
         variance = max(squares - mean**2, 0.0) / (self.samples - 1)
         return mean > expected + _SIGMAS * math.sqrt(variance)
 

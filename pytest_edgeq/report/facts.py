@@ -69,7 +69,7 @@ def comparison_facts(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as the record has it, with the points and pictures that it kept."""
     facts = comparison.to_dict()
     facts["fingerprint"] = comparison.fingerprint
-    facts["machines"] = [each.to_dict() for each in comparison.machines]
+    facts["machines"] = list(comparison.machines)
     target = comparison.target
     facts["target"] = None if target is None else target.to_dict()
     facts["points"] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
@@ -42,7 +43,7 @@ def given() -> list[Any]:
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], Executor]]:
-    """Make executors of threads, whose parcels are forgotten afterwards."""
+    """Make executors of threads, whose open models are closed afterwards."""
     made: list[Executor] = []
 
     def make(count: int) -> Executor:
@@ -73,27 +74,56 @@ class AtOnce(Executor):
         return future
 
 
-def told(comparison: Comparison) -> list[Any]:
-    """Return every figure of a comparison."""
+def figures(comparison: Comparison) -> list[Any]:
+    """Return every figure of a comparison, floats as they are."""
     stages = {name: stage.to_dict() for name, stage in comparison.stages.items()}
+    outputs = {
+        name: [dataclasses.asdict(each) for each in stage.outputs.values()]
+        for name, stage in comparison.stages.items()
+    }
     kept = [
         (each.index, each.sqnr_db, [_bits(tensor) for tensor in each.inputs.tensors])
         for each in comparison.worst_samples
     ]
     points = {
-        output: {side: values.tobytes() for side, values in sides.items()}
+        output: {side: values.tolist() for side, values in sides.items()}
         for output, sides in comparison.points.items()
     }
     return [
         comparison.to_dict(),
         stages,
-        repr({name: stage.outputs for name, stage in comparison.stages.items()}),
+        outputs,
         comparison.fingerprint,
         comparison.evaluated,
         [finding.to_dict() for finding in comparison.health],
         kept,
         points,
     ]
+
+
+class Near:
+    """Equal to figures that differ by no more than 1e-12, relative."""
+
+    def __init__(self, expected: Any) -> None:
+        self.expected = expected
+
+    def __eq__(self, other: object) -> bool:
+        """Compare, through containers."""
+        return _near(other, self.expected)
+
+    def __repr__(self) -> str:
+        """Return the figures."""
+        return repr(self.expected)
+
+
+def _near(one: Any, two: Any) -> bool:
+    if isinstance(two, float):
+        return bool(one == pytest.approx(two, rel=1e-12, abs=0, nan_ok=True))
+    if isinstance(two, dict):
+        return one.keys() == two.keys() and all(_near(one[key], two[key]) for key in two)
+    if isinstance(two, (list, tuple)):
+        return len(one) == len(two) and all(map(_near, one, two))
+    return bool(one == two)
 
 
 def _bits(tensor: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Executors that refuse, break, are slow, or have workers of another release."""
+"""Executors that refuse, break, or have workers of another release."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import dataclasses
 import errno
 import multiprocessing.context
 import os
-import threading
+import types
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pytest
 
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.executors import stream, worker
-from pytest_edgeq.executors.carriers import Engine
-from pytest_edgeq.executors.processes import SpawnedPool
-from tests.executors.conftest import AtOnce, told
-from tests.waiting import SECONDS
+from pytest_edgeq.compare import compare
+from pytest_edgeq.executors import engines, worker
+from pytest_edgeq.executors.processes import SpawnedPool, WorkerDiedError
+from tests.executors.conftest import AtOnce, Near, figures
 
 Threads = Callable[[int], Executor]
 
@@ -40,7 +39,9 @@ def test_a_worker_of_another_release_is_refused(
 
     class Old(AtOnce):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            return super().submit(fn, dataclasses.replace(args[0], version="pytest-edgeq 0.0"))
+            task, *shared = args
+            task = dataclasses.replace(task, version="pytest-edgeq 0.0")
+            return super().submit(fn, task, *shared, **kwargs)
 
     with pytest.raises(RuntimeError, match=r"expected pytest-edgeq 0.0 as on the client"):
         Edgeq().compare(quantized, given, executor=Old(1))
@@ -74,7 +75,7 @@ def test_processes_that_cannot_be_started_are_told(
 
 
 class _Dying(AtOnce):
-    """Raises what an engine raises whose worker died, the first few times that it is asked."""
+    """Raises the errors of an engine whose worker died, the first few times that it is asked."""
 
     def __init__(self, errors: list[BaseException]) -> None:
         super().__init__(1)
@@ -89,9 +90,19 @@ class _Dying(AtOnce):
         return future
 
 
+class _Broken(_Dying):
+    """Takes no task once it has raised its error, as a pool of the standard library."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Fail."""
+        if not self.errors:
+            raise BrokenProcessPool("A child process terminated abruptly")
+        return super().submit(fn, *args, **kwargs)
+
+
 def test_a_pool_that_breaks_is_told(quantized: QuantizedModel, given: list[Any]) -> None:
-    """One of the standard library does not go on: the error names the samples and the way out."""
-    executor = _Dying([BrokenProcessPool("a child process terminated abruptly")])
+    """The error names the samples and the way out."""
+    executor = _Broken([BrokenProcessPool("a child process terminated abruptly")] * 2)
     with pytest.raises(RuntimeError, match=r"executor: sample 0: .* the pool broke") as error:
         Edgeq().compare(quantized, given, executor=executor)
     assert "--edgeq-executor=processes:N" in str(error.value)
@@ -107,69 +118,55 @@ def test_a_worker_that_lacks_a_package_is_told(quantized: QuantizedModel, given:
             Edgeq().compare(quantized, given, executor=_Dying([error]))
 
 
-def test_what_was_lost_with_other_workers_is_sent_again(
-    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [CancelledError, WorkerDiedError])
+def test_a_chunk_whose_worker_died_is_sent_once_more(
+    kind: type[Exception], quantized: QuantizedModel, given: list[Any]
 ) -> None:
-    """As dask cancels tasks whose data died; it is no fault of the chunk, but not for ever."""
-    monkeypatch.setattr(Engine, "renew", lambda engine: True)  # as dask's
-    alone = told(Edgeq().compare(quantized, given))
-    some = _Dying([CancelledError() for _ in range(5)])
-    assert told(Edgeq().compare(quantized, given, executor=some)) == alone
-    with pytest.raises(RuntimeError, match="each worker that ran them died"):
-        Edgeq().compare(quantized, given, executor=_Dying([CancelledError() for _ in range(99)]))
+    """As dask cancels tasks whose data died."""
+    alone = Near(figures(Edgeq().compare(quantized, given)))
+
+    def died() -> Exception:
+        return CancelledError() if kind is CancelledError else WorkerDiedError(5, -9)
+
+    some = _Dying([died(), died()])  # of the two chunks in flight
+    assert figures(Edgeq().compare(quantized, given, executor=some)) == alone
+    with pytest.raises(RuntimeError, match=r"sample 0: .* each worker that ran them died"):
+        Edgeq().compare(quantized, given, executor=_Dying([died() for _ in range(9)]))
     worker.forget()
 
 
-@pytest.mark.parametrize("answered", [0, 3])
-def test_where_all_that_was_sent_is_lost_it_is_sent_again(
-    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch, answered: int
+class _Cluster:
+    """A client of dask whose scheduler has no worker, or is gone."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.scheduler = types.SimpleNamespace(address="tcp://10.0.0.1:8786")
+        self.error = error
+
+    def nthreads(self) -> dict[str, int]:
+        """Return no worker."""
+        if self.error is not None:
+            raise self.error
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (None, r"expected workers of tcp://10.0.0.1:8786, got none for 0 s\ncause: no worker"),
+        (OSError("closed"), r"expected an answer of the scheduler .*, got OSError: closed\n"),
+    ],
+)
+def test_a_cluster_without_workers_or_scheduler_is_told(
+    error: Exception | None,
+    text: str,
+    quantized: QuantizedModel,
+    given: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As with workers that hang, and hold everything that may be under way; also from the start."""
-    monkeypatch.setattr(stream, "_LATE_SECONDS", 0.05)
-    monkeypatch.setattr(stream, "_FIRST_SECONDS", 0.2)
-    lost = list[int]()
-
-    class Losing(AtOnce):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            if self.count >= answered and len(lost) < 4:  # two chunks for each worker
-                lost.append(args[0].start)
-                return Future()
-            return super().submit(fn, *args, **kwargs)
-
-    alone = told(Edgeq().compare(quantized, given))
-    assert told(Edgeq().compare(quantized, given, executor=Losing(2))) == alone
-    assert len(lost) == 4
-    worker.forget()
-
-
-def test_a_slow_worker_does_not_hold_the_others_up(
-    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """
-    What it has not answered in time is run by another one, and its own answer counts no more.
-
-    The engine may give the slow one the second run, too.
-    """
-    monkeypatch.setattr(stream, "_LATE_SECONDS", 0.05)
-    alone = told(Edgeq().compare(quantized, given))
-    stuck, over = list[int](), threading.Event()
-
-    class Slow(ThreadPoolExecutor):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            is_stuck = args[0].start == 1 and len(stuck) < 2
-            if is_stuck:
-                stuck.append(args[0].start)
-
-            def run() -> Any:
-                if is_stuck:
-                    assert over.wait(SECONDS), "its answer was waited for"
-                return fn(*args, **kwargs)
-
-            return super().submit(run)
-
-    with Slow(4) as executor:
-        assert told(Edgeq().compare(quantized, given, executor=executor)) == alone
-        assert not over.is_set()
-        over.set()
-    assert stuck == [1, 1]
-    worker.forget()
+    """After a minute, or at once."""
+    monkeypatch.setattr(engines, "_NOBODY_SECONDS", 0)
+    executor: Any = AtOnce(1)
+    executor._client = _Cluster(error)
+    engine = engines.DaskEngine(executor)
+    with pytest.raises(RuntimeError, match=text):
+        compare(quantized, given, runtime="xnnpack", engine=engine)

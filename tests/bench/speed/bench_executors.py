@@ -11,7 +11,7 @@ on them), quantized by the default preset, and prints
 - milliseconds of CPU that a sample takes on the workers and in the client, which a busy machine
   changes less: two workers that take no more than one are twice as fast on free cores;
 - what the parts of a sample take: torch, the quantized torch graph, the file, the rest;
-- bytes of the parcel and of a sample, and milliseconds of the client for each sample that it sends;
+- bytes of the model and of a sample, and milliseconds of the client for each sample that it sends;
 - from these, what the 50,000 images of ImageNet take on 8 and 64 workers.
 
 `--model vit` measures ViT-B/16 in its place, in float torch and a file with dynamic ranges.
@@ -176,29 +176,27 @@ def parts(quantized: Any, samples: int = 12) -> dict[str, float]:
 
 
 def sending(quantized: Any) -> tuple[int, int, float]:
-    """Return bytes of the parcel and of a sample, and the client's milliseconds a sample."""
+    """Return bytes of the model and of a sample, and the client's milliseconds a sample."""
     import hashlib
 
-    from pytest_edgeq.executors.travel import model_parcel, probe_of
+    from pytest_edgeq.remote import pickled_model
 
-    probe = probe_of(quantized.spec)
-    assert probe is not None
-    parcel, _ = model_parcel(quantized, "xnnpack", probe)
     bound = [quantized.spec.bind(image, "sample") for image in images(64)]
+    content = pickled_model(quantized, "xnnpack", lambda: bound[0])
     started = time.perf_counter()
     size = 0
     digest = hashlib.sha256()
     for sample in bound:
         digest.update(sample.arrays()[0].data)
         size = len(pickle.dumps(sample))
-    return len(parcel.content), size, 1000 * (time.perf_counter() - started) / len(bound)
+    return len(content), size, 1000 * (time.perf_counter() - started) / len(bound)
 
 
-def estimate(per_worker: float, client_ms: float, workers: int, parcel: int) -> str:
+def estimate(per_worker: float, client_ms: float, workers: int, model: int) -> str:
     """Return minutes for ImageNet, by workers with a core each, read there or sent."""
     computing = IMAGES / (per_worker * workers)
     sent = max(computing, IMAGES * client_ms / 1000)
-    start = 10 + parcel * workers / 1e9 * 8  # seconds: imports, and the parcel by 1 Gbit/s
+    start = 10 + model * workers / 1e9 * 8  # seconds: imports, and the model by 1 Gbit/s
     return f"read there {(computing + start) / 60:.1f} min, sent {(sent + start) / 60:.1f} min"
 
 
@@ -215,8 +213,8 @@ def main() -> None:
     print(f"{options.model}, {options.samples} samples a round, {cores} cores, {os.getloadavg()}")
     for name, spent in parts(quantized).items():
         print(f"  {name}: {spent:.1f} ms")
-    parcel, size, sent_ms = sending(quantized)
-    print(f"parcel {parcel / 1e6:.1f} MB, sample {size / 1e3:.0f} kB, sent in {sent_ms:.2f} ms")
+    model, size, sent_ms = sending(quantized)
+    print(f"model {model / 1e6:.1f} MB, sample {size / 1e3:.0f} kB, sent in {sent_ms:.2f} ms")
     found = rates(quantized, options.samples, options.repeats, options.workers)
     for name, each in found.items():
         count = int(name.split()[0]) if name[0].isdigit() else 1
@@ -230,7 +228,7 @@ def main() -> None:
         )
     worker_ms = statistics.median(each.worker_ms for each in found["1 read"])
     for workers in (8, 64):
-        told = estimate(1000 / worker_ms, sent_ms, workers, parcel)
+        told = estimate(1000 / worker_ms, sent_ms, workers, model)
         print(f"ImageNet, {workers} workers with a core each: {told}")
 
 

@@ -1,55 +1,49 @@
-"""The job of `assert_accuracy_drop`: both models and the metric, on workers."""
+"""Score both models by an executor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.assertions.scoring import Scorer, scorer_for
 from pytest_edgeq.assertions.scoring.both_models import bound_pair, outcome_of, score
 from pytest_edgeq.assertions.scoring.metric import ScoredSample
-from pytest_edgeq.executors.carriers import Engine
-from pytest_edgeq.executors.parcel import Parcel
-from pytest_edgeq.executors.reading import Reading, streamed
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.progress import Step
-from pytest_edgeq.quantized import QuantizedModel
+from pytest_edgeq.remote import OpenModel, Reading
 from pytest_edgeq.sample_source import SampleSource
 from pytest_edgeq.samples import Sample
+
+if TYPE_CHECKING:
+    from pytest_edgeq.executors.engines import Engine
 
 
 @dataclass(frozen=True)
 class AccuracyJob:
-    """
-    Score both models.
-
-    Attributes:
-        source: Where workers read pairs; None where the tasks bring them.
-        metric: As the user gave it.
-    """
+    """Score both models."""
 
     source: SampleSource | None
     metric: Any
     what: str = "the metric, or the factory of the samples,"
 
-    def station(self, model: QuantizedModel, runtime: str) -> _AccuracyStation:
-        """Return what scores samples of a model."""
-        del runtime
-        return _AccuracyStation(model, self.metric)
+    def runner(self, model: OpenModel) -> _AccuracyRunner:
+        """Return a runner on a model."""
+        return _AccuracyRunner(model, self.metric)
 
-    def bound(self, model: QuantizedModel, given: Any, index: int) -> tuple[Sample, Any]:
-        """Return sample and label of a pair that the user's factory gave."""
-        return bound_pair(model, given, index)
+    def bound(self, model: OpenModel, item: Any, index: int) -> tuple[Sample, Any]:
+        """Return sample and label of a pair of the user's factory."""
+        return bound_pair(model.quantized, item, index)
 
 
-class _AccuracyStation:
-    def __init__(self, model: QuantizedModel, metric: Any) -> None:
-        self._model, self._edge = model, model.edge.apart()
+class _AccuracyRunner:
+    def __init__(self, model: OpenModel, metric: Any) -> None:
+        self._model, self._edge = model.quantized, model.quantized.edge.apart()
         self._scorer = scorer_for(metric)
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> tuple[list[Any], WorstSamples]:
+        """Score samples."""
         del extra
         found: list[Any] = []
         worst = WorstSamples()
@@ -64,7 +58,7 @@ class _AccuracyStation:
 
 def score_by(
     engine: Engine,
-    parcel: Parcel,
+    model: bytes,
     metric: Any,
     reading: Reading,
     name: str,
@@ -76,15 +70,14 @@ def score_by(
 
     Raises:
         CannotTravelError: The metric or the factory cannot be pickled.
-        Exception: As `Stream.run` does.
+        Exception: As `Reading.measure` does.
     """
 
-    def add(_: object, scored: tuple[list[Any], WorstSamples]) -> None:
+    def merge(_: object, scored: tuple[list[Any], WorstSamples]) -> None:
         for each in scored[0]:
             scorer.add(each)
         worst.merge(scored[1])
 
     step = Step("accuracy", name, None)
-    job = AccuracyJob(reading.source, metric)
-    streamed(engine, parcel, job, reading, add, step, in_order=True)
+    reading.measure(engine, model, AccuracyJob(reading.source, metric), merge, step)
     return step.done

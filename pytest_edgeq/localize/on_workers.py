@@ -1,0 +1,221 @@
+"""Measure ops by an executor: the first sample here, all others on workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_edgeq.executors.chunks import Chunk
+from pytest_edgeq.executors.tasks import Failure, packed_failure, unpacked
+from pytest_edgeq.localize.against_torch import OutputCheck, Standard
+from pytest_edgeq.localize.localizer import Localizer, SampleErrors
+from pytest_edgeq.measurement import Arrays, Measurement, SampleRunner
+from pytest_edgeq.numerics.distances import Distances
+from pytest_edgeq.parallel import on_one_thread
+from pytest_edgeq.progress import Step
+from pytest_edgeq.remote import (
+    OpenModel,
+    PickledReference,
+    Reading,
+    pickled_reference,
+    unpickled_reference,
+)
+from pytest_edgeq.sample_source import SampleSource
+from pytest_edgeq.samples import Sample
+from pytest_edgeq.tally import Tally
+from pytest_edgeq.tflite.edge import EdgeFile
+
+if TYPE_CHECKING:
+    from pytest_edgeq.executors.engines import Engine
+
+
+@dataclass(frozen=True)
+class OpsPart:
+    """The parts that workers need to measure ops; the reference where it is not the model's own."""
+
+    runtime: str
+    form: tuple[bytes, str | None]
+    standard: Standard
+    reference: PickledReference | None
+
+    @classmethod
+    def of(cls, localizer: Localizer, runtime: str) -> OpsPart:
+        """
+        Return the parts of a localizer that has seen a sample.
+
+        Raises:
+            CannotTravelError: Its torch graph cannot be pickled.
+        """
+        against, form = localizer.against_torch, localizer.form
+        other = against.reference_elsewhere
+        reference = None if other is None else pickled_reference(other)
+        return cls(runtime, (bytes(form.graph.buffer[:]), form.key), against.standard, reference)
+
+
+class CheckedSample(NamedTuple):
+    """The results of one sample; `differing` is the sample, if the client has to look at it."""
+
+    is_known: bool
+    errors: SampleErrors | None
+    differing: Sample | None
+    peaks: Sequence[float]
+    distances: list[float] | None
+    failure: Failure | None
+
+
+class CheckedChunk(NamedTuple):
+    """The results of a chunk; no measurement and tally where outputs are not compared."""
+
+    samples: list[CheckedSample]
+    measurement: Measurement | None
+    tally: Tally | None
+
+
+@dataclass(frozen=True)
+class OpsJob:
+    """Measure ops, outputs, or both."""
+
+    source: SampleSource | None
+    ops: OpsPart | None
+    compares: bool = False
+    keeps_points: bool = False
+    what: str = "the factory of the samples"
+
+    def runner(self, model: OpenModel) -> _OpsRunner:
+        """Return a runner on a model."""
+        return _OpsRunner(self, model)
+
+    def bound(self, model: OpenModel, item: Any, index: int) -> Sample:
+        """Return a sample of the user's factory, bound."""
+        return model.quantized.spec.bind(item, f"evaluation sample {index}")
+
+
+class _OpsRunner:
+    def __init__(self, job: OpsJob, model: OpenModel) -> None:
+        self._job, self._model = job, model.quantized.apart()
+        self._runner: SampleRunner | None = None
+        if job.compares:
+            self._runner = SampleRunner(self._model, model.runtime)
+            self._runner.prepare()
+        self._localizer: Localizer | None = None
+        if job.ops is not None:
+            ops = job.ops
+            content, key = ops.form
+            form = EdgeFile(content)
+            self._localizer = Localizer(self._model, ops.runtime)
+            self._localizer.prepare(form if key is None else form.at(key))
+            reference = None if ops.reference is None else unpickled_reference(ops.reference)
+            self._check = OutputCheck(self._model, ops.standard, reference)
+
+    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> CheckedChunk:
+        """Measure samples."""
+        is_parted, measures_ops, worst = extra
+        furthest = Distances(worst)
+        measurement = tally = None
+        if self._runner is not None:
+            measurement = Measurement.of(self._model, keeps_points=self._job.keeps_points)
+            tally = Tally()
+        found = []
+        for index, sample in items:
+            known: Mapping[str, Arrays] = {}
+            distances: list[float] | None = None
+            is_candidate = True
+            if self._runner is not None and measurement is not None and tally is not None:
+                outcome = self._runner.run(sample, index)
+                measurement.update(index, sample.arrays(), outcome, sample.clone)
+                tally.add(index, sample.arrays(), self._model.ledger)
+                known = outcome.values
+                distances = Distances.between(known["edge"], known["float"])
+                is_candidate = furthest.exceeds(distances)
+            errors, differing, failure = None, None, None
+            peaks: Sequence[float] = ()
+            if measures_ops and self._localizer is not None:
+                try:
+                    errors, differs = self._looked_at(sample, known, is_candidate, is_parted)
+                    differing = sample.clone() if differs else None
+                    peaks = () if is_parted else self._check.peaks
+                except (RuntimeError, ValueError, TypeError) as error:
+                    if self._runner is None:
+                        raise
+                    failure = packed_failure(index, error)
+            is_known = sample.arrays() in self._model.ledger
+            found.append(CheckedSample(is_known, errors, differing, peaks, distances, failure))
+        return CheckedChunk(found, measurement, tally)
+
+    def _looked_at(
+        self, sample: Sample, known: Mapping[str, Arrays], is_candidate: bool, is_parted: bool
+    ) -> tuple[SampleErrors | None, bool]:
+        assert self._localizer is not None, "the caller has looked"
+        errors = self._localizer.measure(sample) if is_candidate else None
+        differs = False
+        if not is_parted:
+            differs = self._check.differs(sample, known, None if errors is None else errors.form)
+        return None if errors is None else dataclasses.replace(errors, form=()), differs
+
+
+class OpsMerger:
+    """Adds the results of workers to a localizer, in the order of the samples."""
+
+    def __init__(self, localizer: Localizer, job: OpsJob, reading: Reading) -> None:
+        self._localizer, self._job, self._reading = localizer, job, reading
+
+    @property
+    def is_parted(self) -> bool:
+        """Whether the form has left torch, so that it is compared with it no more."""
+        return self._localizer.against_torch.is_done
+
+    def add(self, chunk: Chunk, place: int, each: CheckedSample, *, is_chosen: bool = True) -> None:
+        """
+        Add one sample.
+
+        Raises:
+            RuntimeError: torch or the kernels fail.
+        """
+        if each.failure is not None:
+            raise unpacked(each.failure)
+        differing = None if self.is_parted else each.differing
+        if differing is None and not self.is_parted and self._has_changed():
+            # The worker compared with another form: constants of torch are in use since then.
+            differing = next(itertools.islice(self._reading.samples_of(chunk), place, None))
+        errors = each.errors if is_chosen else None
+        self._localizer.take(
+            is_known=each.is_known, errors=errors, differing=differing, peaks=each.peaks
+        )
+
+    def _has_changed(self) -> bool:
+        ops = self._job.ops
+        assert ops is not None, "unreachable because ops are measured"
+        return self._localizer.against_torch.state != ops.standard.state
+
+
+def localize_by(
+    engine: Engine, localizer: Localizer, runtime: str, reading: Reading, step: Step
+) -> bool:
+    """
+    Measure the ops on all samples; return whether that was done, else they are measured here.
+
+    Raises:
+        CannotTravelError: A reference or a factory cannot be pickled.
+        Exception: As `Reading.measure` does.
+    """
+    model = reading.pickled(runtime)
+    if model is None:
+        return False
+    with on_one_thread():
+        localizer.update(next(reading.items()))
+        step.advance()
+        job = OpsJob(reading.source, OpsPart.of(localizer, runtime))
+        merger = OpsMerger(localizer, job, reading)
+
+        def merge(chunk: Chunk, found: CheckedChunk) -> None:
+            for place, each in enumerate(found.samples):
+                merger.add(chunk, place, each)
+
+        def extra() -> Any:
+            return merger.is_parted, True, None
+
+        reading.measure(engine, model, job, merge, step, start=1, extra=extra)
+    return True
