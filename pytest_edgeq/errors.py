@@ -22,7 +22,7 @@ def failure(findings: Iterable[Finding], text: str | None = None) -> AssertionEr
 
 
 def attach(error: BaseException, findings: Iterable[Finding]) -> None:
-    """Let an error carry findings."""
+    """Attach findings to an error."""
     error.__dict__[_ATTRIBUTE] = tuple(findings)
 
 

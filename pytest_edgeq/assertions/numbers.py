@@ -101,7 +101,7 @@ class _Judgement:
 
     @property
     def where(self) -> str:
-        """What to call it in a sentence."""
+        """The stage, and the output where it is one, as texts name them."""
         return self.stage if self.output is None else f"{self.stage}, output {self.output!r}"
 
     @property

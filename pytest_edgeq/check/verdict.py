@@ -121,7 +121,7 @@ def _with_changes_first(found: list[Finding]) -> list[Finding]:
 
 
 def _with_one_suspicion(found: list[Finding]) -> list[Finding]:
-    """Say once what may have changed since the baselines, with the most that is known."""
+    """Keep suspected changes in the first finding alone, from the baseline that rules out most."""
     suspicious = [each for each in found if each.suspects]
     if len(suspicious) < 2:
         return found

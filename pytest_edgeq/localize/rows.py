@@ -84,7 +84,7 @@ class LayerError:
 
     @property
     def name(self) -> str:
-        """What to call it in a sentence: `CONV_2D #3 (layer1.0.conv)`."""
+        """The name of the op in texts: `CONV_2D #3 (layer1.0.conv)`."""
         return str(self.place)
 
     def to_dict(self) -> dict[str, Any]:

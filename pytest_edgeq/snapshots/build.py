@@ -32,7 +32,7 @@ _RULE = re.compile(r"quantizer\.\[(?P<name>\d+)\]\.(?P<setting>.+)")
 """A setting of a rule of a recipe."""
 
 _FLOAT, _OWN, _ADDED = "left in float", "with settings of its own", "added"
-"""What a module, the ops of a type, or a rule is where the quantizer has been told of it."""
+"""How to describe a module, the ops of a type, or a rule that the quantizer has settings for."""
 
 _SAME = 0.02
 """Relative difference of two scales of one range: as of another order of the same samples."""
@@ -115,7 +115,7 @@ def option_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 def _option_change(
     key: str, options: tuple[Mapping[str, str], ...], subjects: tuple[Mapping[str, str], ...]
 ) -> str:
-    """Say how an option changed; what came or went as a whole is said of the whole."""
+    """Describe how an option changed; a group that was added or removed is one change."""
     before, after = (each.get(key, "not set") for each in options)
     subject, setting = _parts(key)
     was, now = (each.get(subject, "") for each in subjects)

@@ -54,7 +54,7 @@ class OpDtypes:
 
     @property
     def where(self) -> str:
-        """What to call it in a sentence: `CONV_2D #3 (layer1.0.conv)`."""
+        """The name of the op in texts: `CONV_2D #3 (layer1.0.conv)`."""
         return str(self.place)
 
     @property

@@ -94,7 +94,7 @@ def test_place_and_values_are_fields(
     expected: str,
     got: str,
 ) -> None:
-    """Of every assertion on dtypes, counts, parameters and codes."""
+    """Every assertion on dtypes, counts, parameters and codes raises one finding."""
     (found,) = failed(lambda: check(request.getfixturevalue(model)))
     assert (found.kind, found.place, found.expected, found.got) == (kind, place, expected, got)
     assert found.evidence

@@ -378,7 +378,7 @@ def test_infinite_errors_stand_at_the_edge_and_unmatched_ops_are_gaps() -> None:
 
 
 def test_a_change_is_told_as_a_diff() -> None:
-    """What came, went and changed; old and new value of each field; the text of the terminal."""
+    """Added, removed and changed lines, old and new values, in the words of the terminal."""
     found = re.search(r'<pre class="diff"[^>]*>(.*?)</pre>', html_page(full_run()), re.DOTALL)
     assert found is not None
     lines = re.findall(r'<span class="(\w+)">(.) (.*?)\n?</span>', found[1])

@@ -90,7 +90,7 @@ def test_any_change_of_one_op_names_the_op(stored: OpMap, data: st.DataObject) -
 
 @given(st.lists(dtypes, max_size=4), st.lists(dtypes, max_size=4))
 def test_old_and_new_dtypes_are_marked_whole(stored: list[str], now: list[str]) -> None:
-    """Whatever their number is, and though several that are equal are counted."""
+    """Also where equal values are printed with a count."""
 
     def value(listed: list[str]) -> str:
         several = len(listed) > 2 and len(set(listed)) == 1

@@ -115,7 +115,7 @@ def test_they_explain_nothing_where_something_else_may(
 
 @pytest.mark.parametrize("dtype", ["int16", "int8"])
 def test_errors_in_steps_are_those_of_other_steps(edge: EdgeFile, op: Make, dtype: str) -> None:
-    """Of an output whose dtype changed, though each op has more bits."""
+    """An output whose dtype changed has other steps, even where each op has more bits."""
     maps = ops_map(op, *AFTER), ops_map(op, *BEFORE, output=dtype)
     old, new = (errors(value, metric="max_lsb_error") for value in (2.0, 300.0))
     assert explains_errors(maps, edge, None, old, new) is (dtype == "int16")
