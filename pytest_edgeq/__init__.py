@@ -8,13 +8,14 @@ names are fetched when first used.
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.after_import import after_import
-
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from pytest_edgeq.assertions import (
         assert_accuracy_drop,
         assert_conforms,
@@ -74,6 +75,43 @@ _HOMES = {
 }
 
 
+def _after_import(names: Sequence[str], call: Callable[[ModuleType], None]) -> None:
+    """Call a function with each of these modules, now or as soon as it has been imported."""
+    for name in names:
+        if name in sys.modules:
+            call(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(frozenset(names), call))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, names: frozenset[str], call: Callable[[ModuleType], None]) -> None:
+        self._names = names
+        self._call = call
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what the next finder finds, with a loader that calls the function at its end."""
+        if fullname not in self._names:
+            return None
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                self._extend(spec.loader)
+                return spec
+        return None
+
+    def _extend(self, loader: importlib.abc.Loader) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            self._call(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
 def _accept_none(module: ModuleType) -> None:
     from pytest_edgeq.litert.layers_in_float import accept_none
 
@@ -81,7 +119,7 @@ def _accept_none(module: ModuleType) -> None:
 
 
 # Tests make quantizers where they are collected, before any fixture runs.
-after_import(
+_after_import(
     (
         "litert_torch.quantize.pt2e_quantizer",
         "ai_edge_torch.quantize.pt2e_quantizer",

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.arrays import contiguous
 from pytest_edgeq.build_facts import build_of
 from pytest_edgeq.file_health import static_findings
-from pytest_edgeq.localize import OnLocalized
 from pytest_edgeq.measurement import Arrays, Measurement, Outcome, SampleRunner
 from pytest_edgeq.numerics.calibration import Calibration
-from pytest_edgeq.numerics.comparison import Comparison, WorstSample
+from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import Place
 from pytest_edgeq.numerics.health import (
     STATEFUL_REFERENCE,
@@ -42,9 +41,7 @@ def compare(
     *,
     runtime: str,
     threads: int = 1,
-    localize_seconds: float = 0,
     progress: Progress | None = None,
-    on_localized: OnLocalized | None = None,
     keeps_points: bool = False,
     engine: Engine | None = None,
 ) -> Comparison:
@@ -61,9 +58,6 @@ def compare(
     comparer = Comparer(
         quantized,
         runtime,
-        localize_seconds,
-        progress,
-        on_localized,
         keeps_points=keeps_points,
         by_sample=isinstance(inputs, SampleSource),
     )
@@ -97,9 +91,6 @@ class Comparer:
         self,
         quantized: QuantizedModel,
         runtime: str,
-        localize_seconds: float = 0,
-        progress: Progress | None = None,
-        on_localized: OnLocalized | None = None,
         *,
         keeps_points: bool = False,
         by_sample: bool = False,
@@ -112,9 +103,6 @@ class Comparer:
             )
         self._quantized = quantized
         self._runtime = runtime
-        self._localize_seconds = localize_seconds
-        self._progress = Progress() if progress is None else progress
-        self._on_localized = on_localized
         self._runner = SampleRunner(quantized, runtime)
         self._keeps_points = keeps_points
         self._measurement = self._new_measurement()
@@ -270,7 +258,6 @@ class Comparer:
                 dict(zip(quantized.input_names, self._tally.ranges, strict=True)),
             ),
             points=measurement.points(),
-            explain=self._explanation(worst),
             quantized=quantized,
             **results,
         )
@@ -286,20 +273,6 @@ class Comparer:
             head = repr((self.count, name, array.dtype.str, array.shape))
             self._digest.update(head.encode())
             self._digest.update(contiguous(array).data)
-
-    def _explanation(self, worst: Sequence[WorstSample]) -> Callable[[], Finding] | None:
-        quantized, seconds, progress = self._quantized, self._localize_seconds, self._progress
-        if not seconds:
-            return None
-
-        def explain() -> Finding:
-            from pytest_edgeq.localize import explain
-
-            samples = [each.inputs for each in worst]
-            with progress.step("localize", quantized.name, samples) as step:
-                return explain(quantized, step.each(iter(samples)), seconds, self._on_localized)
-
-        return functools.cache(explain)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS, memory_bound
-from pytest_edgeq.missing import names_missing_libraries, naming_missing_libraries
-from pytest_edgeq.names import readable
+from pytest_edgeq.names import CACHE_MODES, ISOLATE_MODES, readable
 from pytest_edgeq.parallel import available_cores, torch_threads
-from pytest_edgeq.presets import CACHE_MODES, ISOLATE_MODES
 from pytest_edgeq.report.journal import Booking, booking
+from pytest_edgeq.versions import names_missing_libraries, naming_missing_libraries
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from pytest_edgeq.report.journal import Journal
     from pytest_edgeq.sample_source import SampleSource
     from pytest_edgeq.snapshots.session import SnapshotSession
-    from pytest_edgeq.tflite.opening import Runtime
     from pytest_edgeq.tflite.registry import Runtimes
+    from pytest_edgeq.tflite.runtimes import Runtime
     from pytest_edgeq.tflite.source import TflitePath
 
 
@@ -219,7 +218,7 @@ class Edgeq:
                 reference of such a graph is the graph without its observers or its rounding.
             sample_inputs: A tuple of tensors that the model is traced with; a dict of such
                 samples by signature.
-            quantizer: A preset's name (`pytest_edgeq.presets.PRESETS`), a torchao PT2E `Quantizer`
+            quantizer: A preset's name (`pytest_edgeq.names.PRESETS`), a torchao PT2E `Quantizer`
                 instance, a torchao `AOBaseConfig` (as for `quantize_`; `FqnToConfig` chooses
                 layers), an ai-edge-quantizer recipe (list of dicts, or a `.json` path), or None for
                 plain float.
@@ -366,6 +365,7 @@ class Edgeq:
             ModuleNotFoundError: The runtime needs a package that is not installed.
         """
         from pytest_edgeq.compare import compare
+        from pytest_edgeq.localize import with_explanation
 
         _require_model("compare", quantized)
         engine = self._session.executor.engine(executor)
@@ -375,16 +375,17 @@ class Edgeq:
                 self._journal.add(Booking("localize", quantized, layers=layers, seconds=seconds))
 
         with booking(self._journal, "compare", quantized) as booked:
-            booked.comparison = compare(
+            comparison = compare(
                 quantized,
                 inputs,
                 runtime=runtime or self._session.runtime(),
                 threads=self._session.threads,
-                localize_seconds=self._session.localize_seconds,
-                on_localized=on_localized,
                 keeps_points=self._keeps_points,
                 progress=self._session.progress,
                 engine=engine,
+            )
+            booked.comparison = with_explanation(
+                comparison, self._session.localize_seconds, self._session.progress, on_localized
             )
         return booked.comparison
 
@@ -481,7 +482,7 @@ class Edgeq:
             ValueError: No sample, one that does not fit, or no reference.
             TypeError: A sample of another kind or dtype.
         """
-        from pytest_edgeq.check import CheckResult, check
+        from pytest_edgeq.check.run import CheckResult, check
 
         _require_model("check", quantized)
         engine = self._session.executor.engine(executor)

@@ -1,10 +1,28 @@
-"""Assertion errors that carry the findings of which their text was rendered."""
+"""
+The errors and warnings of this package.
+
+AssertionErrors carry the findings that their text was rendered from; warnings point at the user's
+own line, however deep in the package they arise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import builtins
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from pytest_edgeq.numerics.findings import Finding, text_of
+from pytest_edgeq.numerics.findings import (
+    BLOCKING,
+    CANNOT_RUN,
+    FILE,
+    UNMATCHED,
+    Finding,
+    Place,
+    text_of,
+)
 
 _ATTRIBUTE = "edgeq_findings"
 
@@ -30,3 +48,135 @@ def findings_of(error: BaseException) -> tuple[Finding, ...]:
     """Return the findings that an error carries; none of an error without."""
     found: tuple[Finding, ...] = vars(error).get(_ATTRIBUTE, ())
     return found
+
+
+class UnmatchedError(AssertionError, ValueError):
+    """
+    A name that matches nothing in the model, or a bound on what the model does not have.
+
+    It fails a test as any assertion does (the op may have vanished with a change of the model), and
+    it is a ValueError to code that asks (the name may be a slip).
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        attach(self, [Finding(kind=UNMATCHED, place=FILE, headline=text)])
+
+
+class UnrunnableError(RuntimeError):
+    """
+    A runtime cannot load or run a file.
+
+    Attributes:
+        runtime: Its name.
+        told: What the text says of it, behind `the xnnpack runtime `.
+        is_lacking: Whether the kernels lack an op of the file, or cannot take files of its kind;
+            others can.
+        broken: The rule of the kernels that the refused op does not keep, where there is one.
+    """
+
+    def __init__(
+        self, runtime: str, told: str, *, is_lacking: bool = False, broken: Finding | None = None
+    ) -> None:
+        super().__init__(runtime, told)
+        self.runtime, self.told, self.is_lacking = runtime, told, is_lacking
+        self.broken = broken
+
+    def __str__(self) -> str:
+        """Say it of the one runtime."""
+        first, *lines = self.told.splitlines()
+        if self.broken is not None:
+            lines = [f"cause: {'; '.join((self.broken.symptom, *self.broken.causes))}", *lines]
+            lines.insert(1, f"fix: {self.broken.fix}")
+        return "\n".join([f"the {self.runtime} runtime {first}", *lines])
+
+
+class CrashedError(UnrunnableError):
+    """A runtime ended the process that it ran in, or was ended by a bound on time or memory."""
+
+
+class CopyError(RuntimeError):
+    """A runtime cannot load or run a file that was written from the user's: no fault of theirs."""
+
+
+class UnreadableError(ValueError):
+    """The values of a constant of a file cannot be read."""
+
+
+class CrashedConversionError(RuntimeError):
+    """A library ended the process that a conversion ran in, or was ended by a bound."""
+
+
+def grouped(refusals: Iterable[UnrunnableError]) -> list[Finding]:
+    """Return findings on refusals, one for all runtimes that say the same."""
+    names: dict[tuple[str, Finding | None], list[str]] = {}
+    for each in refusals:
+        known = names.setdefault((each.told, each.broken), [])
+        known += [] if each.runtime in known else [each.runtime]
+    found = []
+    for (told, broken), known in names.items():
+        title, *lines = f"the {_listed(known)} {told}".splitlines()
+        place = Place("runtime", ", ".join(known))
+        found.append(
+            Finding(
+                kind=CANNOT_RUN,
+                place=place,
+                headline=title,
+                evidence=tuple(lines),
+                explained_by=() if broken is None else (broken,),
+                harm=BLOCKING,
+            )
+        )
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last} runtimes" if first else f"{last} runtime"
+
+
+class Warned(NamedTuple):
+    """A warning of a library, to be repeated where its result is used again."""
+
+    text: str
+    category: str
+    filename: str
+    line: int
+
+    def repeat(self) -> None:
+        """Warn again, from the same place."""
+        category = getattr(builtins, self.category, UserWarning)
+        warnings.warn_explicit(self.text, category, self.filename, self.line)
+
+
+@contextlib.contextmanager
+def warnings_kept() -> Iterator[list[Warned]]:
+    """Collect the warnings of a block, without duplicates; issue them if the block raises."""
+    told: list[Warned] = []
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield told
+    except BaseException:
+        for each in _distinct(caught):
+            each.repeat()
+        raise
+    told += _distinct(caught)
+
+
+def _distinct(caught: list[warnings.WarningMessage]) -> list[Warned]:
+    kept = (Warned(str(w.message), w.category.__name__, w.filename, w.lineno) for w in caught)
+    return list(dict.fromkeys(kept))
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line that called into this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+def _is_ours(module: str) -> bool:
+    return module.split(".")[0] == "pytest_edgeq"

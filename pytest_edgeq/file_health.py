@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.checks import has_default_parameters, uncalibrated_finding
 from pytest_edgeq.numerics.findings import (
     BLOCKING,
@@ -16,7 +18,6 @@ from pytest_edgeq.numerics.findings import (
     Place,
 )
 from pytest_edgeq.numerics.health import check_bias, check_scales
-from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.conformance import violations
 from pytest_edgeq.tflite.edge import EdgeFile
@@ -26,7 +27,6 @@ from pytest_edgeq.tflite.ops import CLAMPING, HOLDING, KEEPING_SCALE
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
 from pytest_edgeq.tflite.unsafe import unsafe_ops
-from pytest_edgeq.unmatched import UnmatchedError
 
 
 def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq import litert
-from pytest_edgeq.border_specs import border_spec
 from pytest_edgeq.foreign import is_keras, keras_output_names
 from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration
 from pytest_edgeq.numerics.comparison import WorstSamples
@@ -27,10 +26,12 @@ from pytest_edgeq.numerics.side import Side
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference, in_file_order
 from pytest_edgeq.samples import Sample
+from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.choices import choices
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.end_quantization import quantized_inputs, quantized_output
 from pytest_edgeq.tflite.layout import mismatch_hint
+from pytest_edgeq.tflite.subgraph import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -154,7 +155,7 @@ class InputWatches:
 
     def __init__(self, edge: EdgeFile, *, averaged: bool) -> None:
         self._watches = [
-            (border.name, InputHealth(border_spec(border.name, tensor), averaged=averaged))
+            (border.name, InputHealth(_border_spec(border.name, tensor), averaged=averaged))
             for border, tensor in quantized_inputs(edge.graph, edge.signature)
         ]
 
@@ -198,7 +199,7 @@ class Measurement:
         graph, signature = edge.graph, edge.signature
         chosen = choices(graph, signature)
         specs = [
-            border_spec(
+            _border_spec(
                 each.name,
                 quantized_output(graph, signature, each),
                 chosen=each.name in chosen,
@@ -389,3 +390,11 @@ def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> 
             f"{quantized.name}: output {border.name!r}: the reference gives shape "
             f"{list(expected.shape)}, the file {list(actual.shape)}{hint}"
         )
+
+
+def _border_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> BorderSpec:
+    """Return name, scale, zero point and range of codes; the name alone without one scale."""
+    parameters = qparams(tensor)
+    if parameters is None:
+        return BorderSpec(name, chosen=chosen)
+    return BorderSpec(name, *parameters, *code_range(tensor.dtype), chosen=chosen)

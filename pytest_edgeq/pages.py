@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 
 FOLDER: Final = Path(__file__).parent / "docs"
 """The source folder for Sphinx."""

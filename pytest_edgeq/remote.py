@@ -12,6 +12,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import UnknownError
 from pytest_edgeq.cache.graphs import decode_graph, encode_graph
+from pytest_edgeq.errors import warn_user
 from pytest_edgeq.executors.chunks import Chunk, Chunks, SampleError
 from pytest_edgeq.executors.engines import Engine
 from pytest_edgeq.executors.pickled import CannotTravelError, Pickled
@@ -28,7 +29,6 @@ from pytest_edgeq.samples import Sample, SampleSpec
 from pytest_edgeq.targets.target import Target
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.registry import Runtimes
-from pytest_edgeq.warn import warn_user
 
 PickledReference = Pickled | dict[str, bytes]
 """A reference as a pickle, or a torch graph in the format of the conversion cache."""

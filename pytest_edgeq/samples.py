@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.layout import UNTURNED, Layouts, mismatch_hint
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 

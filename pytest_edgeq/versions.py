@@ -1,11 +1,16 @@
-"""Installed versions, read from metadata: nothing is imported for them."""
+"""Installed versions, read from metadata without an import, and the libraries that are missing."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DISTRIBUTIONS = (
     "pytest-edgeq",
@@ -83,3 +88,46 @@ def requirement(distribution: str) -> str:
         if re.match(rf"{re.escape(distribution)}\b(?!-)", name) and not extra:
             return name.strip()
     return distribution
+
+
+_PACKAGES = frozenset(
+    {
+        *("ai_edge_litert", "ai_edge_quantizer", "filelock", "flatbuffers", "jax", "jaxlib"),
+        *("cloudpickle", "litert_converter", "litert_torch", "ml_dtypes", "numpy", "pebble"),
+        *("torch", "torchao"),
+    }
+)
+"""Packages that pytest-edgeq and the converter import; distributions have hyphens instead."""
+
+
+@contextlib.contextmanager
+def naming_missing_libraries() -> Iterator[None]:
+    """
+    Name the distribution of a package that cannot be imported, and the command that installs it.
+
+    Raises:
+        ModuleNotFoundError: In place of Python's own, which names the package alone.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _PACKAGES:
+            raise
+        distribution = package.replace("_", "-")
+        text = (
+            f"pytest-edgeq needs {distribution}, and the package {package} cannot be imported: "
+            f"pip install '{requirement(distribution)}'"
+        )
+        raise ModuleNotFoundError(text, name=error.name) from error
+
+
+def names_missing_libraries(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a function in `naming_missing_libraries`, with a frame that tracebacks hide."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with naming_missing_libraries():
+            return function(*args, **kwargs)
+
+    return wrapped

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_edgeq.after_import import after_import
+from pytest_edgeq import _after_import as after_import
 
 
 @pytest.fixture

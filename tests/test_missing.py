@@ -11,8 +11,7 @@ import pytest
 import fixtures.tflite
 from pytest_edgeq.flows import conversion_refusals
 from pytest_edgeq.flows.conversion_refusals import refusal
-from pytest_edgeq.missing import naming_missing_libraries
-from pytest_edgeq.versions import requirement, untried
+from pytest_edgeq.versions import naming_missing_libraries, requirement, untried
 
 _FILE = next(Path(fixtures.tflite.__path__[0]).rglob("*.tflite"))
 _USES = {"torch": "Edgeq()", "ai_edge_litert": f"Edgeq().load({str(_FILE)!r})"}

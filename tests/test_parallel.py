@@ -23,7 +23,7 @@ from pytest_edgeq.measurement import Measurement, SampleRunner
 from pytest_edgeq.numerics.calibration import UNKNOWN
 from pytest_edgeq.parallel import in_order, on_one_thread, state_of
 from pytest_edgeq.samples import read_samples
-from pytest_edgeq.tflite.runtimes import Runner
+from pytest_edgeq.tflite.runner import Runner
 from tests.bench.detection.edits import edited, ops_of
 from tests.bench.detection.flatfile import FlatFile
 

@@ -33,7 +33,7 @@ def test_other_names_are_told() -> None:
 def test_the_import_is_cheap() -> None:
     """Neither torch nor a converter nor numpy comes with it."""
     code = """
-import sys, pytest_edgeq, pytest_edgeq.presets
+import sys, pytest_edgeq, pytest_edgeq.names
 heavy = {"torch", "numpy", "litert_torch", "ai_edge_litert", "ai_edge_quantizer", "tensorflow"}
 print(sorted(heavy & set(sys.modules)))
 """

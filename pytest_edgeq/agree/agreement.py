@@ -14,13 +14,13 @@ from pytest_edgeq.agree.alone import Alone
 from pytest_edgeq.agree.kernels_apart import kernels_apart
 from pytest_edgeq.agree.runtime_results import FLOAT_UNIT, RuntimeResults, equal
 from pytest_edgeq.arrays import contiguous
+from pytest_edgeq.errors import CrashedError, UnrunnableError, grouped
 from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place, text_of
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.runtimes import KEEPING
-from pytest_edgeq.unrunnable import CrashedError, UnrunnableError, grouped
+from pytest_edgeq.tflite.runner import KEEPING
 
 Array = npt.NDArray[Any]
 

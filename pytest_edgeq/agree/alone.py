@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from pytest_edgeq.agree.pair import make_pair
 from pytest_edgeq.agree.runtime_results import RuntimeResults
+from pytest_edgeq.errors import CopyError
 from pytest_edgeq.tflite.cut import ALONE, KEPT_GROUPS, Cut, cut_ops, grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import entry_of
-from pytest_edgeq.tflite.runtimes import Copied, Runner
+from pytest_edgeq.tflite.runner import Copied, Runner
 from pytest_edgeq.tflite.subgraph import Op
-from pytest_edgeq.unrunnable import CopyError
 
 Array = npt.NDArray[Any]
 

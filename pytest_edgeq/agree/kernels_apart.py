@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.agree.alone import cut_alone
+from pytest_edgeq.errors import CopyError, UnrunnableError
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.targets.far_side import facts
 from pytest_edgeq.tflite.cut import grouped_ops
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.subgraph import Op
-from pytest_edgeq.unrunnable import CopyError, UnrunnableError
 
 Inputs = Mapping[str, npt.NDArray[Any]]
 

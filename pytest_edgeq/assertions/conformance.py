@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_edgeq.assertions.expect import Model, edge_of, known_op, table
-from pytest_edgeq.errors import failure
+from pytest_edgeq.errors import UnmatchedError, failure, warn_user
 from pytest_edgeq.file_health import conformance_findings
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.conformance import RULE_NAMES
-from pytest_edgeq.unmatched import UnmatchedError
-from pytest_edgeq.warn import warn_user
 
 # A user's test shows the user's line and the message, not how we came to it.
 __tracebackhide__ = True

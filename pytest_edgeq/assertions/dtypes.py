@@ -23,13 +23,13 @@ from pytest_edgeq.assertions.expect import (
     table,
 )
 from pytest_edgeq.assertions.left_in_float import Why, why_float
+from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.findings import UNEXPECTED_COUNT, UNEXPECTED_DTYPE, Finding, Place
-from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import SCHEMES, OpDtypes
 from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.unmatched import UnmatchedError
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pytest_edgeq.errors import failure
+from pytest_edgeq.errors import UnmatchedError, failure
 from pytest_edgeq.isolate.bare_files import bare_runtimes
+from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.suggest import nearest, nearest_op
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import operator_names, tensor_types
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.ops import nearest_op
 from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.tflite.subgraph import Op
-from pytest_edgeq.unmatched import UnmatchedError
 
 if TYPE_CHECKING:
     import torch

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_edgeq.errors import failure
+from pytest_edgeq.errors import UnmatchedError, failure
+from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import ordered
-from pytest_edgeq.suggest import nearest
-from pytest_edgeq.unmatched import UnmatchedError
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True

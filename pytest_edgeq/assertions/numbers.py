@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_edgeq.assertions.expect import Model, edge_of, failed, parse_number, spread, table
-from pytest_edgeq.errors import failure
+from pytest_edgeq.errors import UnmatchedError, failure
 from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import OVER_BUDGET, Finding, Place, input_findings
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantized import FloatSize, QuantizedModel
-from pytest_edgeq.unmatched import UnmatchedError
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True

@@ -22,15 +22,15 @@ from pytest_edgeq.assertions.expect import (
     select_ops,
     table,
 )
+from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.findings import UNEXPECTED_QPARAMS, Finding
-from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.ops import QDQ, facts_of
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
-from pytest_edgeq.unmatched import UnmatchedError
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.agree.kernels_apart import kernels_apart
 from pytest_edgeq.assertions.expect import Model, edge_of, failed, parse_number, table
+from pytest_edgeq.errors import UnmatchedError
 from pytest_edgeq.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.distances import least_sqnr_db
@@ -24,7 +25,6 @@ from pytest_edgeq.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.end_quantization import quantized_output
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
-from pytest_edgeq.unmatched import UnmatchedError
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True

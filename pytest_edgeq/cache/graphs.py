@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import TRUSTED_OPS, UnknownError, digest_of
 from pytest_edgeq.cache.node_metadata import Formats, StackKeys, decode_metadata, encode_metadata
+from pytest_edgeq.litert.libraries import register_operators
 
 _NAMES = (
     *("getitem", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs"),
@@ -104,7 +104,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
     """
     told = json.loads(parts["graph"])
     for namespace in {str(each["target"]).partition(".")[0] for each in told["nodes"]}:
-        litert.register_operators(namespace)
+        register_operators(namespace)
     root = torch.nn.Module()
     root.add_module(_GUARDS, GuardsFn())
     for path, tensor in decode_tensors(told["tensors"], parts["tensors"]).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_edgeq.warn import warn_user
+from pytest_edgeq.errors import warn_user
 
 
 class CacheLog:

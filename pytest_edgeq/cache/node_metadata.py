@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pytest_edgeq import litert
 from pytest_edgeq.cache.digest import name_of
+from pytest_edgeq.litert.configs import NODE_METADATA
 
 
 class StackKeys(dict[str, str]):
@@ -42,7 +42,7 @@ def encode_metadata(meta: Mapping[str, Any], keys: StackKeys) -> dict[str, Any]:
     value = _encode_value(meta["val"]) if "val" in meta else None
     if value is not None:
         told["val"] = value
-    told |= {name: bool(meta[name]) for name in litert.NODE_METADATA if name in meta}
+    told |= {name: bool(meta[name]) for name in NODE_METADATA if name in meta}
     return told
 
 
@@ -97,5 +97,5 @@ def decode_metadata(told: Mapping[str, Any], formats: Formats) -> dict[str, Any]
         meta["torch_fn"] = tuple(told["torch_fn"])
     if "val" in told:
         meta["val"] = _decode_value(told["val"], formats)
-    meta |= {name: told[name] for name in litert.NODE_METADATA if name in told}
+    meta |= {name: told[name] for name in NODE_METADATA if name in told}
     return meta

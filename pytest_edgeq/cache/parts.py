@@ -14,7 +14,7 @@ import torch
 
 from pytest_edgeq.cache.digest import UnknownError, digest_of
 from pytest_edgeq.cache.graphs import decode_graph, decode_tensors, encode_graph, encode_tensors
-from pytest_edgeq.warn import Warned
+from pytest_edgeq.errors import Warned
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pytest_edgeq.check.influence import Influence
 from pytest_edgeq.check.near_ties import judge_choices
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare import Comparer
+from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
 from pytest_edgeq.executors.chunks import Chunk, SampleError
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsMerger, OpsPart
@@ -30,7 +31,6 @@ from pytest_edgeq.progress import Step
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.remote import Reading
 from pytest_edgeq.samples import Sample, read_samples
-from pytest_edgeq.unrunnable import UnreadableError, UnrunnableError, grouped
 
 if TYPE_CHECKING:
     from pytest_edgeq.executors.engines import Engine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.budget import Budget

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 
 if TYPE_CHECKING:
     import torch

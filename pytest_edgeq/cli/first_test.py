@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pytest_edgeq.cli.factory import Factory
 from pytest_edgeq.cli.first_measurement import CALIBRATION, CHECKED, COMPARED, Measured
 from pytest_edgeq.cli.placeholders import Placeholders
-from pytest_edgeq.presets import DEFAULT_PRESET
+from pytest_edgeq.names import DEFAULT_PRESET
 
 _WIDTH = 88
 

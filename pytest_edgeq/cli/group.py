@@ -8,7 +8,7 @@ import pkgutil
 import click
 
 from pytest_edgeq.cli import commands
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 
 _EPILOG = """
 \b

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 Array = npt.NDArray[Any]

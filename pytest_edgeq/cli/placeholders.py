@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_edgeq.presets import RUNTIMES
+from pytest_edgeq.names import RUNTIMES
 
 if TYPE_CHECKING:
     from pytest_edgeq.tflite.registry import Runtimes

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from pytest_edgeq.missing import naming_missing_libraries
+from pytest_edgeq.versions import naming_missing_libraries
 
 FOUND = 1
 """Exit code of a command that ran, and found what it looks for."""

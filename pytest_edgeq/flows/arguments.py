@@ -10,7 +10,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.flows.request import Entry, Request, Session
-from pytest_edgeq.names import readable
+from pytest_edgeq.names import nearest, readable
 from pytest_edgeq.reference import (
     as_module,
     in_train_mode,
@@ -20,7 +20,6 @@ from pytest_edgeq.reference import (
     parameters_of,
 )
 from pytest_edgeq.samples import SampleSpec, is_tensor
-from pytest_edgeq.suggest import nearest
 
 
 def make_request(

@@ -12,7 +12,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.flows.request import Session, float_file
 from pytest_edgeq.foreign import FileReference, is_keras, looks_like_session
-from pytest_edgeq.names import readable
+from pytest_edgeq.names import nearest, readable
 from pytest_edgeq.quantized import Counterpart, QuantizedModel, Reference
 from pytest_edgeq.reference import (
     as_module,
@@ -24,7 +24,6 @@ from pytest_edgeq.reference import (
     torch_module,
 )
 from pytest_edgeq.samples import Sample, SampleSpec
-from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.layout import LayoutArgument, Layouts

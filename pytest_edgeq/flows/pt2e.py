@@ -16,6 +16,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache.parts import Simulation
+from pytest_edgeq.errors import CrashedConversionError, Warned, warn_user, warnings_kept
 from pytest_edgeq.flows.conversion_refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request, Session
 from pytest_edgeq.process_state import seeded
@@ -23,8 +24,6 @@ from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import QuantizedModel
 from pytest_edgeq.reference import call_reference, is_exported
 from pytest_edgeq.samples import Sample
-from pytest_edgeq.unrunnable import CrashedConversionError
-from pytest_edgeq.warn import Warned, warn_user, warnings_kept
 
 _Result = TypeVar("_Result")
 

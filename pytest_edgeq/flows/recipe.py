@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq import litert
+from pytest_edgeq.errors import CrashedConversionError
 from pytest_edgeq.flows.conversion_refusals import refusal
 from pytest_edgeq.flows.request import Entry, Request
 from pytest_edgeq.quantized import QuantizedModel
@@ -19,7 +20,6 @@ from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.unrunnable import CrashedConversionError
 
 
 def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> QuantizedModel:

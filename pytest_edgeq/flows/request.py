@@ -12,10 +12,11 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.cache.conversions import ConversionCache
+from pytest_edgeq.errors import CrashedConversionError
 from pytest_edgeq.executors.session_executor import SessionExecutor
 from pytest_edgeq.flows.conversion_refusals import refusal
+from pytest_edgeq.names import PRESETS
 from pytest_edgeq.numerics.health import SampleLedger
-from pytest_edgeq.presets import PRESETS
 from pytest_edgeq.process_state import frozen_heap, seeded
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantized import Counterpart, FloatFile, QuantizedModel
@@ -25,7 +26,6 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.registry import Runtimes
-from pytest_edgeq.unrunnable import CrashedConversionError
 
 _KEPT = 4
 """Calibration samples that are kept, to compare the losses of others with."""

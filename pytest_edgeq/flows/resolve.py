@@ -11,7 +11,7 @@ from pytest_edgeq.flows.pt2e import quantize_pt2e
 from pytest_edgeq.flows.recipe import quantize_recipe
 from pytest_edgeq.flows.request import Request
 from pytest_edgeq.flows.torchao import quantize_torchao
-from pytest_edgeq.presets import PRESETS, unknown_preset
+from pytest_edgeq.names import PRESETS, unknown_preset
 from pytest_edgeq.quantized import QuantizedModel
 
 

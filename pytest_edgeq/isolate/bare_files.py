@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def bare_isolation() -> Isolation:
     """Return the isolation that the innermost session asks for; the defaults outside of pytest."""
     from pytest_edgeq.cache.directory import Store
+    from pytest_edgeq.errors import warn_user
     from pytest_edgeq.isolate.policy import Isolation
-    from pytest_edgeq.warn import warn_user
 
     told = innermost()
     return Isolation(

@@ -129,7 +129,7 @@ def load(
     """Open a file, and keep the engine under a key."""
     from pytest_edgeq.tflite.graph import OpGraph
     from pytest_edgeq.tflite.opening import Opening
-    from pytest_edgeq.tflite.runtimes import open_here
+    from pytest_edgeq.tflite.runner import open_here
 
     runner = None
     if own is not None:

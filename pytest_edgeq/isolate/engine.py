@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
+from pytest_edgeq.errors import CrashedError
 from pytest_edgeq.isolate import child
 from pytest_edgeq.isolate.child import LostError
 from pytest_edgeq.isolate.child_process import Child
@@ -21,8 +22,7 @@ from pytest_edgeq.isolate.sending import source_file
 from pytest_edgeq.tflite.crashing_op import SECONDS_OF_A_TRIAL, Inputs, crashing_op_text
 from pytest_edgeq.tflite.engines import Arrays, Engine
 from pytest_edgeq.tflite.opening import Opening
-from pytest_edgeq.tflite.runtimes import open_here
-from pytest_edgeq.unrunnable import CrashedError
+from pytest_edgeq.tflite.runner import open_here
 
 _Result = TypeVar("_Result")
 

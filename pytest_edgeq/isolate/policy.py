@@ -12,18 +12,17 @@ import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from pytest_edgeq.errors import CrashedConversionError, CrashedError, UnrunnableError
 from pytest_edgeq.isolate.sending import sent, source_file
-from pytest_edgeq.presets import DEFAULT_RUNTIME, ISOLATE_MODES
+from pytest_edgeq.names import DEFAULT_RUNTIME, ISOLATE_MODES
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 from pytest_edgeq.tflite.opening import Opening
-from pytest_edgeq.tflite.runtimes import open_here
+from pytest_edgeq.tflite.runner import open_here
 from pytest_edgeq.tflite.source import build_interpreter
-from pytest_edgeq.unrunnable import CrashedConversionError, CrashedError, UnrunnableError
 
 if TYPE_CHECKING:
-    from pytest_edgeq.cache.directory import Store
     from pytest_edgeq.isolate.child_process import Child
     from pytest_edgeq.tflite.engines import Engine
     from pytest_edgeq.tflite.graph import OpGraph
@@ -38,6 +37,16 @@ _survived: set[str] = set()
 """Of this process, whatever the session."""
 
 _digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
+
+
+class Store(Protocol):
+    """Keeps entries for other processes and sessions; those that cannot be read are missing."""
+
+    def read(self, kind: str, key: str, /) -> object | None:
+        """Return an entry; None where there is none."""
+
+    def write(self, kind: str, key: str, value: dict[str, Any], /) -> object:
+        """Keep an entry."""
 
 
 class Isolation:

@@ -12,7 +12,7 @@ import numpy as np
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.libraries import converter_module
 from pytest_edgeq.litert.weights import QuantizedWeight
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 
 if TYPE_CHECKING:
     import torch

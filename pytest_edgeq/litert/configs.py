@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 
 
 class RefusedError(ValueError):

@@ -16,7 +16,7 @@ from pytest_edgeq.litert.extensions import registered_by_others
 from pytest_edgeq.litert.libraries import recipe_module
 from pytest_edgeq.litert.native import Native
 from pytest_edgeq.litert.rules import check_rules
-from pytest_edgeq.presets import PRESETS
+from pytest_edgeq.names import PRESETS
 
 if TYPE_CHECKING:
     import numpy as np

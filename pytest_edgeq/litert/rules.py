@@ -13,7 +13,8 @@ from typing import Any
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.libraries import recipe_module
-from pytest_edgeq.suggest import nearest, nearest_op
+from pytest_edgeq.names import nearest
+from pytest_edgeq.tflite.ops import nearest_op
 
 _ALL = "*"
 _NO_QUANTIZE = "no_quantize"

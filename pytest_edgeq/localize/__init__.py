@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -12,11 +13,12 @@ from pytest_edgeq.numerics.findings import FILE, NOT_LOCALIZED, OP_IN_FLOAT, WRO
 
 if TYPE_CHECKING:
     from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.samples import Sample
 
-__all__ = ["LayerError", "LayerErrors", "OnLocalized", "explain", "localize"]
+__all__ = ["LayerError", "LayerErrors", "OnLocalized", "localize", "with_explanation"]
 
 OnLocalized: TypeAlias = Callable[[LayerErrors, float], None]
 
@@ -54,11 +56,38 @@ def localize(
         return _with_advice(localizer.result())
 
 
-def explain(
+def with_explanation(
+    comparison: Comparison,
+    seconds: float,
+    progress: Progress,
+    on_localized: OnLocalized | None = None,
+) -> Comparison:
+    """
+    Return a comparison whose `explain` localizes on its worst samples, once.
+
+    Args:
+        comparison: The result of a comparison, with its model.
+        seconds: How long that may take; with 0 it stays without an explanation.
+        progress: Shows the step.
+        on_localized: Called with the errors of each op and the seconds that they took.
+    """
+    if not seconds:
+        return comparison
+    quantized = comparison.quantized
+    samples = [each.inputs for each in comparison.worst_samples]
+
+    def explain() -> Finding:
+        with progress.step("localize", quantized.name, samples) as step:
+            return _explain(quantized, step.each(iter(samples)), seconds, on_localized)
+
+    return replace(comparison, explain=functools.cache(explain))
+
+
+def _explain(
     quantized: QuantizedModel,
     samples: Iterable[Sample],
     seconds: float,
-    on_localized: OnLocalized | None = None,
+    on_localized: OnLocalized | None,
 ) -> Finding:
     """
     Localize on a few samples, to explain a failure.

@@ -33,7 +33,7 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.end_quantization import quantized_output
 from pytest_edgeq.tflite.ops import BOUNDED, MOVING, facts_of
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.tflite.runtimes import Runner
+from pytest_edgeq.tflite.runner import Runner
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.arrays import contiguous
+from pytest_edgeq.errors import CopyError
 from pytest_edgeq.kernels import Halves, HybridInput, hybrid_position
 from pytest_edgeq.localize.measured import by_channel, code_limits
 from pytest_edgeq.localize.structure import ConstantPair, Pairs
@@ -22,9 +23,8 @@ from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.ops import HOLDING
-from pytest_edgeq.tflite.runtimes import Copied, Runner
+from pytest_edgeq.tflite.runner import Copied, Runner
 from pytest_edgeq.tflite.subgraph import Op
-from pytest_edgeq.unrunnable import CopyError
 
 Array = npt.NDArray[Any]
 

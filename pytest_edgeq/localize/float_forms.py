@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.errors import warn_user
 from pytest_edgeq.localize.readers import MASKING
 from pytest_edgeq.localize.structure import ConstantPair, Pairs, Structure, pair_ops
 from pytest_edgeq.reference import module_tree, quantizes_by_itself, torch_module
@@ -21,9 +22,8 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import is_cast, write_in_float
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.roles import stored_constant
-from pytest_edgeq.tflite.runtimes import Copied
+from pytest_edgeq.tflite.runner import Copied
 from pytest_edgeq.tflite.subgraph import Signature
-from pytest_edgeq.warn import warn_user
 
 if TYPE_CHECKING:
     from pytest_edgeq.quantized import QuantizedModel

@@ -14,7 +14,7 @@ from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graft import Graft, write_with
 from pytest_edgeq.tflite.ops import HOLDING, LAYOUT
 from pytest_edgeq.tflite.roles import stored_constant
-from pytest_edgeq.tflite.runtimes import Copied
+from pytest_edgeq.tflite.runner import Copied
 from pytest_edgeq.tflite.same import option_differences
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.tflite.transposed import write_transposed

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS
-from pytest_edgeq.options import values
-from pytest_edgeq.presets import (
+from pytest_edgeq.names import (
     CACHE_MODES,
     DEFAULT_PRESET,
     DEFAULT_RUNTIME,
     ISOLATE_MODES,
     RUNTIMES,
 )
+from pytest_edgeq.options import values
 
 OBSOLETE_LEVELS: Final = ("info", "error")
 LOCALIZE_MODES: Final = ("auto", "off")

@@ -14,13 +14,13 @@ import pytest
 
 from pytest_edgeq.executors.names import check_spec
 from pytest_edgeq.isolate.bounds import parse_memory
-from pytest_edgeq.options.on_ci import ci_variable
-from pytest_edgeq.presets import (
+from pytest_edgeq.names import (
     NEEDS_REPORT,
     NEEDS_TENSORFLOW,
     PRESETS,
     unknown_preset,
 )
+from pytest_edgeq.options.on_ci import ci_variable
 from pytest_edgeq.targets.target_spec import parse_targets
 from pytest_edgeq.tflite.registry import BUILT_IN, Runtimes
 

@@ -27,6 +27,7 @@ from pytest_edgeq.errors import findings_of
 from pytest_edgeq.isolate.bounds import default_memory
 from pytest_edgeq.isolate.sessions import IsolationSettings
 from pytest_edgeq.isolate.sessions import begin as begin_isolation
+from pytest_edgeq.names import quantizer_ids
 from pytest_edgeq.plugin.artifacts import Artifacts, artifacts_key
 from pytest_edgeq.plugin.collection import (
     pytest_collection_modifyitems,
@@ -55,7 +56,6 @@ from pytest_edgeq.plugin.state import (
 )
 from pytest_edgeq.plugin.terminal_progress import progress_of
 from pytest_edgeq.plugin.tracebacks import hide_library_frames, is_own_error, shows_all
-from pytest_edgeq.presets import quantizer_ids
 from pytest_edgeq.report.journal import Journal
 from pytest_edgeq.report.properties import PREFIX, properties_of
 from pytest_edgeq.tflite.registry import Runtimes
@@ -63,7 +63,7 @@ from pytest_edgeq.tflite.registry import Runtimes
 if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
     from pytest_edgeq.snapshots.record import Phase
-    from pytest_edgeq.tflite.opening import Runtime
+    from pytest_edgeq.tflite.runtimes import Runtime
 
 # pytest takes the hooks and fixtures of a plugin from its top module.
 __all__ = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_edgeq.presets import NEEDS_REPORT
+from pytest_edgeq.names import NEEDS_REPORT
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.journal import PhaseJournal

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import pytest
 
+from pytest_edgeq.names import DEFAULT_PRESET, DEFAULT_RUNTIME, nearest
 from pytest_edgeq.options import Place, quantizer_of, runtime_of
-from pytest_edgeq.presets import DEFAULT_PRESET, DEFAULT_RUNTIME
-from pytest_edgeq.suggest import nearest
 from pytest_edgeq.tflite.registry import Runtimes
 
 _MARKER_IS_KEYWORD_ONLY: Final = (

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.errors import CrashedError
 from pytest_edgeq.targets.target_errors import LOST
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.crashing_op import Inputs, crashing_op_text
 from pytest_edgeq.tflite.engines import Arrays, Engine, Source
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.unrunnable import CrashedError
 
 if TYPE_CHECKING:
     from pytest_edgeq.targets.target import Target

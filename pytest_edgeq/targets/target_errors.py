@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.targets.link import LinkError
-from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
 
 _ERRORS: Final = {each.__name__: each for each in (RuntimeError, ValueError, KeyError, MemoryError)}
 

@@ -12,7 +12,7 @@ from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.targets.target import Target
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.model_objects import packed
-from pytest_edgeq.tflite.runtimes import Runtimes
+from pytest_edgeq.tflite.runner import Runtimes
 
 _KERNELS = ("xnnpack", "builtin")
 

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.errors import UnreadableError
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor
 from pytest_edgeq.tflite.subgraph import Op, Tensor
-from pytest_edgeq.unrunnable import UnreadableError
 
 Array: TypeAlias = npt.NDArray[Any]
 

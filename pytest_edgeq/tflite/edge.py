@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.names import readable
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.errors import CopyError
+from pytest_edgeq.names import nearest, readable
 from pytest_edgeq.tflite.boundary import decode, encode
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, mismatch_hint
 from pytest_edgeq.tflite.mapped import MappedFile
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
-from pytest_edgeq.tflite.runtimes import BUILT_IN, Copied, Runner, Runtimes, source_of
+from pytest_edgeq.tflite.runner import BUILT_IN, Copied, Runner, Runtimes, source_of
 from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.tflite.subgraph import Signature
-from pytest_edgeq.unrunnable import CopyError
 
 
 class EdgeFile:

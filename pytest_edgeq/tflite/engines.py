@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.arrays import contiguous
-from pytest_edgeq.names import printable, readable
-from pytest_edgeq.presets import NEEDS_TENSORFLOW
+from pytest_edgeq.names import NEEDS_TENSORFLOW, printable, readable
 from pytest_edgeq.process_state import destructors_without_stderr, paused_collector
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.errors import UnreadableError
 from pytest_edgeq.names import readable
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import (
@@ -33,7 +34,6 @@ from pytest_edgeq.tflite.source import TflitePath, open_tflite
 from pytest_edgeq.tflite.sparse import densified
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor, Subgraph, Tensor
 from pytest_edgeq.tflite.verify import verify
-from pytest_edgeq.unrunnable import UnreadableError
 
 
 @dataclass(frozen=True, eq=False)

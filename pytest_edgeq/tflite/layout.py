@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
 LAYOUTS = ("nwc", "nhwc", "ndhwc", "ncw", "nchw", "ncdhw")

@@ -1,57 +1,22 @@
 """
-What is opened on a runtime, and what a user's own runtime, a target and an isolation must be.
+A file to open on a runtime, and the protocols of a target and of an isolation.
 
 This module is cheap to import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pytest_edgeq.numerics.target_machine import TargetMachine
     from pytest_edgeq.tflite.engines import Engine, Source
     from pytest_edgeq.tflite.graph import OpGraph
     from pytest_edgeq.tflite.mapped import Buffer
     from pytest_edgeq.tflite.modules import ModulePaths
+    from pytest_edgeq.tflite.runtimes import Runtime
     from pytest_edgeq.tflite.subgraph import Signature
-
-
-class RuntimeSession(Protocol):
-    """
-    One opened file of a user's own runtime.
-
-    It may also have a method `close()`, called once when the file is no longer needed, and before
-    the file is opened anew because it keeps state from run to run.
-    """
-
-    def __call__(
-        self, inputs: dict[str, np.ndarray[Any, Any]], /
-    ) -> Mapping[str, np.ndarray[Any, Any]]:
-        """
-        Run one sample.
-
-        Returns:
-            Every output by the signature's output name, of the dtype and shape that the file gives:
-            the codes of a quantized output. Anything else is an error.
-        """
-
-
-class Runtime(Protocol):
-    """
-    A user's own runtime: a phone over adb, a simulator, another interpreter.
-
-    It is called when a file is first run on it, not before, in the process that runs the test; and
-    before that, for the first run alone, in a child process.
-    """
-
-    def __call__(self, path: Path, signature: str | None, /) -> RuntimeSession:
-        """Open a file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

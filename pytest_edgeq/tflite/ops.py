@@ -10,9 +10,12 @@ ai-edge-litert 2.3.0: what it demands, some of them refuse or compute wrongly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from pytest_edgeq.names import hint, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,3 +448,18 @@ INPUT_AT = {name: op.inputs[0] for name, op in OPS.items() if op.biases and len(
 
 KNOWN_WRONG = {(op.wrong_on, name) for name, op in OPS.items() if op.wrong_on}
 """Runtimes and ops whose int8 kernels are wrong, whatever the file is."""
+
+
+def nearest_op(name: str, known: Collection[str]) -> str:
+    """Return ` (did you mean a or b?)` for an op, which may be named as in torch, Keras or ONNX."""
+    for part in reversed(name.lower().split(".")):  # `aten.linear.default`
+        other_name = re.sub(r"[^a-z0-9]", "", part)
+        places = {
+            op: facts.called.index(other_name)
+            for op, facts in OPS.items()
+            if other_name in facts.called and op in known
+        }
+        found = sorted(places, key=places.__getitem__)
+        if found:
+            return hint(found)
+    return nearest(name, known)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import printable
 from pytest_edgeq.numerics.findings import Place
 from pytest_edgeq.tflite.conformance import violations_of
 from pytest_edgeq.tflite.cut import Cut, cut_ops, first_op_that
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
-from pytest_edgeq.unrunnable import UnrunnableError
 
 # What the kernels' own words mean, and the way out.
 _KNOWN_REFUSALS = (

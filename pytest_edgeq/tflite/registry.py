@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from pytest_edgeq.presets import RUNTIMES
-from pytest_edgeq.suggest import nearest
+from pytest_edgeq.names import RUNTIMES, nearest
 from pytest_edgeq.targets.target_spec import KERNELS, split_runtime
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.target_machine import TargetMachine
     from pytest_edgeq.tflite.mapped import Buffer
-    from pytest_edgeq.tflite.opening import Isolation, Remote, Runtime
+    from pytest_edgeq.tflite.opening import Isolation, Remote
+    from pytest_edgeq.tflite.runtimes import Runtime
 
 
 # What `--edgeq-runtime`, an ini file and a header line can all spell.

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.tflite.containers import container_text
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
-from pytest_edgeq.unrunnable import UnrunnableError
 
 TflitePath: TypeAlias = "str | os.PathLike[str]"
 

@@ -16,9 +16,9 @@ from fixtures.shipped import FACES, WAKE_WORDS, shipped
 from fixtures.tflite.kinds import KINDS, Kind, detector, reordered
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Edgeq, assert_runtimes_agree, assert_within_budget
+from pytest_edgeq.errors import CopyError, UnreadableError, UnrunnableError
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.model_objects import packed, unpacked
-from pytest_edgeq.unrunnable import CopyError, UnreadableError, UnrunnableError
 
 Array = npt.NDArray[Any]
 

@@ -19,7 +19,7 @@ from pytest_edgeq import (
     assert_output_dtypes,
     assert_runtimes_agree,
 )
-from pytest_edgeq.presets import RUNTIMES
+from pytest_edgeq.names import RUNTIMES
 
 WAKE_WORD_NAMES = ("alexa", "hey_jarvis", "hey_mycroft", "okay_nabu")
 

@@ -11,7 +11,7 @@ import torch
 from ai_edge_litert import schema_py_generated as schema
 
 from pytest_edgeq import QuantizedModel, assert_input_dtypes, assert_output_dtypes
-from pytest_edgeq.unmatched import UnmatchedError
+from pytest_edgeq.errors import UnmatchedError
 
 
 @pytest.mark.parametrize(

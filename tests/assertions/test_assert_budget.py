@@ -11,10 +11,10 @@ import pytest
 
 from fixtures.models import ResidualNet, samples
 from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
+from pytest_edgeq.errors import UnmatchedError
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import CLIPPED_INPUT, WRONG_OP, Finding, Place
 from pytest_edgeq.numerics.results import StageErrors
-from pytest_edgeq.unmatched import UnmatchedError
 
 pytestmark = pytest.mark.figures
 

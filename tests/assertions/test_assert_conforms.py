@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq, assert_conforms
-from pytest_edgeq.unmatched import UnmatchedError
+from pytest_edgeq.errors import UnmatchedError
 from tests.tflite.one_op_files import layer
 
 CONVERTED = Path("fixtures/tflite/converted")

@@ -20,7 +20,7 @@ from pytest_edgeq import (
     assert_size,
     assert_within_budget,
 )
-from pytest_edgeq.errors import findings_of
+from pytest_edgeq.errors import UnmatchedError, findings_of
 from pytest_edgeq.numerics.findings import (
     NONFINITE,
     OVER_BUDGET,
@@ -32,7 +32,6 @@ from pytest_edgeq.numerics.findings import (
     Finding,
     Place,
 )
-from pytest_edgeq.unmatched import UnmatchedError
 
 ADD = Place("op", "ADD", 5, "layer1.0")
 CONV = Place("op", "CONV_2D", 1, "stem")

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_edgeq import QuantizedModel
-from pytest_edgeq.suggest import nearest, nearest_op
+from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.graph import operator_names
+from pytest_edgeq.tflite.ops import nearest_op
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq import assert_healthy
+from pytest_edgeq.errors import UnmatchedError
 from pytest_edgeq.numerics.findings import (
     CLIPPED_OUTPUT,
     USELESS,
@@ -16,7 +17,6 @@ from pytest_edgeq.numerics.findings import (
     Harm,
     Place,
 )
-from pytest_edgeq.unmatched import UnmatchedError
 
 CLIPPED = Finding(
     kind=CLIPPED_OUTPUT,

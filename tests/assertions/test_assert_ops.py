@@ -16,7 +16,7 @@ from pytest_edgeq import (
     assert_op_dtypes,
 )
 from pytest_edgeq.assertions.channels import granularities
-from pytest_edgeq.unmatched import UnmatchedError
+from pytest_edgeq.errors import UnmatchedError
 
 
 def test_the_sound_models_pass(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pytest_edgeq import QuantizedModel, assert_qparams
-from pytest_edgeq.unmatched import UnmatchedError
+from pytest_edgeq.errors import UnmatchedError
 
 
 def test_the_sound_model_passes(static: QuantizedModel, weight_only: QuantizedModel) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, litert
-from pytest_edgeq.presets import PRESETS
+from pytest_edgeq.names import PRESETS
 
 # The scheme that a preset gives to the convolutions, the stages of its flow, and the dtype of the
 # weights.

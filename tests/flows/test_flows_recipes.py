@@ -32,7 +32,7 @@ from pytest_edgeq import (
 )
 from pytest_edgeq.flows.recipe import scoped_ops
 from pytest_edgeq.litert import recipes
-from pytest_edgeq.presets import PRESETS
+from pytest_edgeq.names import PRESETS
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.ops import QDQ
 

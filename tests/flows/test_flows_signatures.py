@@ -18,7 +18,7 @@ from pytest_edgeq import (
     assert_op_dtypes,
     assert_runtimes_agree,
 )
-from pytest_edgeq.tflite.runtimes import Runner
+from pytest_edgeq.tflite.runner import Runner
 
 SIDES = {"small": 8, "large": 12}
 

@@ -17,7 +17,7 @@ from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.cache.log import CacheLog
 from pytest_edgeq.isolate import policy
 from pytest_edgeq.isolate.bounds import default_memory, parse_memory
-from pytest_edgeq.presets import RUNTIMES
+from pytest_edgeq.names import RUNTIMES
 from tests.isolate import runners
 
 Arrays = Mapping[str, npt.NDArray[Any]]

@@ -24,7 +24,7 @@ from pytest_edgeq import Edgeq, litert
 from pytest_edgeq.flows.recipe import scoped_ops
 from pytest_edgeq.litert import recipes
 from pytest_edgeq.litert.libraries import recipe_module
-from pytest_edgeq.presets import PRESETS
+from pytest_edgeq.names import PRESETS
 from pytest_edgeq.tflite.edge import EdgeFile
 
 pytestmark = pytest.mark.slow

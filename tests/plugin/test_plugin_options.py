@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from pytest_edgeq.names import PRESETS, RUNTIMES, quantizer_ids, unknown_preset
 from pytest_edgeq.options import CI_VARIABLES, ci_variable
-from pytest_edgeq.presets import PRESETS, RUNTIMES, quantizer_ids, unknown_preset
 
 STUB = """
 import sys

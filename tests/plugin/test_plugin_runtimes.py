@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.tflite import make
-from pytest_edgeq.presets import RUNTIMES
+from pytest_edgeq.names import RUNTIMES
 from tests.waiting import wait_until
 
 # What stands on the other side: a device, here a process with an interpreter of its own.

@@ -23,7 +23,7 @@ from pytest_edgeq.localize.rows import LOWERING
 from pytest_edgeq.targets.far_side import facts
 from pytest_edgeq.targets.target import Target
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.runtimes import Runtimes
+from pytest_edgeq.tflite.runner import Runtimes
 from tests.bench.speed.kernels_of_arm import INTEGERS, Difference, difference, drawn, fixture_files
 
 # An emulated CPU, and a root that is downloaded for it.

@@ -21,10 +21,10 @@ import torch
 from fixtures.tflite import make, stacks
 from fixtures.tflite.stateful import counter
 from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.targets.target import Target
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.runtimes import Runtimes
-from pytest_edgeq.unrunnable import CrashedError, UnrunnableError
+from pytest_edgeq.tflite.runner import Runtimes
 from tests.isolate.runners import segfault_at_run
 from tests.processes import far_sides, left_after, let_sigint_through
 from tests.waiting import SECONDS, line_of, running

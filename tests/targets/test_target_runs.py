@@ -22,7 +22,7 @@ from pytest_edgeq.targets.target import Target
 from pytest_edgeq.targets.target_spec import KERNELS
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.runtimes import Runtimes
+from pytest_edgeq.tflite.runner import Runtimes
 from tests.processes import far_sides, left_after
 
 Array = npt.NDArray[Any]

@@ -17,9 +17,10 @@ from ai_edge_litert.interpreter import Interpreter
 from fixtures.tflite import make, stacks
 from fixtures.tflite.writer import FileWriter, one_op
 from pytest_edgeq import Edgeq, assert_runtimes_agree
-from pytest_edgeq.presets import RUNTIMES
+from pytest_edgeq.names import RUNTIMES
 from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.runtimes import Runtime, Runtimes, RuntimeSession
+from pytest_edgeq.tflite.runner import Runtimes
+from pytest_edgeq.tflite.runtimes import Runtime, RuntimeSession
 
 Inputs = dict[str, npt.NDArray[Any]]
 PATH = make.CONVERTED / "nested.int8.tflite"

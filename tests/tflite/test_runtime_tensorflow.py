@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fixtures.tflite import make
-from pytest_edgeq.presets import NEEDS_TENSORFLOW
+from pytest_edgeq.names import NEEDS_TENSORFLOW
 from pytest_edgeq.tflite.edge import EdgeFile
 
 # TensorFlow is imported and converts, in processes of their own.

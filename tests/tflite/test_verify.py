@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from fixtures.tflite import make
 from fixtures.tflite.writer import FileWriter, one_op, pack, sparse_row, unpack
 from pytest_edgeq import assert_op_dtypes
+from pytest_edgeq.errors import UnreadableError
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
-from pytest_edgeq.unrunnable import UnreadableError
 from tests.faults.seeds import tflite_seeds
 from tests.faults.sentences import is_sentence
 

@@ -12,7 +12,7 @@ from pytest_edgeq.cli.document import json_option, print_json
 from pytest_edgeq.cli.files import PATH, open_file
 from pytest_edgeq.cli.text import count, hanging, metric_tables, wrapped
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
-from pytest_edgeq.presets import DEFAULT_RUNTIME, RUNTIMES
+from pytest_edgeq.names import DEFAULT_RUNTIME, RUNTIMES
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.budget import Budget, Violation

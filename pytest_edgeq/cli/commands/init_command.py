@@ -10,7 +10,7 @@ import click
 
 from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.trouble import TroubleError, exit_codes, in_sentences
-from pytest_edgeq.presets import DEFAULT_PRESET, PRESETS
+from pytest_edgeq.names import DEFAULT_PRESET, PRESETS
 
 if TYPE_CHECKING:
     import torch

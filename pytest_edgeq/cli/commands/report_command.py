@@ -10,7 +10,7 @@ import click
 from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.text import count
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
-from pytest_edgeq.presets import NEEDS_REPORT
+from pytest_edgeq.names import NEEDS_REPORT
 
 
 @click.command(

@@ -51,8 +51,8 @@ def check(name: str, as_json: bool) -> None:
     ini file that pytest reads here.
     """
     with in_sentences():
+        from pytest_edgeq.names import nearest
         from pytest_edgeq.plugin.project_targets import project_targets
-        from pytest_edgeq.suggest import nearest
         from pytest_edgeq.targets.target import Target
         from pytest_edgeq.targets.trial import try_target
 

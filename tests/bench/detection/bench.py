@@ -37,7 +37,7 @@ from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.snapshots.paths import Layout
 from pytest_edgeq.snapshots.record import Owner
 from pytest_edgeq.snapshots.session import SnapshotSession
-from pytest_edgeq.tflite.opening import Runtime
+from pytest_edgeq.tflite.runtimes import Runtime
 from tests.bench.detection import architectures, defects_file, defects_model, defects_runtime, peers
 from tests.bench.detection.flatfile import FlatFile
 from tests.bench.detection.plain import Run, same_codes

@@ -21,7 +21,7 @@ import pytest
 
 from fixtures.models import ConcatSkip, ResidualNet, SoftmaxHead, TwinLists, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.presets import PRESETS
+from pytest_edgeq.names import PRESETS
 from tests.bench.models import cells, flatbuffer, measure, table
 from tests.bench.models.cells import Cell
 from tests.bench.models.measure import FLOWS, Measured, Worker

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pytest_edgeq.presets import ISOLATE_MODES
+from pytest_edgeq.names import ISOLATE_MODES
 from tests.docs.blocks import ROOT, blocks
 from tests.docs.session import environment
 

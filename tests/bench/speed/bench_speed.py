@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pytest_edgeq.presets import PRESETS
+from pytest_edgeq.names import PRESETS
 
 REPEATS = 3
 RECIPES = tuple(preset for preset in PRESETS if preset.startswith("recipe_"))

@@ -33,7 +33,7 @@ from pytest_edgeq.targets.target import Target
 from pytest_edgeq.tflite.boundary import encode
 from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.runtimes import Runtimes
+from pytest_edgeq.tflite.runner import Runtimes
 
 Inputs = dict[str, npt.NDArray[Any]]
 
