@@ -19,7 +19,7 @@ LOOKED_AT = [
     path
     for path in sorted((ROOT / "tests").rglob("*.py"))
     # What this page asks for, and scripts that somebody runs by hand.
-    if path.name != "waiting.py" and path.parent.name != "benchmarks"
+    if path.name != "waiting.py" and path.parent.name != "speed"
 ]
 
 
