@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_edgeq.assertions import (
+    from pytest_edgeq.check.assertions import (
         assert_accuracy_drop,
         assert_conforms,
         assert_healthy,
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
         assert_size,
         assert_within_budget,
     )
+    from pytest_edgeq.compare.foreign import onnx_reference
+    from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.edgeq import Edgeq
-    from pytest_edgeq.foreign import onnx_reference
     from pytest_edgeq.litert.fx import quantizer_from_fx
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
-    from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 
 
@@ -69,8 +69,8 @@ _HOMES = {
     "Edgeq": "pytest_edgeq.edgeq",
     "LayerErrors": "pytest_edgeq.localize.rows",
     "OpDtypeMap": "pytest_edgeq.tflite.op_dtypes",
-    "QuantizedModel": "pytest_edgeq.quantized",
-    "onnx_reference": "pytest_edgeq.foreign",
+    "QuantizedModel": "pytest_edgeq.compare.quantized",
+    "onnx_reference": "pytest_edgeq.compare.foreign",
     "quantizer_from_fx": "pytest_edgeq.litert.fx",
 }
 
@@ -132,7 +132,7 @@ _after_import(
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "pytest_edgeq.assertions")
+    home = _HOMES.get(name, "pytest_edgeq.check.assertions")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.isolate.bounds import DEFAULT_SECONDS, memory_bound
+from pytest_edgeq.compare.parallel import available_cores, torch_threads
 from pytest_edgeq.names import CACHE_MODES, ISOLATE_MODES, readable
-from pytest_edgeq.parallel import available_cores, torch_threads
 from pytest_edgeq.report.journal import Booking, booking
+from pytest_edgeq.runtimes.workers.bounds import DEFAULT_SECONDS, memory_bound
 from pytest_edgeq.versions import names_missing_libraries, naming_missing_libraries
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pytest_edgeq.cache.log import CacheLog
+    from pytest_edgeq.baselines.session import SnapshotSession
+    from pytest_edgeq.compare.quantized import QuantizedModel, Reference
+    from pytest_edgeq.compare.sample_source import SampleSource
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.progress import Progress
-    from pytest_edgeq.quantized import QuantizedModel, Reference
+    from pytest_edgeq.quantize.cache.log import CacheLog
     from pytest_edgeq.report.journal import Journal
-    from pytest_edgeq.sample_source import SampleSource
-    from pytest_edgeq.snapshots.session import SnapshotSession
-    from pytest_edgeq.tflite.registry import Runtimes
+    from pytest_edgeq.runtimes.registry import Runtimes
     from pytest_edgeq.tflite.runtimes import Runtime
     from pytest_edgeq.tflite.source import TflitePath
 
@@ -106,15 +106,15 @@ class Edgeq:
         executor: str | Executor | None = None,
     ) -> None:
         with naming_missing_libraries():
-            from pytest_edgeq.cache.conversions import ConversionCache
-            from pytest_edgeq.cache.directory import Store
-            from pytest_edgeq.cache.log import CacheLog
-            from pytest_edgeq.executors.session_executor import SessionExecutor
-            from pytest_edgeq.flows.request import Session
-            from pytest_edgeq.isolate.policy import Isolation
+            from pytest_edgeq.compare.executors.session_executor import SessionExecutor
             from pytest_edgeq.progress import Progress
-            from pytest_edgeq.targets.target import make_targets
-            from pytest_edgeq.tflite.registry import Runtimes
+            from pytest_edgeq.quantize.cache.conversions import ConversionCache
+            from pytest_edgeq.quantize.cache.directory import Store
+            from pytest_edgeq.quantize.cache.log import CacheLog
+            from pytest_edgeq.quantize.request import Session
+            from pytest_edgeq.runtimes.registry import Runtimes
+            from pytest_edgeq.runtimes.workers.policy import Isolation
+            from pytest_edgeq.runtimes.workers.target import make_targets
 
         threads = available_cores() if threads is None else threads
         numbers = {
@@ -250,9 +250,9 @@ class Edgeq:
             RuntimeError: torch.export, the converter or the kernels refuse the model.
         """
         from pytest_edgeq import litert
-        from pytest_edgeq.flows.arguments import make_request
-        from pytest_edgeq.flows.resolve import describe, run_flow
-        from pytest_edgeq.process_state import frozen_heap, seeded
+        from pytest_edgeq.quantize.arguments import make_request
+        from pytest_edgeq.quantize.resolve import describe, run_flow
+        from pytest_edgeq.runtimes.process_state import frozen_heap, seeded
 
         request = make_request(
             model,
@@ -317,8 +317,8 @@ class Edgeq:
                 nothing in the file, or a float file with other signatures, inputs or outputs.
             TypeError: Neither a path nor bytes, or a reference that cannot be called.
         """
-        from pytest_edgeq.file_health import conformance_findings
-        from pytest_edgeq.flows.prebuilt import load_prebuilt
+        from pytest_edgeq.compare.file_health import conformance_findings
+        from pytest_edgeq.quantize.prebuilt import load_prebuilt
 
         if name is None:
             stem = Path(tflite).stem if isinstance(tflite, (str, os.PathLike)) else None
@@ -364,7 +364,7 @@ class Edgeq:
                 samples died.
             ModuleNotFoundError: The runtime needs a package that is not installed.
         """
-        from pytest_edgeq.compare import compare
+        from pytest_edgeq.compare.comparer import compare
         from pytest_edgeq.localize import with_explanation
 
         _require_model("compare", quantized)
@@ -547,7 +547,7 @@ class Edgeq:
             TypeError: A factory that cannot be called, or a number that is none.
             ValueError: A negative number.
         """
-        from pytest_edgeq.sample_source import SampleSource
+        from pytest_edgeq.compare.sample_source import SampleSource
 
         return SampleSource(factory, n)
 
@@ -609,8 +609,11 @@ class Edgeq:
         """Check errors; `dtypes` is the name of the op-dtype map that may explain them."""
         from dataclasses import replace
 
+        from pytest_edgeq.baselines.errors import is_explained_by
+        from pytest_edgeq.baselines.precision import explains_errors
+        from pytest_edgeq.check.evaluation import Evaluation
+        from pytest_edgeq.check.remember import build_to_remember, errors_to_remember
         from pytest_edgeq.errors import failure, findings_of
-        from pytest_edgeq.evaluation import Evaluation
         from pytest_edgeq.numerics.findings import (
             ERRORS_REGRESSED,
             LOSSY_EVERYWHERE,
@@ -618,9 +621,6 @@ class Edgeq:
             Finding,
             input_findings,
         )
-        from pytest_edgeq.remember import build_to_remember, errors_to_remember
-        from pytest_edgeq.snapshots.errors import is_explained_by
-        from pytest_edgeq.snapshots.precision import explains_errors
 
         _require_comparison("check_errors", comparison)
         if self._memory is None:
@@ -689,7 +689,7 @@ class Edgeq:
             TypeError: Not a comparison.
             ValueError: The error is as large as the signal, or no bound could fail.
         """
-        from pytest_edgeq.remember import budget_to_suggest
+        from pytest_edgeq.check.remember import budget_to_suggest
 
         _require_comparison("suggest_budget", comparison)
         budget, notes = budget_to_suggest(comparison)
@@ -702,7 +702,7 @@ def _class_name(reference: object) -> str:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(reference, torch.nn.Module):
         return ""
-    from pytest_edgeq.reference import model_name
+    from pytest_edgeq.compare.reference import model_name
 
     return model_name(reference)
 
@@ -717,7 +717,7 @@ def _require_comparison(method: str, comparison: object) -> None:
 
 
 def _require_model(method: str, quantized: object) -> None:
-    from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.compare.quantized import QuantizedModel
 
     if not isinstance(quantized, QuantizedModel):
         hint = "; load the file first: edgeq.load(path, reference=model)"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from _pytest import pytester
 
-from pytest_edgeq.parallel import available_cores
+from pytest_edgeq.compare.parallel import available_cores
 from tests.shared_cache import VARIABLE
 
 pytest_plugins = ["pytester"]

@@ -20,11 +20,11 @@ from ai_edge_litert.interpreter import Interpreter
 from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.agree import SAMPLES, Agreement, AgreementResult, compared_runtimes
-from pytest_edgeq.agree.runtime_results import Distance
+from pytest_edgeq.check.agreement import SAMPLES, Agreement, AgreementResult, compared_runtimes
+from pytest_edgeq.check.agreement.runtime_results import Distance
+from pytest_edgeq.compare.reference import call_reference
+from pytest_edgeq.compare.samples import read_samples
 from pytest_edgeq.numerics.findings import text_of
-from pytest_edgeq.reference import call_reference
-from pytest_edgeq.samples import read_samples
 
 Arrays = dict[str, npt.NDArray[Any]]
 Spoil = Callable[[Arrays, Sequence[Arrays]], Arrays]
@@ -369,7 +369,7 @@ def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
     found = _agreement(quantized, inputs)
     assert (found.unable, found.apart, found.notes) == ((), (), ())
 
-    monkeypatch.setattr("pytest_edgeq.agree.runtime_results.KNOWN_WRONG", frozenset())
+    monkeypatch.setattr("pytest_edgeq.check.agreement.runtime_results.KNOWN_WRONG", frozenset())
     found = _agreement(quantized, inputs)
     assert (found.unable, found.apart) == ((), ())
     [note] = found.notes

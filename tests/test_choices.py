@@ -13,8 +13,8 @@ import pytest
 from fixtures.tflite.writer import FileWriter, GraphWriter
 from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
 from pytest_edgeq.numerics.matches import match_counts
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.choices import choices
-from pytest_edgeq.tflite.edge import EdgeFile
 
 Array = npt.NDArray[Any]
 

@@ -14,14 +14,14 @@ import torch
 
 from fixtures import digits
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.evaluation import Evaluation, accepted, limits_of, samples_needed
+from pytest_edgeq.baselines.paths import Layout
+from pytest_edgeq.baselines.record import Owner
+from pytest_edgeq.baselines.session import SnapshotSession
+from pytest_edgeq.check.evaluation import Evaluation, accepted, limits_of, samples_needed
+from pytest_edgeq.check.remember import errors_to_remember
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.evaluated import EvaluatedSamples
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
-from pytest_edgeq.remember import errors_to_remember
-from pytest_edgeq.snapshots.paths import Layout
-from pytest_edgeq.snapshots.record import Owner
-from pytest_edgeq.snapshots.session import SnapshotSession
 from tests.bench.detection.flatfile import FlatFile
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -12,7 +12,7 @@ _SCRIPT = """
 import ctypes
 import os
 import sys
-from pytest_edgeq.process_state import destructors_without_stderr
+from pytest_edgeq.runtimes.process_state import destructors_without_stderr
 
 process, texts = ctypes.CDLL(None), [b"before", b"inside", b"after"]
 for text in texts:

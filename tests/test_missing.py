@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fixtures.tflite
-from pytest_edgeq.flows import conversion_refusals
-from pytest_edgeq.flows.conversion_refusals import refusal
+from pytest_edgeq.quantize import conversion_refusals
+from pytest_edgeq.quantize.conversion_refusals import refusal
 from pytest_edgeq.versions import naming_missing_libraries, requirement, untried
 
 _FILE = next(Path(fixtures.tflite.__path__[0]).rglob("*.tflite"))

@@ -12,9 +12,9 @@ from torch import nn
 from fixtures.tflite import make
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq
-from pytest_edgeq.flows.arguments import _check_names
+from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.names import LONGEST_NAME, readable
-from pytest_edgeq.reference import module_tree
+from pytest_edgeq.quantize.arguments import _check_names
 from pytest_edgeq.tflite.modules import ModuleNode
 
 TITLE = "a\x1b]0;title\x07b"

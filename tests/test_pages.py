@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_edgeq.pages import FOLDER, find_page, pages
+from pytest_edgeq.cli.pages import FOLDER, find_page, pages
 
 
 def test_every_page_has_a_name_a_title_and_a_place() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel
+from pytest_edgeq.baselines import errors, paired_limits
+from pytest_edgeq.check.remember import errors_to_remember
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
-from pytest_edgeq.remember import errors_to_remember
-from pytest_edgeq.snapshots import errors, paired_limits
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_edgeq.samples import SampleSpec, read_samples
+from pytest_edgeq.compare.samples import SampleSpec, read_samples
 
 x, y, mask = torch.ones(1, 3), torch.zeros(1, 2), torch.ones(1, 3, dtype=torch.bool)
 BOTH = SampleSpec.of_inputs((x, y), {"mask": mask}, ("x", "y", "mask"))

@@ -23,7 +23,7 @@ RUNS_CODE = {
 }  # fmt: skip
 """Functions that run what a file asks for."""
 
-BETWEEN_OWN_PROCESSES = (ROOT / "executors", ROOT / "isolate" / "child.py")
+BETWEEN_OWN_PROCESSES = (ROOT / "compare" / "executors", ROOT / "runtimes" / "workers" / "child.py")
 """What reads pickles that another process of the same session has sent through a pipe."""
 
 NETWORK = {"ftplib", "http", "requests", "smtplib", "socket", "urllib", "urllib3", "xmlrpc"}

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pytest_edgeq.compare.measurement import Arrays, SampleRunner
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.reference import in_file_order, undisturbed
+from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.localize.localizer import ClippedRange, Localizer
 from pytest_edgeq.localize.mistakes import BIT_DB, FAR
-from pytest_edgeq.measurement import Arrays, SampleRunner
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
@@ -19,11 +22,8 @@ from pytest_edgeq.numerics.findings import (
     input_findings,
 )
 from pytest_edgeq.numerics.metrics import sqnr_db
-from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.reference import in_file_order, undisturbed
-from pytest_edgeq.samples import Sample
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.clamped import write_clamped
-from pytest_edgeq.tflite.edge import EdgeFile
 
 _EXPLAINED = 0.5
 """Share of the file's error that the ranges alone must make."""

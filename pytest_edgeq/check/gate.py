@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.agree import AgreementResult
+from pytest_edgeq.baselines.op_changes import describe_change
+from pytest_edgeq.check.agreement import AgreementResult
+from pytest_edgeq.check.evaluation import notes_on
 from pytest_edgeq.check.measuring import Measuring
 from pytest_edgeq.check.verdict import Verdict
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.errors import findings_of
-from pytest_edgeq.evaluation import notes_on
+from pytest_edgeq.localize.origin import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
@@ -34,16 +38,12 @@ from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.numerics.wiped import is_below_a_step
 from pytest_edgeq.progress import Step
-from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.sample_source import SampleSource
-from pytest_edgeq.snapshots.op_changes import describe_change
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.conformance import RULE_NAMES
-from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.origin import origin_findings
 from pytest_edgeq.tflite.same import border_differences, op_differences
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import Engine
 
 
 UNREMEMBERED = "baselines were not checked: outside a test nothing is remembered"

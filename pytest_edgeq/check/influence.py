@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.compare.measurement import Arrays, Outcome, SampleRunner
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.mistakes import BIT_DB
 from pytest_edgeq.localize.resolution import FEW_CODES, CoarseTensor, first_coarse
-from pytest_edgeq.measurement import Arrays, Outcome, SampleRunner
 from pytest_edgeq.numerics.findings import LOST_INPUT, USELESS, Finding, Place
 from pytest_edgeq.numerics.metrics import sqnr_db
-from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.boundary import qparams
 
 _SAMPLES = 4

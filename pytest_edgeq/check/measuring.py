@@ -10,30 +10,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.agree import SAMPLES, Agreement, AgreementResult
+from pytest_edgeq.check.agreement import SAMPLES, Agreement, AgreementResult
 from pytest_edgeq.check.clipping import clipping_findings
 from pytest_edgeq.check.influence import Influence
 from pytest_edgeq.check.near_ties import judge_choices
 from pytest_edgeq.check.verdict import Verdict
-from pytest_edgeq.compare import Comparer
+from pytest_edgeq.compare.comparer import Comparer
+from pytest_edgeq.compare.executors.chunks import Chunk, SampleError
+from pytest_edgeq.compare.executors.remote import Reading
+from pytest_edgeq.compare.measurement import Outcome, ReorderedError
+from pytest_edgeq.compare.parallel import Beside, state_of
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
-from pytest_edgeq.executors.chunks import Chunk, SampleError
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsMerger, OpsPart
 from pytest_edgeq.localize.rows import LayerErrors
-from pytest_edgeq.measurement import Outcome, ReorderedError
 from pytest_edgeq.numerics.calibration import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.distances import Distances
 from pytest_edgeq.numerics.findings import BLOCKING, CANNOT_RUN, FILE, MISFIT, Finding
-from pytest_edgeq.parallel import Beside, state_of
 from pytest_edgeq.progress import Step
-from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.remote import Reading
-from pytest_edgeq.samples import Sample, read_samples
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import Engine
 
 
 _CHOSEN = 2

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import LOST_OUTPUT, USELESS, Finding, Place
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB, sqnr_db
 from pytest_edgeq.numerics.results import OutputErrors
-from pytest_edgeq.quantized import QuantizedModel
-from pytest_edgeq.samples import Sample
 from pytest_edgeq.tflite.choices import Choice, choices
 from pytest_edgeq.tflite.ops import COMPARING
 

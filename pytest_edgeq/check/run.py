@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.check.gate import UNREMEMBERED, Gate
+from pytest_edgeq.compare.file_health import state_findings
+from pytest_edgeq.compare.parallel import on_one_thread
+from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.errors import failure, warn_user
-from pytest_edgeq.file_health import state_findings
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import Finding
-from pytest_edgeq.parallel import on_one_thread
 from pytest_edgeq.progress import Progress
-from pytest_edgeq.quantized import QuantizedModel
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import Engine
 
 Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
 

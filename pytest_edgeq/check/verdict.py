@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from pytest_edgeq.baselines.build import UNDO
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
@@ -20,7 +21,6 @@ from pytest_edgeq.numerics.findings import (
     explains,
     ordered,
 )
-from pytest_edgeq.snapshots.build import UNDO
 
 
 @dataclass(slots=True, eq=False)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from pytest_edgeq.file_health import static_findings
-from pytest_edgeq.measurement import Measurement, Outcome
+from pytest_edgeq.compare.file_health import static_findings
+from pytest_edgeq.compare.measurement import Measurement, Outcome
+from pytest_edgeq.compare.reference import in_file_order
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.reference import in_file_order
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 Arrays = Sequence[npt.NDArray[Any]]
 

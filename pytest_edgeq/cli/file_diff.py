@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.snapshots.align import Alignment, Pair, align, pairs
+from pytest_edgeq.baselines.align import Alignment, Pair, align, pairs
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.constants import dequantized
-from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import role_of
 from pytest_edgeq.tflite.same import changed_options, source_of

@@ -10,8 +10,8 @@ import click
 from pytest_edgeq.cli.text import table
 
 if TYPE_CHECKING:
-    from pytest_edgeq.tflite.edge import EdgeFile
-    from pytest_edgeq.tflite.registry import Runtimes
+    from pytest_edgeq.runtimes.edge import EdgeFile
+    from pytest_edgeq.runtimes.registry import Runtimes
     from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 # The package itself says what is wrong with a path, and which files are near.
@@ -25,8 +25,8 @@ def open_file(path: Path, runtimes: Runtimes | None = None) -> EdgeFile:
     Raises:
         OSError, ValueError: As `open_tflite` says.
     """
-    from pytest_edgeq.tflite.edge import EdgeFile
-    from pytest_edgeq.tflite.registry import BUILT_IN
+    from pytest_edgeq.runtimes.edge import EdgeFile
+    from pytest_edgeq.runtimes.registry import BUILT_IN
 
     return EdgeFile(path, runtimes=BUILT_IN if runtimes is None else runtimes, foreign=True)
 

@@ -13,10 +13,10 @@ from pytest_edgeq.tflite.ops import QDQ
 if TYPE_CHECKING:
     import torch
 
+    from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.edgeq import Edgeq
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
-    from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.tflite.op_dtypes import OpDtypes
 
 __all__ = ["CALIBRATION", "CHECKED", "COMPARED", "Measured", "WeightedOps", "measure"]
@@ -130,7 +130,7 @@ def _weighted(entries: Sequence[OpDtypes]) -> tuple[WeightedOps, ...]:
 
 
 def _budget(comparison: Comparison) -> Budget | None:
-    from pytest_edgeq.remember import budget_to_suggest
+    from pytest_edgeq.check.remember import budget_to_suggest
 
     try:
         return budget_to_suggest(comparison)[0]

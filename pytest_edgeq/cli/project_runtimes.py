@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_edgeq.names import RUNTIMES
 
 if TYPE_CHECKING:
-    from pytest_edgeq.tflite.registry import Runtimes
+    from pytest_edgeq.runtimes.registry import Runtimes
 
 
 @contextlib.contextmanager
@@ -21,14 +21,14 @@ def project_runtimes(name: str) -> Iterator[Runtimes]:
         ValueError: There is no such runtime.
         RuntimeError: pytest does not read the project's ini.
     """
-    from pytest_edgeq.tflite.registry import Runtimes
+    from pytest_edgeq.runtimes.registry import Runtimes
 
     if name in RUNTIMES:
         yield Runtimes()
         return
     # The ini is read for a name that it may have given alone: pytest takes a moment.
     from pytest_edgeq.plugin.project_targets import project_targets
-    from pytest_edgeq.targets.target import make_targets
+    from pytest_edgeq.runtimes.workers.target import make_targets
 
     commands, seconds = project_targets()
     found = Runtimes(

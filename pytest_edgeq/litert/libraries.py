@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.process_state import paused_collector
+from pytest_edgeq.runtimes.process_state import paused_collector
 
 # What torchao keeps in `torchao.quantization.pt2e`, torch before 2.10 keeps in
 # `torch.ao.quantization.pt2e`, but for these.

@@ -1,4 +1,15 @@
-"""Which op of a file is to blame: each op beside its partner in the file's float form."""
+"""
+Find the op to blame: run each op beside its counterpart in the file's float form.
+
+- `float_forms` chooses the float form and finds the constants that the file's were rounded from;
+  `structure` pairs the ops of both, `execution` runs a float op on the inputs of the file's op.
+- `against_torch` compares the float form with torch, `moves` bounds the rounding of constants,
+  `repairs` finds the op that makes it right, `origin` compares with the converted file.
+- `localizer` measures samples, `measured` accumulates the errors of a tensor, `on_workers`
+  measures by an executor; `constant_checks` finds wrong constants, `readers` looks at consumers,
+  `resolution` finds the tensor whose few codes lose the change of an input.
+- `mistakes` and `cause` choose the op to blame and the words; `rows` is what users get.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +23,11 @@ from pytest_edgeq.localize.rows import LayerError, LayerErrors
 from pytest_edgeq.numerics.findings import FILE, NOT_LOCALIZED, OP_IN_FLOAT, WRONG_RESULT, Finding
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.quantized import QuantizedModel
+    from pytest_edgeq.compare.samples import Sample
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.progress import Progress
-    from pytest_edgeq.quantized import QuantizedModel
-    from pytest_edgeq.samples import Sample
 
 __all__ = ["LayerError", "LayerErrors", "OnLocalized", "localize", "with_explanation"]
 
@@ -38,15 +49,15 @@ def localize(
     Raises:
         ValueError, TypeError, RuntimeError: As `Edgeq.localize` says.
     """
+    from pytest_edgeq.compare.samples import read_samples
     from pytest_edgeq.localize.localizer import Localizer
-    from pytest_edgeq.samples import read_samples
 
     step = progress.step("localize", quantized.name, inputs)
     with step as running, Localizer(quantized, runtime) as localizer:
         samples = read_samples(inputs, quantized.spec, "evaluation")
         if engine is not None:
+            from pytest_edgeq.compare.executors.remote import Reading
             from pytest_edgeq.localize.on_workers import localize_by
-            from pytest_edgeq.remote import Reading
 
             reading = Reading(quantized, inputs, samples)
             if localize_by(engine, localizer, runtime, reading, running):

@@ -20,25 +20,25 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.kernels import float_bound
-from pytest_edgeq.kernels.site import ULP
+from pytest_edgeq.compare.measurement import Arrays
+from pytest_edgeq.compare.reference import as_tensor, call_reference, in_file_order, torch_module
 from pytest_edgeq.localize.float_forms import Forms, axis_orders, paired
 from pytest_edgeq.localize.measured import Codes, code_limits
 from pytest_edgeq.localize.moves import DRAWS, FEW_DRAWS, Moves
 from pytest_edgeq.localize.repairs import misordered_op, repaired_op
-from pytest_edgeq.measurement import Arrays
-from pytest_edgeq.reference import as_tensor, call_reference, in_file_order, torch_module
+from pytest_edgeq.runtimes.bounds import float_bound
+from pytest_edgeq.runtimes.bounds.site import ULP
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.runner import Runner
 from pytest_edgeq.tflite.boundary import decode
-from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.end_quantization import quantized_output
 from pytest_edgeq.tflite.ops import BOUNDED, MOVING, facts_of
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.tflite.runner import Runner
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 if TYPE_CHECKING:
-    from pytest_edgeq.quantized import QuantizedModel
-    from pytest_edgeq.samples import Sample
+    from pytest_edgeq.compare.quantized import QuantizedModel
+    from pytest_edgeq.compare.samples import Sample
 
 Array = npt.NDArray[Any]
 

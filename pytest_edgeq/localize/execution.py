@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.arrays import contiguous
+from pytest_edgeq.compare.reference import in_file_order
 from pytest_edgeq.errors import CopyError
-from pytest_edgeq.kernels import Halves, HybridInput, hybrid_position
 from pytest_edgeq.localize.measured import by_channel, code_limits
 from pytest_edgeq.localize.structure import ConstantPair, Pairs
-from pytest_edgeq.reference import in_file_order
+from pytest_edgeq.numerics.arrays import contiguous
+from pytest_edgeq.runtimes.bounds import Halves, HybridInput, hybrid_position
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.runner import Copied, Runner
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.cut import ALONE, KEPT_GROUPS, cut_ops, first_failing, grouped_ops
-from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.ops import HOLDING
-from pytest_edgeq.tflite.runner import Copied, Runner
 from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]

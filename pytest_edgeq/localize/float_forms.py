@@ -13,21 +13,21 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.compare.reference import module_tree, quantizes_by_itself, torch_module
 from pytest_edgeq.errors import warn_user
 from pytest_edgeq.localize.readers import MASKING
 from pytest_edgeq.localize.structure import ConstantPair, Pairs, Structure, pair_ops
-from pytest_edgeq.reference import module_tree, quantizes_by_itself, torch_module
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.runner import Copied
 from pytest_edgeq.tflite.boundary import code_range
-from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import is_cast, write_in_float
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.roles import stored_constant
-from pytest_edgeq.tflite.runner import Copied
 from pytest_edgeq.tflite.subgraph import Signature
 
 if TYPE_CHECKING:
-    from pytest_edgeq.quantized import QuantizedModel
-    from pytest_edgeq.samples import Sample
+    from pytest_edgeq.compare.quantized import QuantizedModel
+    from pytest_edgeq.compare.samples import Sample
 
 
 Array = npt.NDArray[Any]

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.arrays import contiguous
-from pytest_edgeq.kernels import float_bound, float_reach, rounding_bound
+from pytest_edgeq.compare.measurement import AVERAGING, Arrays, InputWatches
+from pytest_edgeq.compare.parallel import MOST_WORKERS, begin, in_order, on_one_thread
+from pytest_edgeq.compare.reference import undisturbed
 from pytest_edgeq.localize.against_torch import AgainstTorch
 from pytest_edgeq.localize.cause import NEAREST, ROUNDED, blame
 from pytest_edgeq.localize.execution import Execution, Made
@@ -33,6 +34,7 @@ from pytest_edgeq.localize.measured import (
     is_at_limit,
     summed,
 )
+from pytest_edgeq.localize.origin import left_in_float, origin_findings
 from pytest_edgeq.localize.readers import (
     MASKING,
     Readers,
@@ -42,26 +44,24 @@ from pytest_edgeq.localize.readers import (
 )
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.structure import Structure
-from pytest_edgeq.measurement import AVERAGING, Arrays, InputWatches
+from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
 from pytest_edgeq.numerics.health import more_than_chance
-from pytest_edgeq.parallel import MOST_WORKERS, begin, in_order, on_one_thread
-from pytest_edgeq.reference import undisturbed
+from pytest_edgeq.runtimes.bounds import float_bound, float_reach, rounding_bound
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
-from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, NARROWING, facts_of
 from pytest_edgeq.tflite.options import op_option
-from pytest_edgeq.tflite.origin import left_in_float, origin_findings
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 if TYPE_CHECKING:
-    from pytest_edgeq.quantized import QuantizedModel
-    from pytest_edgeq.samples import Sample
+    from pytest_edgeq.compare.quantized import QuantizedModel
+    from pytest_edgeq.compare.samples import Sample
 
 _UNKNOWN = 0.5
 """Rounding bound in LSB beyond ½ LSB of an op whose kernel has no rule: one more rounding."""

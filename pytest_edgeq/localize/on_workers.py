@@ -8,28 +8,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_edgeq.executors.chunks import Chunk
-from pytest_edgeq.executors.tasks import Failure, packed_failure, unpacked
-from pytest_edgeq.localize.against_torch import OutputCheck, Standard
-from pytest_edgeq.localize.localizer import Localizer, SampleErrors
-from pytest_edgeq.measurement import Arrays, Measurement, SampleRunner
-from pytest_edgeq.numerics.distances import Distances
-from pytest_edgeq.parallel import on_one_thread
-from pytest_edgeq.progress import Step
-from pytest_edgeq.remote import (
+from pytest_edgeq.compare.executors.chunks import Chunk
+from pytest_edgeq.compare.executors.remote import (
     OpenModel,
     PickledReference,
     Reading,
     pickled_reference,
     unpickled_reference,
 )
-from pytest_edgeq.sample_source import SampleSource
-from pytest_edgeq.samples import Sample
-from pytest_edgeq.tally import Tally
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.compare.executors.tasks import Failure, packed_failure, unpacked
+from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleRunner
+from pytest_edgeq.compare.parallel import on_one_thread
+from pytest_edgeq.compare.sample_source import SampleSource
+from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.compare.tally import Tally
+from pytest_edgeq.localize.against_torch import OutputCheck, Standard
+from pytest_edgeq.localize.localizer import Localizer, SampleErrors
+from pytest_edgeq.numerics.distances import Distances
+from pytest_edgeq.progress import Step
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 if TYPE_CHECKING:
-    from pytest_edgeq.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import Engine
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pytest_edgeq.tflite.boundary import decode
 from pytest_edgeq.tflite.subgraph import Subgraph
 
 if TYPE_CHECKING:
+    from pytest_edgeq.compare.samples import Sample
     from pytest_edgeq.localize.localizer import Localizer
-    from pytest_edgeq.samples import Sample
 
 FEW_CODES = 4
 """Codes of a channel that are few: two bits, and of values in the midst of a range mostly two."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.baselines.sequences import common
 from pytest_edgeq.localize.constant_checks import (
     SAME_SCALE,
     check_bias,
@@ -22,7 +23,6 @@ from pytest_edgeq.localize.constant_checks import (
 )
 from pytest_edgeq.localize.readers import changed_input
 from pytest_edgeq.numerics.findings import Finding
-from pytest_edgeq.sequences import common
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.conformance import is_shared
 from pytest_edgeq.tflite.constants import Constant, read_constant

@@ -1,5 +1,1 @@
-"""
-Numbers only: error metrics, budgets on them, health findings. Pure numpy.
-
-Nothing here imports pytest, torch or another room of pytest_edgeq.
-"""
+"""Error metrics, budgets on them, health findings: numpy and scipy alone."""

@@ -22,12 +22,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_edgeq import options
 from pytest_edgeq.errors import findings_of
-from pytest_edgeq.isolate.bounds import default_memory
-from pytest_edgeq.isolate.sessions import IsolationSettings
-from pytest_edgeq.isolate.sessions import begin as begin_isolation
 from pytest_edgeq.names import quantizer_ids
+from pytest_edgeq.plugin import options
 from pytest_edgeq.plugin.artifacts import Artifacts, artifacts_key
 from pytest_edgeq.plugin.collection import (
     pytest_collection_modifyitems,
@@ -58,11 +55,14 @@ from pytest_edgeq.plugin.terminal_progress import progress_of
 from pytest_edgeq.plugin.tracebacks import hide_library_frames, is_own_error, shows_all
 from pytest_edgeq.report.journal import Journal
 from pytest_edgeq.report.properties import PREFIX, properties_of
-from pytest_edgeq.tflite.registry import Runtimes
+from pytest_edgeq.runtimes.registry import Runtimes
+from pytest_edgeq.runtimes.workers.bounds import default_memory
+from pytest_edgeq.runtimes.workers.sessions import IsolationSettings
+from pytest_edgeq.runtimes.workers.sessions import begin as begin_isolation
 
 if TYPE_CHECKING:
+    from pytest_edgeq.baselines.record import Phase
     from pytest_edgeq.edgeq import Edgeq
-    from pytest_edgeq.snapshots.record import Phase
     from pytest_edgeq.tflite.runtimes import Runtime
 
 # pytest takes the hooks and fixtures of a plugin from its top module.
@@ -189,7 +189,7 @@ def _registered(config: pytest.Config) -> Runtimes:
     commands, seconds = options.target_options(config)
     if not commands:
         return Runtimes(merged)
-    from pytest_edgeq.targets.target import make_targets
+    from pytest_edgeq.runtimes.workers.target import make_targets
 
     try:
         return Runtimes(merged, targets=make_targets(commands, seconds))
@@ -252,7 +252,7 @@ def _cache_header(config: pytest.Config) -> str:
     if directory is None:
         why = "" if mode == "off" else " (pytest's cache directory is turned off)"
         return f"conversion cache: off{why}"
-    from pytest_edgeq.cache.directory import size_of
+    from pytest_edgeq.quantize.cache.directory import size_of
 
     count, size = size_of(directory)
     path = directory
@@ -275,8 +275,8 @@ def edgeq(
     It may be used in fixtures of any scope; what it measures is booked on the test that is
     running.
     """
-    from pytest_edgeq.cache.log import CacheLog
     from pytest_edgeq.edgeq import Edgeq
+    from pytest_edgeq.quantize.cache.log import CacheLog
 
     # Otherwise Python scans all objects of the libraries when it exits, which takes 2 to 3 s.
     atexit.register(gc.freeze)

@@ -77,7 +77,7 @@ class Artifacts:
         _tell(report, f"bundle: {shown}/ (python reproduce.py shows the failure)")
 
     def _evidence(self, item: pytest.Item, error: BaseException | None) -> Evidence:
-        from pytest_edgeq.failed_samples import attached_samples, compared_samples
+        from pytest_edgeq.compare.failed_samples import attached_samples, compared_samples
         from pytest_edgeq.report.bundle import Evidence
 
         calls = self._journal.calls

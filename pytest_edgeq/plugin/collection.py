@@ -18,7 +18,7 @@ from pytest_edgeq.plugin.state import (
 )
 
 if TYPE_CHECKING:
-    from pytest_edgeq.snapshots.collected import CollectedModule
+    from pytest_edgeq.baselines.collected import CollectedModule
 
 OUTPUT = "edgeq_collected"
 """Key of what a worker of pytest-xdist sends when it ends."""
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(
 
 def collected_in(session: pytest.Session) -> list[CollectedModule]:
     """Describe what this process collected of the modules that have baselines."""
-    from pytest_edgeq.snapshots.collected import collected_modules
+    from pytest_edgeq.baselines.collected import collected_modules
 
     config = session.config
     layout = memory_of(config).layout

@@ -15,10 +15,10 @@ from pytest_edgeq.plugin.state import CacheMessage, collected_key, memory_of, se
 from pytest_edgeq.plugin.views import write_views
 
 if TYPE_CHECKING:
+    from pytest_edgeq.baselines.collected import CollectedModule
+    from pytest_edgeq.baselines.obsolete import RunLog
+    from pytest_edgeq.baselines.summary import Outcome, Severity
     from pytest_edgeq.report.run import Failure, PhaseReport, Run, RunRecorder
-    from pytest_edgeq.snapshots.collected import CollectedModule
-    from pytest_edgeq.snapshots.obsolete import RunLog
-    from pytest_edgeq.snapshots.summary import Outcome, Severity
 
 _ANNOTATOR = "pytest_github_actions_annotate_failures"
 """The plugin that annotates every failure."""
@@ -48,7 +48,7 @@ class Controller:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take one report, of this process or of a worker."""
         if self._log is None:
-            from pytest_edgeq.snapshots.obsolete import RunLog
+            from pytest_edgeq.baselines.obsolete import RunLog
 
             self._log = RunLog()
         worker, record = getattr(report, "worker_id", ""), getattr(report, "edgeq", None)
@@ -88,8 +88,8 @@ class Controller:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _judge_baselines(self, session: pytest.Session, log: RunLog) -> Outcome:
-        from pytest_edgeq.snapshots.obsolete import prune, survey
-        from pytest_edgeq.snapshots.summary import Outcome
+        from pytest_edgeq.baselines.obsolete import prune, survey
+        from pytest_edgeq.baselines.summary import Outcome
 
         settings = self._config.stash[settings_key]
         if self._config.stash[collected_key]:
@@ -121,9 +121,9 @@ class Controller:
         """Print the models, and the baselines that were written, that differ or are obsolete."""
         if self._run is None:
             return
+        from pytest_edgeq.baselines.summary import Line, summarize
         from pytest_edgeq.numerics.target_machine import TargetMachine
         from pytest_edgeq.report.terminal import table_lines
-        from pytest_edgeq.snapshots.summary import Line, summarize
         from pytest_edgeq.versions import version_of
 
         lines: list[Line] = []

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pytest
 
-from pytest_edgeq import options
+from pytest_edgeq.plugin import options
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.report.journal import Journal
-from pytest_edgeq.tflite.registry import Runtimes
+from pytest_edgeq.runtimes.registry import Runtimes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_edgeq.snapshots.record import Owner
-    from pytest_edgeq.snapshots.session import SnapshotSession
+    from pytest_edgeq.baselines.record import Owner
+    from pytest_edgeq.baselines.session import SnapshotSession
 
 CacheMessage: TypeAlias = tuple[Literal["warning", "info"], str]
 
@@ -35,8 +35,8 @@ running_key: pytest.StashKey[pytest.Item | None] = pytest.StashKey()
 def memory_of(config: pytest.Config) -> SnapshotSession:
     """Return the snapshot session of this run, created at the first call."""
     if memory_key not in config.stash:
-        from pytest_edgeq.snapshots.paths import Layout
-        from pytest_edgeq.snapshots.session import SnapshotSession
+        from pytest_edgeq.baselines.paths import Layout
+        from pytest_edgeq.baselines.session import SnapshotSession
 
         settings = config.stash[settings_key]
         config.stash[memory_key] = SnapshotSession(
@@ -49,7 +49,7 @@ def memory_of(config: pytest.Config) -> SnapshotSession:
 
 def owner_of(item: pytest.Item) -> Owner:
     """Return the test as the owner of baselines."""
-    from pytest_edgeq.snapshots.record import Owner
+    from pytest_edgeq.baselines.record import Owner
 
     # Not from the node id: pytest-xdist appends the group to it with --dist=loadgroup.
     names: list[str] = []

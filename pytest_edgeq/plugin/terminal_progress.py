@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_edgeq.options import ci_variable
+from pytest_edgeq.plugin.options import ci_variable
 from pytest_edgeq.progress import Progress, Step
 
 _DELAY = 0.5

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_edgeq.options import Settings
+from pytest_edgeq.plugin.options import Settings
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.run import Run

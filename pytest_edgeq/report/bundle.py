@@ -25,11 +25,11 @@ from pytest_edgeq.report.model_explorer import write_node_data
 from pytest_edgeq.report.portable import portable
 
 if TYPE_CHECKING:
-    from pytest_edgeq.failed_samples import FailedSamples
+    from pytest_edgeq.compare.failed_samples import FailedSamples
+    from pytest_edgeq.compare.measurement import Outcome
+    from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.localize.rows import LayerErrors
-    from pytest_edgeq.measurement import Outcome
     from pytest_edgeq.numerics.comparison import WorstSample
-    from pytest_edgeq.quantized import QuantizedModel
     from pytest_edgeq.report.run import Run
 
 _SIDES = {"float": "expected", "edge": "got"}
@@ -269,8 +269,8 @@ def _outputs(
 
 
 def _measured(model: QuantizedModel, runtime: str, worst: Sequence[WorstSample]) -> list[Outcome]:
-    from pytest_edgeq.compare import Comparer
-    from pytest_edgeq.parallel import on_one_thread
+    from pytest_edgeq.compare.comparer import Comparer
+    from pytest_edgeq.compare.parallel import on_one_thread
 
     with on_one_thread(), Comparer(model, runtime) as comparer:
         return [comparer.update(each.inputs) for each in worst]

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from pytest_edgeq.compare.quantized import Border, QuantizedModel
     from pytest_edgeq.numerics.comparison import Comparison
-    from pytest_edgeq.quantized import Border, QuantizedModel
 
 _PICTURE_SIDE = 96
 """Greatest height and width of a picture in the record, in pixels."""

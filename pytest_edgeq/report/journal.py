@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
-    from pytest_edgeq.cache.entries import Step
+    from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.numerics.findings import Finding
-    from pytest_edgeq.quantized import QuantizedModel
+    from pytest_edgeq.quantize.cache.entries import Step
 
 EventKind = Literal["quantize", "load", "compare", "localize", "check"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.runtimes.edge import EdgeFile
     from pytest_edgeq.tflite.graph import OpGraph
     from pytest_edgeq.tflite.op_dtypes import OpDtypes
     from pytest_edgeq.tflite.subgraph import Subgraph

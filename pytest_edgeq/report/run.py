@@ -19,9 +19,9 @@ from pytest_edgeq.report.whole_files import write_whole
 from pytest_edgeq.versions import producer
 
 if TYPE_CHECKING:
+    from pytest_edgeq.baselines.record import ClaimRecord, TestRecord
     from pytest_edgeq.report.journal import PhaseJournal
-    from pytest_edgeq.snapshots.record import ClaimRecord, TestRecord
-    from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.runtimes.edge import EdgeFile
 
 FORMAT = "pytest-edgeq run"
 VERSION = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pytest_edgeq.regular_files import open_at_once
+from pytest_edgeq.baselines.regular_files import open_at_once
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,5 +1,11 @@
 """
-The `.tflite` file: its graph, its op-dtype map, its borders and the kernels that run it.
+Read, name, compare and write `.tflite` files.
 
-Nothing in here imports pytest or torch.
+- `source` and `containers` open a file, `verify` checks it before any kernel sees it, `graph`,
+  `subgraph`, `roles` and `sparse` read it; `modules` names ops after torch modules, `op_dtypes`
+  maps their dtypes, `boundary` quantizes and dequantizes, `layout` permutes channels.
+- `ops` is the table of what is known of each op, `conformance` checks a file against it.
+- `same` compares two files, `differences` two constants.
+- `cut`, `float_form`, `graft` and `transposed` write other files from one, by `model_objects`.
+- `runtimes`: the protocol of a user's own runtime.
 """

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.arrays import contiguous
+from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
 _NUMPY_DTYPES = {

@@ -23,8 +23,8 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
+from pytest_edgeq.compare.failed_samples import attached_samples
 from pytest_edgeq.errors import findings_of
-from pytest_edgeq.failed_samples import attached_samples
 from pytest_edgeq.numerics.findings import NONFINITE
 
 

@@ -12,7 +12,7 @@ import torch
 from fixtures.models import DepthwiseSeparable, ResidualNet, samples
 from pytest_edgeq import QuantizedModel, assert_runtimes_agree
 from pytest_edgeq.errors import UnmatchedError
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 
 class Spoilt:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_edgeq import Edgeq
-from pytest_edgeq.cache.directory import Store
+from pytest_edgeq.quantize.cache.directory import Store
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.cache.conversions import ConversionCache
-from pytest_edgeq.cache.directory import Store
-from pytest_edgeq.cache.parts import Simulation
-from pytest_edgeq.samples import Sample
+from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.quantize.cache.conversions import ConversionCache
+from pytest_edgeq.quantize.cache.directory import Store
+from pytest_edgeq.quantize.cache.parts import Simulation
 
 Step = Callable[[ConversionCache, list[str]], Any]
 """Takes the cache and a list of what ran; returns a result that can be compared."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pytest_edgeq.cache.digest import UnknownError, digest_of
+from pytest_edgeq.litert.digest import UnknownError, digest_of
 
 _PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),

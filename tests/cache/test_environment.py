@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.cache import environment
-from pytest_edgeq.cache.digest import UnknownError, digest_of
+from pytest_edgeq.litert.digest import UnknownError, digest_of
+from pytest_edgeq.quantize.cache import environment
 
 ROOT = Path(__file__).parent.parent.parent
 MKLDNN: Any = torch.backends.mkldnn
@@ -130,7 +130,7 @@ def test_the_libraries_leave_the_settings_as_they_are() -> None:
     script = """
 from fixtures.models import ConvBnRelu, samples, seeded
 from pytest_edgeq import Edgeq
-from pytest_edgeq.cache import environment
+from pytest_edgeq.quantize.cache import environment
 before = environment.libraries(), environment.settings()
 data = list(samples(ConvBnRelu, 2))
 for flow in ("pt2e_static_int8", "recipe_static_wi8_ai8", None):

@@ -29,8 +29,8 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel, litert
-from pytest_edgeq.cache.directory import Store
-from pytest_edgeq.cache.graphs import decode_graph, encode_graph
+from pytest_edgeq.litert.graphs import decode_graph, encode_graph
+from pytest_edgeq.quantize.cache.directory import Store
 
 PT2E, STATIC, DYNAMIC = "pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32"
 OTHER_FLOWS = ("pt2e_dynamic_int8", DYNAMIC, None)

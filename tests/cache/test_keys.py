@@ -17,10 +17,10 @@ from torch import nn
 
 from fixtures.models import normal
 from pytest_edgeq import Edgeq, litert
-from pytest_edgeq.cache import environment
-from pytest_edgeq.cache.conversions import ConversionCache
-from pytest_edgeq.cache.directory import Store
 from pytest_edgeq.litert import Traced
+from pytest_edgeq.quantize.cache import environment
+from pytest_edgeq.quantize.cache.conversions import ConversionCache
+from pytest_edgeq.quantize.cache.directory import Store
 
 INPUT = (normal(1, 4, 8, 8, seed=0),)
 PRESET = "pt2e_static_int8"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.cache.directory import Store
+from pytest_edgeq.quantize.cache.directory import Store
 from tests.waiting import SECONDS
 
 KEY, PARTS = "a" * 64, {"tflite": b"content"}

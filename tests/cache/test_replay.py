@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_edgeq.cache import sample_replay
-from pytest_edgeq.cache.sample_replay import Recording, Tagged, spooled
-from pytest_edgeq.samples import Sample
+from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.quantize.cache import sample_replay
+from pytest_edgeq.quantize.cache.sample_replay import Recording, Tagged, spooled
 
 SIZE = 6
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.cache import directory
-from pytest_edgeq.cache.directory import Store, size_of
+from pytest_edgeq.quantize.cache import directory
+from pytest_edgeq.quantize.cache.directory import Store, size_of
 
 KEY, PARTS = "a" * 64, {"tflite": bytes(range(256)) * 40, "facts": b"{}", "empty": b""}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.cache.directory import Store
+from pytest_edgeq.quantize.cache.directory import Store
 from tests.cli.conftest import Run, module, without_torch
 
 

@@ -14,7 +14,7 @@ import pytest
 from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq.numerics.metrics import sqnr_db
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 from tests.cli.conftest import CONVERTED, Check, Run, module, without_torch
 from tests.isolate.runners import segfault_at_run
 

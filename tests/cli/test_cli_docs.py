@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_edgeq.cli.commands import docs_command
-from pytest_edgeq.pages import pages
+from pytest_edgeq.cli.pages import pages
 from tests.cli.conftest import Run, without_torch
 
 

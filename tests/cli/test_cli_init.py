@@ -16,7 +16,7 @@ from pytest_edgeq.cli.factory import Factory
 from pytest_edgeq.cli.first_measurement import Measured, WeightedOps
 from pytest_edgeq.cli.first_test import render
 from pytest_edgeq.cli.placeholders import Placeholder, Placeholders, parse_shape
-from pytest_edgeq.options import CI_VARIABLES
+from pytest_edgeq.plugin.options import CI_VARIABLES
 from tests.cli.conftest import Check, Run, module, without_torch
 from tests.shared_cache import shared_cache
 

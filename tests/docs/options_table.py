@@ -1,15 +1,15 @@
 """
 The table of options on the page `reference/pytest`.
 
-`python -m tests.docs.options_table` writes it anew from `pytest_edgeq.options`, which is needed
-whenever an option comes, goes or gets another text.
+`python -m tests.docs.options_table` writes it anew from `pytest_edgeq.plugin.options`, which is
+needed whenever an option comes, goes or gets another text.
 """
 
 from __future__ import annotations
 
 import re
 
-from pytest_edgeq.options import OPTIONS, Option
+from pytest_edgeq.plugin.options import OPTIONS, Option
 from tests.docs.blocks import PAGES
 
 PAGE = PAGES / "reference" / "pytest.md"

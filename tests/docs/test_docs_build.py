@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.pages import FOLDER, pages
+from pytest_edgeq.cli.pages import FOLDER, pages
 
 # Sphinx imports the package and renders all pages.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

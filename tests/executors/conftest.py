@@ -12,7 +12,7 @@ import torch
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.executors import worker
+from pytest_edgeq.compare.executors import worker
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ import torch
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
-from pytest_edgeq.assertions.scoring import metric
-from pytest_edgeq.executors import chunks, worker
-from pytest_edgeq.failed_samples import attached_samples
+from pytest_edgeq.check.assertions.scoring import metric
+from pytest_edgeq.compare.executors import chunks, worker
+from pytest_edgeq.compare.failed_samples import attached_samples
 from tests.executors.conftest import AtOnce
 
 Threads = Callable[[int], Executor]

@@ -16,9 +16,9 @@ from torch import nn
 
 from fixtures.models import ResidualNet, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.compare import compare
-from pytest_edgeq.executors import chunks, worker
-from pytest_edgeq.executors.engines import Engine
+from pytest_edgeq.compare.comparer import compare
+from pytest_edgeq.compare.executors import chunks, worker
+from pytest_edgeq.compare.executors.engines import Engine
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.report.journal import Journal
 from tests.executors.conftest import AtOnce, Near, figures

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.compare import compare
-from pytest_edgeq.executors import engines, worker
-from pytest_edgeq.executors.processes import SpawnedPool, WorkerDiedError
+from pytest_edgeq.compare.comparer import compare
+from pytest_edgeq.compare.executors import engines, worker
+from pytest_edgeq.compare.executors.processes import SpawnedPool, WorkerDiedError
 from tests.executors.conftest import AtOnce, Near, figures
 
 Threads = Callable[[int], Executor]

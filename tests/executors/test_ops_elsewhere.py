@@ -15,7 +15,7 @@ from fixtures.models import ResidualNet, samples, seeded
 from fixtures.tflite.layered import dense, run, write
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.run import CheckResult, check
-from pytest_edgeq.executors import chunks
+from pytest_edgeq.compare.executors import chunks
 from pytest_edgeq.progress import Progress
 from tests.bench.detection.edits import edited, ops_of
 from tests.bench.detection.flatfile import FlatFile

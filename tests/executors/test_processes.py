@@ -18,8 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_edgeq.executors import processes
-from pytest_edgeq.executors.processes import SpawnedPool, WorkerDiedError, WorkerTracebackError
+from pytest_edgeq.compare.executors import processes
+from pytest_edgeq.compare.executors.processes import (
+    SpawnedPool,
+    WorkerDiedError,
+    WorkerTracebackError,
+)
 from tests.processes import left_after
 from tests.waiting import SECONDS, line_of, rounds, running, wait_until
 
@@ -167,7 +171,7 @@ def test_processes_end_with_a_client_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "client.py"
     script.write_text(
         "import os, time\n"
-        "from pytest_edgeq.executors.processes import SpawnedPool\n"
+        "from pytest_edgeq.compare.executors.processes import SpawnedPool\n"
         "if __name__ == '__main__':\n"
         "    pool = SpawnedPool(2)\n"
         "    first, second = pool.submit(time.sleep, 0.5), pool.submit(time.sleep, 0.5)\n"
@@ -190,7 +194,7 @@ def test_a_program_that_shuts_no_pool_down_ends(tmp_path: Path) -> None:
     script = tmp_path / "client.py"
     script.write_text(
         "import time\n"
-        "from pytest_edgeq.executors.processes import SpawnedPool\n"
+        "from pytest_edgeq.compare.executors.processes import SpawnedPool\n"
         "if __name__ == '__main__':\n"
         "    pool = SpawnedPool(2)\n"
         "    pool.submit(time.sleep, 0).result(), pool.submit(time.sleep, 600)\n"

@@ -15,7 +15,7 @@ from torch import nn
 from fixtures.models import ResidualNet, seeded
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.executors import worker
+from pytest_edgeq.compare.executors import worker
 from tests.executors.conftest import AtOnce, Near, figures
 
 Threads = Callable[[int], Executor]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from pytest_edgeq.cache.directory import Store
+from pytest_edgeq.quantize.cache.directory import Store
 from tests.faults.sessions import SCHEMES, Project, environment, moments
 from tests.processes import left_after
 from tests.waiting import line_of, output_of, running
@@ -32,7 +32,7 @@ _MOST_SECONDS = 2.0
 WRITER = """
 import sys
 from pathlib import Path
-from pytest_edgeq.cache.directory import Store
+from pytest_edgeq.quantize.cache.directory import Store
 
 store = Store(Path(sys.argv[1]), print)
 for number in range(10**6):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fixtures.tflite import make
-from pytest_edgeq.snapshots.paths import Layout
-from pytest_edgeq.snapshots.record import Owner
-from pytest_edgeq.snapshots.session import SnapshotSession
+from pytest_edgeq.baselines.paths import Layout
+from pytest_edgeq.baselines.record import Owner
+from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 
@@ -88,7 +88,7 @@ def cache_seeds() -> dict[str, dict[str, bytes]]:
     import torch
 
     from pytest_edgeq import litert
-    from pytest_edgeq.cache.parts import Simulation, write_ranges, write_simulation
+    from pytest_edgeq.quantize.cache.parts import Simulation, write_ranges, write_simulation
 
     with litert.quiet():
         program = torch.export.export(torch.nn.Linear(2, 3).eval(), (torch.zeros(1, 2),))

@@ -21,9 +21,9 @@ _HTML_EACH = 40
 
 def try_baseline(case: Case, stage: Stage) -> str:
     """Check what a test measured against the file, and accept changes, as three runs would."""
-    from pytest_edgeq.snapshots.paths import Layout
-    from pytest_edgeq.snapshots.record import Owner
-    from pytest_edgeq.snapshots.session import SnapshotSession
+    from pytest_edgeq.baselines.paths import Layout
+    from pytest_edgeq.baselines.record import Owner
+    from pytest_edgeq.baselines.session import SnapshotSession
     from tests.faults.stored_seeds import OWNER_TEST, measured
 
     root = Path.cwd()
@@ -51,9 +51,9 @@ def try_baseline(case: Case, stage: Stage) -> str:
 
 def try_cache(case: Case, stage: Stage) -> str:
     """Read the entry as its step does: it is a miss that is reported, or it can be decoded."""
-    from pytest_edgeq.cache.directory import Store
-    from pytest_edgeq.cache.entries import Entries
-    from pytest_edgeq.cache.parts import read_file, read_key, read_ranges, read_simulation
+    from pytest_edgeq.quantize.cache.directory import Store
+    from pytest_edgeq.quantize.cache.entries import Entries
+    from pytest_edgeq.quantize.cache.parts import read_file, read_key, read_ranges, read_simulation
 
     decoders: dict[str, Callable[[Any], Any]] = {
         "export": read_key,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.cache.directory import Store
+from pytest_edgeq.quantize.cache.directory import Store
 from tests.faults.sessions import SCHEMES, Project
 from tests.waiting import output_of, running
 

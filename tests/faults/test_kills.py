@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.snapshots import store
+from pytest_edgeq.baselines import store
 from tests.faults import kills, sessions
 
 # 50 sessions of pytest are killed, and as many processes are waited for.
@@ -32,7 +32,7 @@ def test_torn_baselines_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     torn.write_text(
         "import time\n"
         "from pathlib import Path\n"
-        "from pytest_edgeq.snapshots import store\n"
+        "from pytest_edgeq.baselines import store\n"
         "def write(path, content):\n"
         "    path.parent.mkdir(parents=True, exist_ok=True)\n"
         "    with path.open('wb') as file:\n"

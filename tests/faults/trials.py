@@ -38,9 +38,9 @@ _CRASHED = "crashed in the child"
 def _try_tflite(case: Case, stage: Callable[[str], None]) -> str:
     from pytest_edgeq.cli.commands.show_command import _document, _findings
     from pytest_edgeq.errors import CrashedError
-    from pytest_edgeq.isolate.policy import Isolation
-    from pytest_edgeq.tflite.edge import EdgeFile
-    from pytest_edgeq.tflite.registry import BUILT_IN
+    from pytest_edgeq.runtimes.edge import EdgeFile
+    from pytest_edgeq.runtimes.registry import BUILT_IN
+    from pytest_edgeq.runtimes.workers.policy import Isolation
 
     # As `edgeq.load` opens it.
     isolation = Isolation("auto", seconds=_STEP_SECONDS, memory=MEMORY_BYTES)

@@ -25,8 +25,8 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq
-from pytest_edgeq.flows.conversion_refusals import refusal
 from pytest_edgeq.litert import Traced
+from pytest_edgeq.quantize.conversion_refusals import refusal
 
 STATIC = ("pt2e_static_int8", "recipe_static_wi8_ai8")
 

@@ -25,7 +25,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq
-from pytest_edgeq.reference import flatten_outputs
+from pytest_edgeq.compare.reference import flatten_outputs
 
 
 def test_two_positional_inputs_go_to_their_places(maker: Edgeq) -> None:

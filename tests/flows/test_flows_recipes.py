@@ -30,10 +30,10 @@ from pytest_edgeq import (
     assert_qparams,
     litert,
 )
-from pytest_edgeq.flows.recipe import scoped_ops
 from pytest_edgeq.litert import recipes
 from pytest_edgeq.names import PRESETS
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.quantize.recipe import scoped_ops
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.ops import QDQ
 
 Rules = list[dict[str, Any]]

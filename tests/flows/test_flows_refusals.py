@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_edgeq import Edgeq
-from pytest_edgeq.flows.conversion_refusals import refusal
+from pytest_edgeq.quantize.conversion_refusals import refusal
 
 
 class _Linear(nn.Module):

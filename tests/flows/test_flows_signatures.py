@@ -18,7 +18,7 @@ from pytest_edgeq import (
     assert_op_dtypes,
     assert_runtimes_agree,
 )
-from pytest_edgeq.tflite.runner import Runner
+from pytest_edgeq.runtimes.runner import Runner
 
 SIDES = {"small": 8, "large": 12}
 
@@ -145,7 +145,7 @@ def test_a_file_is_opened_once(maker: Edgeq, monkeypatch: pytest.MonkeyPatch) ->
             super().__init__(*args, **kwargs)
             opened.append(self._opening.signature.key)
 
-    monkeypatch.setattr("pytest_edgeq.tflite.edge.Runner", Counted)
+    monkeypatch.setattr("pytest_edgeq.runtimes.edge.Runner", Counted)
     model, sample = seeded(TwoSignatures), TwoSignatures.sample_inputs()
     one = maker.quantize(model, sample, quantizer=None)
     several = maker.quantize(model, TwoSignatures.signatures(), quantizer=None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fixtures.models import EmbeddingMean, ResidualNet, SelfAttention, normal, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel, assert_op_counts, assert_op_dtypes, litert
-from pytest_edgeq.flows.torchao import _check_kept
+from pytest_edgeq.quantize.torchao import _check_kept
 
 with litert.quiet():
     from torchao import quantization as ao

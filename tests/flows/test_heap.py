@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_edgeq.process_state import frozen_heap, paused_collector
+from pytest_edgeq.runtimes.process_state import frozen_heap, paused_collector
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import pytest
 
-from pytest_edgeq.isolate import policy
-from pytest_edgeq.isolate.bounds import default_memory
-from pytest_edgeq.isolate.death import size_text
+from pytest_edgeq.runtimes.workers import policy
+from pytest_edgeq.runtimes.workers.bounds import default_memory
+from pytest_edgeq.runtimes.workers.death import size_text
 
 GOLDEN = Path(__file__).parent / "golden"
 

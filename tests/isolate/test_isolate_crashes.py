@@ -17,8 +17,8 @@ import pytest
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel, assert_runtimes_agree
 from pytest_edgeq.errors import CrashedConversionError, CrashedError
-from pytest_edgeq.isolate.bounds import default_memory
-from pytest_edgeq.isolate.policy import Isolation
+from pytest_edgeq.runtimes.workers.bounds import default_memory
+from pytest_edgeq.runtimes.workers.policy import Isolation
 from tests.isolate import runners
 from tests.isolate.conftest import GOLDEN, Golden
 from tests.waiting import rounds

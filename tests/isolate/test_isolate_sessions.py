@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_edgeq.options import CI_VARIABLES
+from pytest_edgeq.plugin.options import CI_VARIABLES
 from tests.processes import left_after, let_sigint_through
 from tests.waiting import output_of, wait_until
 
@@ -242,7 +242,7 @@ print("begin")
 maker = Edgeq(isolate="on")
 model = maker.load(runners.negation())
 first = model.run(np.ones((1, 4), np.float32))["y"]
-from pytest_edgeq.isolate.child import hello
+from pytest_edgeq.runtimes.workers.child import hello
 process = model.edge.runtimes.isolation.child
 pid = process.call(60, hello)
 os.kill(pid, 9)

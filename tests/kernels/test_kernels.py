@@ -15,7 +15,7 @@ from fixtures import digits
 from fixtures.tflite.single import FLOATS, HYBRID, QUANTIZED, FloatSingle, Single
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq.edgeq import Edgeq
-from pytest_edgeq.kernels import (
+from pytest_edgeq.runtimes.bounds import (
     HybridInput,
     float_bound,
     float_conditioning,

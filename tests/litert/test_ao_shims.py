@@ -17,9 +17,9 @@ from torch import nn
 
 from fixtures.models import normal, seeded
 from pytest_edgeq import litert
+from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.litert import weights as writer
-from pytest_edgeq.reference import module_tree
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 pytestmark = pytest.mark.slow
 

@@ -21,11 +21,11 @@ from torch.nn import functional as F
 from fixtures import tflite
 from fixtures.models import ResidualNet, TwoSignatures, normal, samples, seeded
 from pytest_edgeq import Edgeq, litert
-from pytest_edgeq.flows.recipe import scoped_ops
 from pytest_edgeq.litert import recipes
 from pytest_edgeq.litert.libraries import recipe_module
 from pytest_edgeq.names import PRESETS
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.quantize.recipe import scoped_ops
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 pytestmark = pytest.mark.slow
 

@@ -23,6 +23,7 @@ from fixtures.models import (
 from fixtures.models.idioms import IDIOMS
 from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.localize.against_torch import AgainstTorch, Parting, _is_moved
 from pytest_edgeq.localize.float_forms import (
     Forms,
@@ -33,8 +34,7 @@ from pytest_edgeq.localize.float_forms import (
 )
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.localize.structure import ConstantPair, Structure
-from pytest_edgeq.samples import Sample, read_samples
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from tests.bench.detection.defects_file import defect
 from tests.bench.detection.edits import edited, ops_of

@@ -10,8 +10,8 @@ import pytest
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.origin import origin_findings
+from pytest_edgeq.localize.origin import origin_findings
+from pytest_edgeq.runtimes.edge import EdgeFile
 from tests.bench.detection.defects_file import defect
 from tests.bench.detection.flatfile import FlatFile
 

@@ -14,7 +14,7 @@ from fixtures.models import (
     SqueezeExcite,
 )
 from pytest_edgeq.localize.structure import Pairs, pair_ops
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from pytest_edgeq.tflite.ops import HOLDING
 from tests.bench.detection.flatfile import FlatFile

@@ -18,9 +18,9 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.compare.samples import read_samples
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LayerErrors
-from pytest_edgeq.samples import read_samples
 from tests.localize.builds import Build
 
 pytestmark = pytest.mark.figures

@@ -67,7 +67,7 @@ def test_without_a_model():
 
 ONE_STEP_UP = """
 import numpy as np
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 
 def one_step_up(path, signature):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.cache.directory import Store
+from pytest_edgeq.quantize.cache.directory import Store
 from tests.waiting import running, wait_until
 
 # Suites that convert models run in processes of their own.

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pytest_edgeq.options import OPTIONS
+from pytest_edgeq.plugin.options import OPTIONS
 
 HEAVY = ("torch", "numpy", "litert_torch", "ai_edge_litert", "ai_edge_quantizer", "tensorflow")
 CHARTS = ("bokeh", "jinja2", "PIL")
@@ -69,7 +69,7 @@ def test_collecting_imports_no_memory_and_no_pools(
         import sys
 
         def pytest_unconfigure():
-            late = ("pytest_edgeq.snapshots.session", "pytest_edgeq.snapshots.obsolete")
+            late = ("pytest_edgeq.baselines.session", "pytest_edgeq.baselines.obsolete")
             print("late:", sorted({*late, "concurrent.futures"} & set(sys.modules)))
         """
     )
@@ -80,7 +80,7 @@ def test_collecting_imports_no_memory_and_no_pools(
     result.stdout.fnmatch_lines(["late: []"])
 
 
-@pytest.mark.parametrize("module", ["pytest_edgeq.snapshots", "pytest_edgeq.snapshots.obsolete"])
+@pytest.mark.parametrize("module", ["pytest_edgeq.baselines", "pytest_edgeq.baselines.obsolete"])
 def test_snapshots_import_neither_pytest_nor_torch(pytester: pytest.Pytester, module: str) -> None:
     """Remembering files works outside of a test run, for instance from the command line."""
     heavy = (*HEAVY, "pytest", "_pytest")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.baselines.op_changes import describe_change
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.report.run import Run
-from pytest_edgeq.snapshots.op_changes import describe_change
 
 Record = dict[str, Any]
 

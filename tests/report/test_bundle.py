@@ -17,10 +17,10 @@ import pytest
 
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel, assert_runtimes_agree
-from pytest_edgeq.failed_samples import FailedSamples, attached_samples, compared_samples
+from pytest_edgeq.compare.failed_samples import FailedSamples, attached_samples, compared_samples
 from pytest_edgeq.report.bundle import Evidence, bundle_name, remove_bundle, write_bundle
 from pytest_edgeq.report.run import RunRecorder, read_run
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 Array = npt.NDArray[Any]
 

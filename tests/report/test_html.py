@@ -18,6 +18,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from pytest_edgeq.baselines.record import Category
 from pytest_edgeq.numerics.findings import DiffLine, DiffPart
 from pytest_edgeq.report import run as run_module
 from pytest_edgeq.report.html.distribution import distribution, limits_of, points_of
@@ -26,7 +27,6 @@ from pytest_edgeq.report.html.page import html_page
 from pytest_edgeq.report.html.stages import noise_by_output, stage_sentence
 from pytest_edgeq.report.html.text_blocks import text_blocks
 from pytest_edgeq.report.run import Run
-from pytest_edgeq.snapshots.record import Category
 from tests.report.runs import (
     SCALE,
     Record,

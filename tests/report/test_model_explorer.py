@@ -15,7 +15,7 @@ from fixtures.models import ConvBnRelu, samples, seeded
 from fixtures.tflite.writer import FileWriter, pack, unpack
 from pytest_edgeq import Edgeq
 from pytest_edgeq.report.model_explorer import node_data, write_node_data
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.snapshots.align import align
+from pytest_edgeq.baselines.align import align
 
 Make = Callable[..., Any]
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pytest_edgeq.baselines.op_changes import describe_change
 from pytest_edgeq.numerics.findings import text_of
-from pytest_edgeq.snapshots.op_changes import describe_change
 
 OpMap = dict[str, Any]
 Make = Callable[..., Any]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from pytest_edgeq.baselines import session, store
+from pytest_edgeq.baselines.errors import is_explained_by, loose, summarize
+from pytest_edgeq.baselines.paths import Layout
+from pytest_edgeq.baselines.record import Owner
+from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.numerics.findings import LOSSY_OP, WRONG_OP, Finding, Place
-from pytest_edgeq.snapshots import session, store
-from pytest_edgeq.snapshots.errors import is_explained_by, loose, summarize
-from pytest_edgeq.snapshots.paths import Layout
-from pytest_edgeq.snapshots.record import Owner
-from pytest_edgeq.snapshots.session import SnapshotSession
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.snapshots import store
-from pytest_edgeq.snapshots.collected import CollectedModule
-from pytest_edgeq.snapshots.obsolete import RunLog, Survey, prune, survey
-from pytest_edgeq.snapshots.paths import Layout
-from pytest_edgeq.snapshots.record import Owner
-from pytest_edgeq.snapshots.session import SnapshotSession
-from pytest_edgeq.snapshots.summary import Outcome, summarize
+from pytest_edgeq.baselines import store
+from pytest_edgeq.baselines.collected import CollectedModule
+from pytest_edgeq.baselines.obsolete import RunLog, Survey, prune, survey
+from pytest_edgeq.baselines.paths import Layout
+from pytest_edgeq.baselines.record import Owner
+from pytest_edgeq.baselines.session import SnapshotSession
+from pytest_edgeq.baselines.summary import Outcome, summarize
 
 Make = Callable[..., Any]
 PHASES = ("setup", "call", "teardown")

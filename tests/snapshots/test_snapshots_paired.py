@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_edgeq.numerics.findings import ERRORS_REGRESSED
-from pytest_edgeq.numerics.results import OutputErrors, SampleErrors
-from pytest_edgeq.snapshots.errors import describe_change, loose, problem, tightened
-from pytest_edgeq.snapshots.paired_limits import (
+from pytest_edgeq.baselines.errors import describe_change, loose, problem, tightened
+from pytest_edgeq.baselines.paired_limits import (
     FEWEST_SAMPLES,
     FLOOR_DB,
     SUMS,
@@ -20,6 +18,8 @@ from pytest_edgeq.snapshots.paired_limits import (
     margin_db,
     narrowed,
 )
+from pytest_edgeq.numerics.findings import ERRORS_REGRESSED
+from pytest_edgeq.numerics.results import OutputErrors, SampleErrors
 
 Data = dict[str, Any]
 Sums = list[float]

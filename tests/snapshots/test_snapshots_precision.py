@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fixtures.tflite.writer import FileWriter
+from pytest_edgeq.baselines.precision import coarser_ops, explains_errors
 from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
     LOSSY_OP,
@@ -15,8 +16,7 @@ from pytest_edgeq.numerics.findings import (
     Finding,
     Place,
 )
-from pytest_edgeq.snapshots.precision import coarser_ops, explains_errors
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 Data = dict[str, Any]
 Make = Callable[..., Any]

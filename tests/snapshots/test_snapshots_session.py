@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.snapshots import session, store
-from pytest_edgeq.snapshots.build import option_changes
-from pytest_edgeq.snapshots.paths import Layout
-from pytest_edgeq.snapshots.record import Owner, Phase
-from pytest_edgeq.snapshots.session import SnapshotSession
+from pytest_edgeq.baselines import session, store
+from pytest_edgeq.baselines.build import option_changes
+from pytest_edgeq.baselines.paths import Layout
+from pytest_edgeq.baselines.record import Owner, Phase
+from pytest_edgeq.baselines.session import SnapshotSession
 
 GOLDEN = Path(__file__).parent / "golden"
 

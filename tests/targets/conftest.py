@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from pytest_edgeq.targets.emulated_root import EmulatedRootError, is_finished, make_root
+from pytest_edgeq.runtimes.workers.emulated_root import EmulatedRootError, is_finished, make_root
 
 VARIABLE = "EDGEQ_TEST_ARM64"
 

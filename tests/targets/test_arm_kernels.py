@@ -20,10 +20,10 @@ from fixtures.tflite.stateful import counter
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Edgeq, assert_runtimes_agree
 from pytest_edgeq.localize.rows import LOWERING
-from pytest_edgeq.targets.far_side import facts
-from pytest_edgeq.targets.target import Target
-from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.runner import Runtimes
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.workers.far_side import facts
+from pytest_edgeq.runtimes.workers.target import Target
 from tests.bench.speed.kernels_of_arm import INTEGERS, Difference, difference, drawn, fixture_files
 
 # An emulated CPU, and a root that is downloaded for it.

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_edgeq.cli.group import edgeq
-from pytest_edgeq.targets.emulated_root import EmulatedRootError, is_finished, make_root
-from pytest_edgeq.targets.private_apt import ubuntu_sources
+from pytest_edgeq.runtimes.workers.emulated_root import EmulatedRootError, is_finished, make_root
+from pytest_edgeq.runtimes.workers.private_apt import ubuntu_sources
 
 CONVERTED = Path(__file__).parents[2] / "fixtures" / "tflite" / "converted"
 

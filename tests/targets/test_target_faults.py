@@ -22,9 +22,9 @@ from fixtures.tflite import make, stacks
 from fixtures.tflite.stateful import counter
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.errors import CrashedError, UnrunnableError
-from pytest_edgeq.targets.target import Target
-from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.runner import Runtimes
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.workers.target import Target
 from tests.isolate.runners import segfault_at_run
 from tests.processes import far_sides, left_after, let_sigint_through
 from tests.waiting import SECONDS, line_of, running
@@ -253,7 +253,7 @@ def test_a_far_side_that_hangs() -> None:
 CLIENT = """
 import os, sys, time
 import numpy as np
-from pytest_edgeq.targets.target import Target
+from pytest_edgeq.runtimes.workers.target import Target
 target = Target("pi", [sys.executable], 60)
 target.start()
 print("ready", flush=True)

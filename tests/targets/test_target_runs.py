@@ -17,12 +17,12 @@ from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.stateful import counter
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, assert_accuracy_drop, assert_runtimes_agree
-from pytest_edgeq.targets.far_side import facts
-from pytest_edgeq.targets.target import Target
-from pytest_edgeq.targets.target_spec import KERNELS
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.workers.far_side import facts
+from pytest_edgeq.runtimes.workers.target import Target
+from pytest_edgeq.runtimes.workers.target_spec import KERNELS
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.runner import Runtimes
 from tests.processes import far_sides, left_after
 
 Array = npt.NDArray[Any]

@@ -13,8 +13,8 @@ import pytest
 
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, assert_runtimes_agree
-from pytest_edgeq.options import CI_VARIABLES
-from pytest_edgeq.targets.far_side import facts
+from pytest_edgeq.plugin.options import CI_VARIABLES
+from pytest_edgeq.runtimes.workers.far_side import facts
 from tests.processes import far_sides, left_after, let_sigint_through
 from tests.targets.packages import patched_litert
 from tests.waiting import output_of, wait_until

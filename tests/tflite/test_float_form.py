@@ -19,7 +19,7 @@ from fixtures.models import (
 )
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.litert import without_rounding
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from tests.bench.detection.edits import ops_of, zeroed_channel
 from tests.bench.detection.flatfile import FlatFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fixtures.tflite.writer import FileWriter
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graft import Graft, write_with
 
 

@@ -16,9 +16,9 @@ from ai_edge_litert import schema_py_generated as schema
 from fixtures.tflite import make
 from fixtures.tflite.stateful import counter
 from fixtures.tflite.writer import FileWriter, one_op
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.engines import CompiledEngine
 from pytest_edgeq.tflite.boundary import code_range, numpy_dtype
-from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.engines import CompiledEngine
 
 FILES = sorted(make.CONVERTED.glob("*.tflite"))
 X = np.array([[1, -2, 3, -4]], np.float32)
@@ -458,7 +458,7 @@ import random, sys
 from pathlib import Path
 import numpy as np
 from pytest_edgeq.tflite.boundary import numpy_dtype
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 ran = told = 0
 files = [Path(name).read_bytes() for name in sys.argv[1:]]
@@ -505,7 +505,7 @@ def test_a_damaged_file_does_not_kill_the_process() -> None:
 _EXIT = """
 import sys
 import numpy as np
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 edge = EdgeFile(sys.argv[1])
 inputs = {

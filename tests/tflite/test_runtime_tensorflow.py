@@ -18,7 +18,7 @@ import pytest
 
 from fixtures.tflite import make
 from pytest_edgeq.names import NEEDS_TENSORFLOW
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 # TensorFlow is imported and converts, in processes of their own.
 pytestmark = pytest.mark.timeout(600)
@@ -47,7 +47,7 @@ def digest(arrays):
 def run_all(files, runtimes, threads=1):
     import numpy as np
     from pytest_edgeq.tflite.boundary import numpy_dtype
-    from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.runtimes.edge import EdgeFile
 
     found = {}
     for path in map(Path, files):

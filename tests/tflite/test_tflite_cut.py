@@ -11,8 +11,8 @@ import pytest
 
 from fixtures.tflite import make
 from fixtures.tflite.writer import FileWriter, GraphWriter, one_op, pack, unpack
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.cut import Cut, cut_ops
-from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Tensor
 

@@ -20,7 +20,7 @@ from fixtures.models import ResidualNet, SmallModel, TwinLists, Under_Scored_Net
 from fixtures.tflite import make, stacks
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import litert
-from pytest_edgeq.reference import module_tree
+from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import ModuleNode, ModuleTree
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap, OpDtypes

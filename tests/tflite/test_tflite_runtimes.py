@@ -15,13 +15,13 @@ from fixtures.tflite import make, stacks
 from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import litert
+from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import RUNTIMES
-from pytest_edgeq.reference import module_tree
-from pytest_edgeq.tflite.edge import EdgeFile
-from pytest_edgeq.tflite.engines import InterpreterEngine
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.engines import InterpreterEngine
+from pytest_edgeq.runtimes.runner import BUILT_IN
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.runner import BUILT_IN
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 X = np.array([[1, -2, 3, -4]], np.float32)

@@ -15,7 +15,7 @@ from litert_lm_builder import litertlm_builder
 
 from fixtures.tflite import make
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.source import open_tflite

@@ -15,7 +15,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from fixtures.models import CausalMask, samples, seeded
 from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 _ALLOCATE = """
 import sys

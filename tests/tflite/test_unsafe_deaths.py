@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fixtures.tflite.writer import one_op
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 _RUN = """
 import os, sys

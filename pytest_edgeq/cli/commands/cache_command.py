@@ -54,7 +54,7 @@ def _default() -> Path:
 
 
 def _show(where: Path, as_json: bool) -> None:
-    from pytest_edgeq.cache.directory import DEFAULT_LIMIT, size_of
+    from pytest_edgeq.quantize.cache.directory import DEFAULT_LIMIT, size_of
 
     number, size = size_of(where)
     if as_json:
@@ -74,7 +74,7 @@ def _show(where: Path, as_json: bool) -> None:
 
 
 def _clear(where: Path, yes: bool, as_json: bool) -> None:
-    from pytest_edgeq.cache.directory import clear, is_cache, size_of
+    from pytest_edgeq.quantize.cache.directory import clear, is_cache, size_of
 
     if not is_cache(where):
         raise TroubleError(f"{where} is no conversion cache of pytest-edgeq: nothing was deleted")

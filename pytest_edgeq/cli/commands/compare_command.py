@@ -99,10 +99,10 @@ def command(
 def _compared(
     a: Path, b: Path, inputs: tuple[Path, ...], runtime: str, signature: str | None
 ) -> Comparison:
+    from pytest_edgeq.check.assertions.bare_files import bare_isolation
     from pytest_edgeq.cli.file_compare import compare_files
     from pytest_edgeq.cli.npz import read_samples
     from pytest_edgeq.cli.project_runtimes import project_runtimes
-    from pytest_edgeq.isolate.bare_files import bare_isolation
 
     with project_runtimes(runtime) as known:
         runtimes = known.isolated(bare_isolation())

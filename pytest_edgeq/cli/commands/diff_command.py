@@ -15,7 +15,7 @@ from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
 
 if TYPE_CHECKING:
     from pytest_edgeq.cli.file_diff import Change, FileDiff
-    from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.runtimes.edge import EdgeFile
 
 _SHOWN = 40
 """Changes of parameters and constants that the text lists."""
@@ -54,8 +54,8 @@ def _compared(
     old: Path, new: Path, before: EdgeFile, after: EdgeFile
 ) -> tuple[bool, dict[str, Any], str]:
     """Return whether the files differ, the document and the text that tell in what."""
+    from pytest_edgeq.baselines.op_changes import describe_change
     from pytest_edgeq.cli.file_diff import FileDiff
-    from pytest_edgeq.snapshots.op_changes import describe_change
 
     diff = FileDiff(before, after)
     found = describe_change(*diff.rows, sides=("old", "new"))

@@ -30,7 +30,7 @@ def command(page: str | None, html: Path | None, opens: bool) -> None:
 
     PAGE is a name of the list, or the last part of one, such as choose-a-budget.
     """
-    from pytest_edgeq.pages import find_page, pages
+    from pytest_edgeq.cli.pages import find_page, pages
 
     if html is not None:
         if page is not None:
@@ -51,7 +51,7 @@ def command(page: str | None, html: Path | None, opens: bool) -> None:
 
 
 def _render(folder: Path) -> None:
-    from pytest_edgeq.pages import FOLDER
+    from pytest_edgeq.cli.pages import FOLDER
 
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise TroubleError("rendering needs Sphinx: pip install 'pytest-edgeq[docs]'")

@@ -100,7 +100,7 @@ def _written(target: str, shapes: list[Placeholder], quantizer: str) -> str:
     from pytest_edgeq.cli.first_measurement import measure
     from pytest_edgeq.cli.first_test import render
     from pytest_edgeq.cli.placeholders import Placeholders
-    from pytest_edgeq.process_state import seeded
+    from pytest_edgeq.runtimes.process_state import seeded
 
     factory = load_factory(target)
     with seeded(0):  # as in the test

@@ -16,7 +16,7 @@ from pytest_edgeq.cli.trouble import FOUND, TroubleError, exit_codes, in_sentenc
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.findings import Finding
-    from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.runtimes.edge import EdgeFile
     from pytest_edgeq.tflite.op_dtypes import OpDtypes
 
 
@@ -92,7 +92,11 @@ def _node_data(edge: EdgeFile, folder: Path, record: Path | None) -> list[Path]:
 
 def _findings(edge: EdgeFile) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
     """Return the findings, and the warnings."""
-    from pytest_edgeq.file_health import conformance_findings, static_findings, unsafe_findings
+    from pytest_edgeq.compare.file_health import (
+        conformance_findings,
+        static_findings,
+        unsafe_findings,
+    )
 
     findings = (*static_findings(edge), *unsafe_findings(edge))
     return findings, conformance_findings(edge, warnings=True)

@@ -30,7 +30,7 @@ def arm64(directory: Path) -> None:
     for any user, where QEMU is installed; as root it is installed, too. Downloads packages from
     the distribution's mirror and wheels from PyPI.
     """
-    from pytest_edgeq.targets.emulated_root import make_root
+    from pytest_edgeq.runtimes.workers.emulated_root import make_root
 
     with in_sentences():
         started_by = make_root(directory, say=click.echo)
@@ -53,8 +53,8 @@ def check(name: str, as_json: bool) -> None:
     with in_sentences():
         from pytest_edgeq.names import nearest
         from pytest_edgeq.plugin.project_targets import project_targets
-        from pytest_edgeq.targets.target import Target
-        from pytest_edgeq.targets.trial import try_target
+        from pytest_edgeq.runtimes.workers.target import Target
+        from pytest_edgeq.runtimes.workers.trial import try_target
 
         commands, seconds = project_targets()
         if name not in commands:

@@ -34,9 +34,9 @@ from typing import Any
 import torch
 
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.snapshots.paths import Layout
-from pytest_edgeq.snapshots.record import Owner
-from pytest_edgeq.snapshots.session import SnapshotSession
+from pytest_edgeq.baselines.paths import Layout
+from pytest_edgeq.baselines.record import Owner
+from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.tflite.runtimes import Runtime
 from tests.bench.detection import architectures, defects_file, defects_model, defects_runtime, peers
 from tests.bench.detection.flatfile import FlatFile

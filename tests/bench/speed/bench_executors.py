@@ -179,7 +179,7 @@ def sending(quantized: Any) -> tuple[int, int, float]:
     """Return bytes of the model and of a sample, and the client's milliseconds a sample."""
     import hashlib
 
-    from pytest_edgeq.remote import pickled_model
+    from pytest_edgeq.compare.executors.remote import pickled_model
 
     bound = [quantized.spec.bind(image, "sample") for image in images(64)]
     content = pickled_model(quantized, "xnnpack", lambda: bound[0])

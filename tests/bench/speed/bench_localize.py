@@ -33,8 +33,8 @@ from torch import nn
 from fixtures import digits
 from fixtures.models import integers, normal
 from pytest_edgeq import Edgeq, QuantizedModel, litert
+from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.localize.localizer import Localizer
-from pytest_edgeq.samples import Sample, read_samples
 from tests.test_architectures import MODELS, Wrapped
 
 PRESETS = ("pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32")

@@ -28,9 +28,9 @@ warm = sys.argv[2] == "warm"
 if warm:
     import ai_edge_litert.interpreter
     import ai_edge_litert.schema_py_generated
-    from pytest_edgeq.tflite.edge import EdgeFile
+    from pytest_edgeq.runtimes.edge import EdgeFile
 before, start = peak_mb(), time.perf_counter()
-from pytest_edgeq.tflite.edge import EdgeFile
+from pytest_edgeq.runtimes.edge import EdgeFile
 source = pathlib.Path(sys.argv[1])
 entries = EdgeFile(source).op_dtypes.to_dict()["ops"]
 seconds = time.perf_counter() - start

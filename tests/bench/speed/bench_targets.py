@@ -100,7 +100,7 @@ def turns(quantized: Any, threads: int, samples: int, repeats: int) -> list[Turn
 def parts(quantized: Any) -> dict[str, float]:
     """Return milliseconds of a run here, of one on the target, and of a sample's frame."""
     from fixtures.models import normal
-    from pytest_edgeq.targets.far_side import pack, unpack
+    from pytest_edgeq.runtimes.workers.far_side import pack, unpack
 
     image = normal(1, 3, 224, 224, seed=7)
     edge = quantized.edge

@@ -27,13 +27,13 @@ import numpy.typing as npt
 
 from fixtures.tflite.make import CONVERTED
 from pytest_edgeq.numerics.target_machine import TargetMachine
-from pytest_edgeq.targets.emulated_root import make_root
-from pytest_edgeq.targets.far_side import facts
-from pytest_edgeq.targets.target import Target
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.workers.emulated_root import make_root
+from pytest_edgeq.runtimes.workers.far_side import facts
+from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.tflite.boundary import encode
-from pytest_edgeq.tflite.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.runner import Runtimes
 
 Inputs = dict[str, npt.NDArray[Any]]
 

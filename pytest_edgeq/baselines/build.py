@@ -1,0 +1,284 @@
+"""
+What of the build is remembered beside its errors: changes that these may not show.
+
+Of a range that was too narrow a much wider one makes the errors better, and leaves few codes. One
+sample may have nearly the range of many by chance. Asymmetric weights lose less, and are what int8
+kernels and accelerators do not take (the quantization specification of TensorFlow Lite, "Symmetric
+vs asymmetric": the zero point of int8 weights is 0). An op that hands codes on, and has another
+scale than what it takes, rounds once more.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeGuard
+
+from pytest_edgeq.baselines.sequences import common
+from pytest_edgeq.numerics.findings import Place
+
+UNDO = "undo what changed since the baseline"
+"""The fix where it is known what changed."""
+
+_CONFIG = re.compile(
+    r"quantizer\..*?(?P<of>module_name|module_type|operator_type)_config\.(?P<name>.+?)"
+    r"(\.(?P<setting>((in|out)put_activation|weight|bias|fixed_qparams|is_qat|is_dynamic)\b.*))?"
+)
+"""A setting by module or op, which a quantizer does not have by itself; None is float."""
+
+_RULE = re.compile(r"quantizer\.\[(?P<name>\d+)\]\.(?P<setting>.+)")
+"""A setting of a rule of a recipe."""
+
+_FLOAT, _OWN, _ADDED = "left in float", "with settings of its own", "added"
+"""How to describe a module, the ops of a type, or a rule that the quantizer has settings for."""
+
+_SAME = 0.02
+"""Relative difference of two scales of one range: as of another order of the same samples."""
+
+_HALF = 0.5
+"""A bit: another order of the same data moves averaged ranges by some per cent, others not."""
+
+
+def build_problem(data: Mapping[str, Any]) -> str:
+    """Tell what is wrong with what is remembered of a build, as it was read."""
+    scales = data.get("scales", {})
+    if not isinstance(scales, dict) or not all(map(_is_scale, scales.values())):
+        return "data.scales is not a scale for each of some ops"
+    calibrated = data.get("n_calibrated", 0)
+    if isinstance(calibrated, bool) or not isinstance(calibrated, int):
+        return "data.n_calibrated is not a whole number"
+    inputs = data.get("inputs", {})
+    if not isinstance(inputs, dict) or not all(map(_is_range, inputs.values())):
+        return "data.inputs is not a least and a greatest value for each of some inputs"
+    for key in ("calibration", "weights"):
+        if not isinstance(data.get(key, ""), str):
+            return f"data.{key} is not a text"
+    for key in ("int16", "asymmetric", "shared"):
+        ops = data.get(key, [])
+        if not isinstance(ops, list) or not all(isinstance(each, str) for each in ops):
+            return f"data.{key} is not a list of ops"
+    return ""
+
+
+def _is_scale(value: object) -> bool:
+    return _is_number(value) and float(value) >= 0
+
+
+def _is_range(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond float64
+        return False
+
+
+def other_input(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the input whose evaluated values span another range; empty where none does."""
+    before, after = old.get("inputs", {}), new.get("inputs", {})
+    for name in sorted(before.keys() & after.keys()):
+        spans = [max(map(abs, side[name])) for side in (before, after)]
+        if min(spans) < _HALF * max(spans):
+            ends = ["[{:.3g}, {:.3g}]".format(*side[name]) for side in (before, after)]
+            return f"input {name!r}: expected values within {ends[0]}, got {ends[1]}"
+    return ""
+
+
+def is_known(options: Mapping[str, str]) -> bool:
+    """Whether they say all: the quantizer is none of the user's own classes."""
+    return bool(options) and "unknown" not in options.values()
+
+
+def option_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """
+    Return what `quantize` was given otherwise, such as `strict_export: True → False`.
+
+    Nothing of a baseline that was stored without options, or of a file that was loaded. Of another
+    quantizer only the settings by module or op are listed, as all others come with its class.
+    """
+    if not old or not new:
+        return []
+    names = list(dict.fromkeys(key for key in (*old, *new) if old.get(key) != new.get(key)))
+    if "quantizer" in names:
+        both = old.keys() & new.keys()
+        names = [key for key in names if _CONFIG.fullmatch(key) or ("." not in key and key in both)]
+    sides = _subjects(old), _subjects(new)
+    return list(dict.fromkeys(_option_change(key, (old, new), sides) for key in names))
+
+
+def _option_change(
+    key: str, options: tuple[Mapping[str, str], ...], subjects: tuple[Mapping[str, str], ...]
+) -> str:
+    """Describe how an option changed; a group that was added or removed is one change."""
+    before, after = (each.get(key, "not set") for each in options)
+    subject, setting = _parts(key)
+    was, now = (each.get(subject, "") for each in subjects)
+    if not subject:
+        return f"{key}: {before} → {after}"
+    if was == now:
+        return f"quantizer: {subject}: {setting}: {before} → {after}"
+    gone = "removed" if was == _ADDED else f"no longer {was}"
+    return f"quantizer: {subject} {now or gone}"
+
+
+def _subjects(options: Mapping[str, str]) -> dict[str, str]:
+    """Return what is said of modules, types of ops and rules that a quantizer has been told of."""
+    found = {}
+    for key in options:
+        subject, setting = _parts(key)
+        if subject:
+            of_own = _ADDED if _RULE.fullmatch(key) else _OWN
+            found[subject] = of_own if setting else _FLOAT
+    return found
+
+
+def _parts(key: str) -> tuple[str, str]:
+    """Return the module, op or rule that an option is of, and the setting; both may be empty."""
+    if rule := _RULE.fullmatch(key):
+        return f"rule {int(rule['name']) + 1}", rule["setting"]
+    if config := _CONFIG.fullmatch(key):
+        name = repr(config["name"]) if config["of"] == "module_name" else config["name"]
+        return name, config["setting"] or ""
+    return "", ""
+
+
+def describe_build(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Tell what of a build is another than remembered, a line each."""
+    return [*_ranges(old, new), *_weights(old, new), *_sharing(old, new)]
+
+
+def data_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return how weights and calibration samples differ from those of the baseline."""
+    weights, samples = (_is_other(old, new, key) for key in ("weights", "calibration"))
+    found: dict[str, str | None] = {"weights": None, "calibration samples": None}
+    if weights is not None:
+        found["weights"] = "weights or buffers: changed" if weights else ""
+    before, after = (side.get("n_calibrated", 0) for side in (old, new))
+    if before and after and before != after:
+        found["calibration samples"] = f"calibration: {before} → {after} samples"
+    elif samples is not None:
+        found["calibration samples"] = "calibration: other samples" if samples else ""
+    elif not (old.get("calibration") or new.get("calibration")):
+        del found["calibration samples"]
+    return found
+
+
+def _is_other(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> bool | None:
+    """Whether a fingerprint differs; None where one is missing."""
+    before, after = old.get(key), new.get(key)
+    return before != after if before and after else None
+
+
+def has_range_of(op: Place, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the output of an op has the scale that the baseline has."""
+    before, after = old.get("scales", {}), new.get("scales", {})
+    return any(
+        math.isclose(before[one], after[other], rel_tol=_SAME)
+        for one, other in _paired(before, after).items()
+        if _position(other) == (op.subgraph, op.op)
+    )
+
+
+def _ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Activations whose range is another by a bit; the op-dtype map tells of ops not in both."""
+    before, after = old.get("scales", {}), new.get("scales", {})
+    pairs = _paired(before, after)
+    wide = [set(side.get("int16", [])) for side in (old, new)]
+    ratios = {
+        one: after[other] / before[one]
+        for one, other in pairs.items()
+        # Of other codes the steps are others, whatever the range.
+        if before[one] and (one in wide[0]) == (other in wide[1])
+    }
+    moved = {where: ratio for where, ratio in ratios.items() if not _HALF <= ratio <= 1 / _HALF}
+    if not moved:
+        return []
+    where = max(moved, key=lambda each: abs(math.log(moved[each] or math.ulp(0.0))))
+    return [
+        f"activation ranges moved: {where}: expected a scale within 2 × of {before[where]:.4g}, "
+        f"got {after[pairs[where]]:.4g} ({len(moved)} of {len(ratios)} activations)"
+    ]
+
+
+def _position(where: str) -> tuple[int, int]:
+    """Return subgraph and index of an op by its name."""
+    place = Place.of_op(where)
+    return place.subgraph, -1 if place.op is None else place.op
+
+
+def _unplaced(where: str) -> Place:
+    """Return the place of an op without its position."""
+    return Place.of_op(where)._replace(op=None, subgraph=0)
+
+
+def _paired(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """
+    Pair the names of ops of two builds, in the order of execution, whatever their positions.
+
+    An op without a module has no name but its kind: it is paired only where both builds have as
+    many of the kind.
+    """
+    before, after = sorted(names, key=_position), sorted(others, key=_position)
+    one, other = (list(map(_unplaced, side)) for side in (before, after))
+    numbers = Counter(one), Counter(other)
+    return {
+        before[i]: after[j]
+        for i, j in common(one, other)
+        if one[i].module or numbers[0][one[i]] == numbers[1][one[i]]
+    }
+
+
+def fewer_samples(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Calibration samples of which less than half are left; a loaded file has none."""
+    before, after = old.get("n_calibrated", 0), new.get("n_calibrated", 0)
+    if not after or 2 * after >= before:
+        return []
+    return [
+        "expected at least half of the baseline's different calibration samples, got "
+        f"{after / before:.0%}: what they do not reach will be clipped"
+    ]
+
+
+def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    before, after = old.get("asymmetric", []), new.get("asymmetric", [])
+    lines = []
+    for changed, symptom, differs in (
+        (_beyond(after, before), "became", "symmetric ones, got zero points other than 0"),
+        (_beyond(before, after), "are no longer", "zero points other than 0, got none"),
+    ):
+        if changed:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            lines.append(f"weights {symptom} asymmetric: {changed[0]}{more}: expected {differs}")
+    return lines
+
+
+def _beyond(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Return the ops that others lack, whatever their positions."""
+    left = Counter(map(_unplaced, others))
+    seen: Counter[Place] = Counter()
+    found = []
+    for each in sorted(names, key=_position):
+        seen[_unplaced(each)] += 1
+        if seen[_unplaced(each)] > left[_unplaced(each)]:
+            found.append(each)
+    return found
+
+
+def _sharing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Ops that no longer give the scale and zero point that they take; known ones alone."""
+    pairs = _paired(old.get("scales", {}), new.get("scales", {}))
+    shared = new.get("shared", [])
+    parted = [op for op in old.get("shared", []) if op in pairs and pairs[op] not in shared]
+    if not parted:
+        return []
+    more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""
+    return [
+        f"parameters no longer shared: {parted[0]}{more}: expected the scale and zero point of its "
+        "input, got others: it rounds once more"
+    ]

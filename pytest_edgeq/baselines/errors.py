@@ -1,0 +1,434 @@
+"""
+Remembered errors: what makes them whole, what of them is worse now, what is better.
+
+A metric is held against the limits that were derived when it was remembered, `worst` and `best`,
+or the narrower ones that both builds' samples give, one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pytest_edgeq.baselines.build import (
+    build_problem,
+    data_changes,
+    describe_build,
+    fewer_samples,
+    has_range_of,
+    other_input,
+)
+from pytest_edgeq.baselines.paired_limits import (
+    HIGHER_IS_BETTER,
+    floor_db,
+    narrowed,
+    on_other_kernels,
+)
+from pytest_edgeq.numerics.findings import (
+    BUILD_CHANGED,
+    ERRORS_REGRESSED,
+    FILE,
+    LOSS_KINDS,
+    NO_HARM,
+    NOT_COMPARED,
+    OTHER_DATA,
+    Finding,
+    Harm,
+)
+from pytest_edgeq.numerics.fingerprints import BY_SAMPLE
+
+_SHOWN_ROWS: Final = 4
+"""The first ones tell it; the others are metrics of the same loss."""
+
+_TEXTS: Final = ("flow", "runtime", "fingerprint")
+_NUMBERS: Final = ("value", "worst", "best")
+_KEY: Final = ("stage", "output", "metric")
+_STAGES: Final = ("lowering", "quantization", "conversion", "total")
+"""Of stages that gained as much noise, the one that explains the others first."""
+_METRICS: Final = (
+    "sqnr_db",
+    "rmse",
+    "mean_abs_error",
+    "cosine_similarity",
+    "top1_agreement",
+    "max_lsb_error",
+    "max_abs_error",
+    "worst_sample_sqnr_db",
+)
+"""The ones with the narrowest margins first."""
+
+_Row = Mapping[str, Any]
+_RowKey = tuple[str, str, str]
+
+
+def problem(data: Mapping[str, Any]) -> str:
+    """Tell what is wrong with remembered errors as they were read."""
+    for key in _TEXTS:
+        if not isinstance(data.get(key), str):
+            return f"data.{key} is not a text" if key in data else f"data.{key} is missing"
+    if isinstance(data.get("n_samples"), bool) or not isinstance(data.get("n_samples"), int):
+        return "data.n_samples is not a whole number"
+    target = data.get("target", {})
+    if not isinstance(target, dict) or not all(isinstance(key, str) for key in target):
+        return "data.target is not a machine"
+    if wrong := build_problem(data):
+        return wrong
+    rows = data.get("errors")
+    if not isinstance(rows, list) or not rows:
+        return "data.errors is not a list of rows"
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _KEY):
+            return f"data.errors[{index}] lacks one of {', '.join(_KEY)}"
+        if row["metric"] not in _METRICS:
+            return f"data.errors[{index}].metric is none of {', '.join(_METRICS)}"
+        for key in _NUMBERS:
+            if _number(row.get(key)) is None:
+                return f"data.errors[{index}].{key} is not a number"
+        if not _is_sums(row.get("samples", [])):
+            return f"data.errors[{index}].samples is not a list of sums"
+    keys = [_key(row) for row in rows]
+    if len(set(keys)) < len(keys):
+        return "data.errors tells one metric twice"
+    return ""
+
+
+def summarize(data: Mapping[str, Any]) -> str:
+    """Return the SQNR of the stage total, its limit and the number of samples, in one line."""
+    rows = [row for row in data["errors"] if (row["stage"], row["metric"]) == ("total", "sqnr_db")]
+    samples = f"{data['n_samples']} sample{'' if data['n_samples'] == 1 else 's'}"
+    if not rows:
+        return samples
+    row = min(rows, key=lambda each: float(each["worst"]))
+    return (
+        f"output {row['output']!r}: sqnr {_figure(row, 'value')} dB, fails below "
+        f"{_figure(row, 'worst')} dB ({samples})"
+    )
+
+
+def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding | None:
+    """
+    Return what got worse than its margin, or why nothing can be compared.
+
+    None if all is within its margin or better.
+    """
+    if old["fingerprint"] != new["fingerprint"]:
+        if _is_by_sample(old) != _is_by_sample(new):
+            return _not_compared(
+                f"data hashed in another way: expected {_data(old)}, got {_data(new)}",
+                "samples of edgeq.samples(factory, n), which workers read, are hashed one by one, "
+                "those of any other iterable in one go",
+                "give them as they were given when the errors were stored",
+            )
+        differ = other_input(old, new) or f"expected {_data(old)}, got {_data(new)}"
+        return Finding(
+            kind=OTHER_DATA,
+            place=FILE,
+            headline=f"the evaluation samples are not the baseline's: {differ}",
+            causes=("errors on other samples say nothing about the model",),
+            fix="give the same samples in the same order, unshuffled and unaugmented",
+        )
+    if old["flow"] != new["flow"]:
+        return _not_compared(
+            f"measured in another flow: expected {old['flow']}, got {new['flow']}",
+            "another flow has other stages, and rounds in another way",
+        )
+    after = {_key(row): row for row in new["errors"]}
+    before = _limits(old, new)
+    rank = _rank(before, after)
+    worse = _worse(before, after)
+    gone, came = (
+        sorted(_unpaired(*sides), key=rank) for sides in ((before, after), (after, before))
+    )
+    built, fewer = describe_build(old, new), fewer_samples(old, new)
+    if not (worse or gone or came or built or fewer):
+        return None
+    lines = _told(before, after, worse, gone, came)
+    # What differs in the build is why the errors are worse; where they are not, it is the finding.
+    lines[1:1] = [] if worse else [*built, *fewer]
+    return Finding(
+        kind=ERRORS_REGRESSED if worse else BUILD_CHANGED,
+        place=FILE,
+        headline=lines[0],
+        harm=_harm(before, after, worse),
+        causes=tuple(built) if worse else (),
+        evidence=tuple(lines[1:]),
+    )
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return what errors depend on beside options and versions; as `build.data_changes`."""
+    is_same = _kernels(old) == _kernels(new)
+    runtime = "" if is_same else f"runtime: {' → '.join(_runtimes(old, new))}"
+    return {"runtime": runtime, **data_changes(old, new)}
+
+
+def is_explained_by(layer: Finding, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """
+    Whether a finding on layers can be why errors are worse than in the baseline.
+
+    Not a loss by quantization where the stage that got worse has none, or in an op whose range is
+    the baseline's, of the same weights.
+    """
+    if layer.kind not in LOSS_KINDS:
+        return True
+    worse = regressed(old, new)
+    if worse and worse[0][0] in ("lowering", "conversion"):
+        return False
+    has_weights = changes(old, new)["weights"] == ""
+    return not (has_weights and has_range_of(layer.place, old, new))
+
+
+def regressed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[_RowKey]:
+    """Return stage, output and metric of what is worse than its limit."""
+    return _worse(_limits(old, new), {_key(row): row for row in new["errors"]})
+
+
+def _worse(before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row]) -> list[_RowKey]:
+    """Return what is worse than its limit, by the stage that gained most noise."""
+    keys = (key for key in before if key in after and _is_worse(before[key], after[key]))
+    return sorted(keys, key=_rank(before, after))
+
+
+def _not_compared(symptom: str, cause: str, fix: str = "") -> Finding:
+    return Finding(
+        kind=NOT_COMPARED,
+        place=FILE,
+        headline=f"errors not compared: {symptom}",
+        causes=(cause,),
+        fix=fix,
+    )
+
+
+_EXACT_DB: Final = 150.0
+"""SQNR of what differs by float32's rounding alone."""
+
+
+def _harm(
+    before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row], worse: Sequence[_RowKey]
+) -> Harm:
+    """Return the most dB that an output lost."""
+    lost = [
+        Harm.decibels(min(_value(before[key]["value"]), _EXACT_DB) - _value(after[key]["value"]))
+        for key in worse
+        if key[2] == "sqnr_db"
+    ]
+    return max(lost, default=NO_HARM)
+
+
+_OF_RELEASES: Final = {"top1_agreement", "max_lsb_error"}
+"""
+Metrics that baselines of other releases hold of more outputs, or of fewer.
+
+Some measured the top-1 class over the last axis of any rank, and no LSB behind a DEQUANTIZE.
+"""
+
+
+def _unpaired(rows: Iterable[_RowKey], others: Iterable[_RowKey]) -> list[_RowKey]:
+    """Return the rows that others lack, but for what releases measure otherwise of an output."""
+    known = set(others)
+    outputs = {key[:2] for key in known}
+    return [
+        key
+        for key in rows
+        if key not in known and not (key[2] in _OF_RELEASES and key[:2] in outputs)
+    ]
+
+
+def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Tell the metrics that are better than their margin, of errors that did not regress."""
+    before = _limits(old, new)
+    return [
+        f"{row['stage']}, output {row['output']!r}: {row['metric']} {_figure(was, 'value')} → "
+        f"{_figure(row, 'value')}"
+        for row in new["errors"]
+        if (was := before.get(_key(row))) is not None and _is_better(was, row)
+    ]
+
+
+def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Make errors of which the loose ones are new: what is a little worse must not creep."""
+    before = {_key(row): row for row in old["errors"]}
+    limits = _limits(old, new)
+    rows = [
+        row
+        if (was := limits.get(key := _key(row))) is None or _is_better(was, row)
+        else before[key]
+        for row in new["errors"]
+    ]
+    return {**new, "errors": rows}
+
+
+def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Row]:
+    """The remembered rows by key, with limits as narrow as runtime and samples allow."""
+    if _kernels(old) != _kernels(new):
+        return {_key(row): on_other_kernels(row) for row in old["errors"]}
+    after = {_key(row): row for row in new["errors"]}
+    rows = {_key(row): row for row in old["errors"]}
+    return {
+        key: narrowed(row, after[key], _floor(old["flow"], rows, key)) if key in after else row
+        for key, row in rows.items()
+    }
+
+
+def _kernels(data: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return what identifies the kernels: the runtime, and the machine and features of a target."""
+    target = data.get("target", {})
+    return data["runtime"], *(target.get(name) for name in ("machine", "features", "package"))
+
+
+def _runtimes(*sides: Mapping[str, Any]) -> list[str]:
+    """Name the runtimes, with targets' machines, or their features where only these differ."""
+    known = [(str(data["runtime"]), data.get("target") or {}) for data in sides]
+    named = [[target.get(n) for n in ("machine", "package", "release")] for _, target in known]
+    if all(each == named[0] for each in named):
+        named = [target.get("features") or [] for _, target in known]
+        return [
+            f"{name} ({' '.join(map(str, n))})" if n else name
+            for (name, _), n in zip(known, named, strict=True)
+        ]
+    return [
+        f"{name} ({machine}, {package} {release})" if machine else name
+        for (name, _), (machine, package, release) in zip(known, named, strict=True)
+    ]
+
+
+def _floor(flow: str, rows: Mapping[_RowKey, _Row], key: _RowKey) -> float:
+    stage, output, _ = key
+    known = rows.get((stage, output, "sqnr_db"))
+    return floor_db(flow, stage, -math.inf if known is None else _value(known["value"]))
+
+
+def _told(
+    before: Mapping[_RowKey, _Row],
+    after: Mapping[_RowKey, _Row],
+    worse: Sequence[_RowKey],
+    gone: Sequence[_RowKey],
+    came: Sequence[_RowKey],
+) -> list[str]:
+    lines = []
+    if worse:
+        key = worse[0]
+        sense = "at least" if key[2] in HIGHER_IS_BETTER else "at most"
+        more = f" (and {len(worse) - 1} more)" if len(worse) > 1 else ""
+        lines.append(
+            f"errors regressed: {_place(key)}: expected {sense} {_figure(before[key], 'worst')} "
+            f"(remembered {_figure(before[key], 'value')}), "
+            f"got {_figure(after[key], 'value')}{more}"
+        )
+        lines += _worst(before, after, worse)
+    for keys, verb in ((gone, "disappeared"), (came, "appeared")):
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            lines.append(f"errors {verb}: {_place(keys[0])}{more}")
+    return lines
+
+
+def _worst(
+    before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row], worse: Sequence[_RowKey]
+) -> list[str]:
+    """Lay out the first of several metrics; the first line has told one alone."""
+    if len(worse) == 1:
+        return []
+    rows = [("stage", "output", "metric", "remembered", "margin", "now")]
+    for key in worse[:_SHOWN_ROWS]:
+        was = before[key]
+        rows.append((*key, _figure(was, "value"), _margin(was), _figure(after[key], "value")))
+    left = len(worse) - _SHOWN_ROWS
+    return [*_table(rows), *([f"  … and {left} more"] if left > 0 else [])]
+
+
+def _place(key: _RowKey) -> str:
+    return f"{key[0]}, output {key[1]!r}: {key[2]}"
+
+
+def _margin(row: _Row) -> str:
+    value, worst = _value(row["value"]), _value(row["worst"])
+    if value in (float("inf"), float("-inf")):
+        return f"to {_figure(row, 'worst')}"
+    return f"{worst - value:+.3g}"
+
+
+def _rank(
+    before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row]
+) -> Callable[[_RowKey], tuple[float, int, int, str]]:
+    """The stage that gained most noise first: of what stands now, it is the most that is new."""
+    gained: dict[str, float] = {}
+    for key in before:
+        stage, _, metric = key
+        if metric == "sqnr_db" and key in after and stage != "total":
+            more = _noise(after[key]) - _noise(before[key])
+            gained[stage] = max(gained.get(stage, 0.0), more)
+
+    def rank(key: _RowKey) -> tuple[float, int, int, str]:
+        stage, output, metric = key
+        place = _STAGES.index(stage) if stage in _STAGES else len(_STAGES)
+        return -gained.get(stage, 0.0), place, _METRICS.index(metric), output
+
+    return rank
+
+
+def _noise(sqnr: _Row) -> float:
+    """Of a signal of 1; below what float64 holds there is nothing to tell apart."""
+    return math.pow(10.0, -max(_value(sqnr["value"]), -3000.0) / 10)
+
+
+def _is_worse(was: _Row, now: _Row) -> bool:
+    value, worst = _value(now["value"]), _value(was["worst"])
+    # Never turned around: NaN must fail.
+    return not (value >= worst if was["metric"] in HIGHER_IS_BETTER else value <= worst)
+
+
+def _is_better(was: _Row, now: _Row) -> bool:
+    value, best = _value(now["value"]), _value(was["best"])
+    return value > best if was["metric"] in HIGHER_IS_BETTER else value < best
+
+
+def _key(row: _Row) -> _RowKey:
+    return row["stage"], row["output"], row["metric"]
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in ("inf", "-inf")):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond float64
+        return None
+
+
+def _is_sums(samples: object) -> bool:
+    return isinstance(samples, list) and all(
+        (number := _number(each)) is not None and 0 <= number < math.inf for each in samples
+    )
+
+
+def _value(value: object) -> float:
+    number = _number(value)
+    assert number is not None, "unreachable, because what was read was checked"
+    return number
+
+
+def _figure(row: _Row, key: str) -> str:
+    """Write a number of a row; shares near 1 with more digits, as 0.99987 is far from 0.99912."""
+    number = _value(row[key])
+    is_share = row["metric"] in ("cosine_similarity", "top1_agreement")
+    return f"{number:.6f}" if is_share and 0.9 <= number < 1 else f"{number:.4g}"
+
+
+def _is_by_sample(data: Mapping[str, Any]) -> bool:
+    return str(data["fingerprint"]).startswith(BY_SAMPLE)
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    digest = str(data["fingerprint"]).removeprefix(BY_SAMPLE)
+    by = " each" if _is_by_sample(data) else ""
+    return f"{data['n_samples']} sample(s) with SHA-256{by} {digest[:12]}…"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,198 @@
+"""
+Find baselines that no test owns any more.
+
+Of a module that ran completely, a baseline is obsolete whose owner was not collected, or passed
+without checking it. Of a module that ran in part, was skipped, or lost a test with its worker,
+nothing is known: its baselines are left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from pytest_edgeq.baselines import store
+from pytest_edgeq.baselines.collected import CollectedModule, merged
+from pytest_edgeq.baselines.paths import Layout
+from pytest_edgeq.baselines.record import ClaimRecord, Owner, TestRecord
+
+_PHASES = frozenset({"setup", "call", "teardown"})
+
+
+@dataclasses.dataclass
+class _Run:
+    """One run of one test, as far as its reports have come in."""
+
+    phases: set[str] = dataclasses.field(default_factory=set)
+    clean: bool = True
+    record: TestRecord | None = None
+    failed: bool = False
+
+
+class RunLog:
+    """
+    What became of the tests of a run, from their reports.
+
+    Under pytest-xdist it fills on the controller; reports of a worker that crashed later are kept.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[str, _Run]] = defaultdict(dict)
+
+    def add(
+        self, nodeid: str, worker: str, phase: str, outcome: str, record: TestRecord | None
+    ) -> None:
+        """Take one report."""
+        runs = self._runs[nodeid]
+        # A set-up begins a new run, for instance after a plugin's "rerun".
+        run = runs.setdefault(worker, _Run())
+        if phase == "setup":
+            run = runs[worker] = _Run()
+        run.phases.add(phase)
+        run.clean &= outcome == "passed" and phase in _PHASES
+        run.failed |= outcome == "failed"
+        if record is not None:
+            run.record = record
+
+    def claims(self, *, of_failed: bool | None = None) -> Iterator[ClaimRecord]:
+        """Tell all claims; or only those of tests that failed, or that did not."""
+        for runs in self._runs.values():
+            for run in runs.values():
+                if run.record is not None and of_failed in (None, run.failed):
+                    yield from run.record["claims"]
+
+    def modules(self) -> set[str]:
+        """Return the modules of all tests that a report came from, relative to rootdir."""
+        return {nodeid.partition("::")[0] for nodeid in self._runs}
+
+    def has_ended(self, nodeid: str) -> bool:
+        """Whether a test ran to its end everywhere, whatever the result."""
+        runs = self._runs.get(nodeid, {}).values()
+        return bool(runs) and all({"setup", "teardown"} <= run.phases <= _PHASES for run in runs)
+
+    def has_passed(self, nodeid: str) -> bool:
+        """Whether all phases of a test passed everywhere."""
+        runs = self._runs.get(nodeid, {}).values()
+        return bool(runs) and all(run.clean and run.phases == _PHASES for run in runs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """
+    What was found in the folders of the modules that ran.
+
+    Attributes:
+        obsolete: Baselines without an owner, and why each is without one.
+        unreadable: Files that nobody claimed, and folders, that cannot be read, with the reason.
+        not_judged: Modules with unclaimed baselines that did not run completely, with the reason.
+    """
+
+    obsolete: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+    unreadable: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+    not_judged: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModule]]) -> Survey:
+    """
+    Look through the folders of the modules that ran.
+
+    What a process that was killed while it wrote has left there is deleted.
+    """
+    obsolete: dict[Path, str] = {}
+    unreadable: dict[Path, str] = {}
+    not_judged: dict[str, str] = {}
+    claimed = {layout.rootdir / claim["path"] for claim in log.claims()}
+    modules = {layout.rootdir / each["module"]: each for each in merged(reports)}
+    for name in sorted(log.modules()):
+        # Tests that ran, and nothing was heard of what else their worker collected.
+        module = layout.rootdir / name
+        if module not in modules and layout.has_baselines(module):
+            not_judged[name] = "its worker did not finish"
+    for module, collected in modules.items():
+        store.sweep(layout.folder(module))
+        unclaimed = set(_baselines(layout.folder(module), unreadable)) - claimed
+        gap = collected["gap"] or _unfinished(collected, log)
+        if gap and unclaimed:
+            not_judged[collected["module"]] = gap
+            continue
+        for path, owner in _owners(layout, unclaimed, module, unreadable):
+            if why := _why_obsolete(owner, collected, log):
+                obsolete[path] = why
+    # Also beside modules that have no baselines, as one that was renamed has none yet.
+    ran = (layout.rootdir / name for name in log.modules())
+    for parent in {layout.folder(module).parent for module in (*modules, *ran)}:
+        for folder in _listed(parent, unreadable):
+            for path, owner in _owners(layout, _baselines(folder, unreadable), None, {}):
+                if owner.module.exists():
+                    break
+                obsolete[path] = f"there is no module {layout.shown(owner.module)}"
+    return Survey(dict(sorted(obsolete.items())), unreadable, not_judged)
+
+
+def _baselines(folder: Path, unreadable: dict[Path, str]) -> list[Path]:
+    return [path for path in _listed(folder, unreadable) if path.suffix == ".json"]
+
+
+def _listed(folder: Path, unreadable: dict[Path, str]) -> list[Path]:
+    """Return what a folder holds; nothing where there is none, or none any more."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        unreadable[folder] = f"{folder} cannot be looked through: {error.strerror}"
+        return []
+
+
+def _owners(
+    layout: Layout, paths: Iterable[Path], module: Path | None, unreadable: dict[Path, str]
+) -> Iterator[tuple[Path, Owner]]:
+    """
+    Return baselines that stand in the place of the owner that they name.
+
+    A file that was copied to another test's place still names its first owner.
+    """
+    for path in sorted(paths):
+        try:
+            document = store.read(path, layout.shown(path))
+        except (OSError, ValueError) as error:
+            unreadable[path] = str(error)
+            continue
+        named = layout.module_of(document.module, path)
+        owner = Owner(named, document.test)
+        if module in (None, named) and path == layout.path(owner, document.name):
+            yield path, owner
+
+
+def _unfinished(collected: CollectedModule, log: RunLog) -> str:
+    """Return why a module whose tests were all selected did not run completely, or nothing."""
+    lost = [test for nodeid, test in collected["tests"].items() if not log.has_ended(nodeid)]
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return f"{lost[0]}{more} did not run to the end" if lost else ""
+
+
+def _why_obsolete(owner: Owner, collected: CollectedModule, log: RunLog) -> str:
+    nodeids = [nodeid for nodeid, test in collected["tests"].items() if test == owner.test]
+    if not nodeids:
+        return f"there is no test {owner}"
+    if all(map(log.has_passed, nodeids)):
+        return f"{owner} passed without checking it"
+    return ""
+
+
+def prune(paths: Iterable[Path]) -> dict[Path, str]:
+    """
+    Delete obsolete baselines.
+
+    Returns:
+        Those that could not be deleted, with the reason.
+    """
+    kept = {}
+    for path in paths:
+        try:
+            store.delete(path)
+        except OSError as error:
+            kept[path] = str(error)
+    return kept

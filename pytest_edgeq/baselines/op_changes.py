@@ -1,0 +1,389 @@
+"""
+What changed between two op-dtype maps, told in words.
+
+Line one is the change that tells most, because it is all that pytest's short summary shows.
+Then the ops that changed, what came and went, and why it matters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pytest_edgeq.baselines.align import Alignment, Pair, Row, align, fields
+from pytest_edgeq.numerics.findings import (
+    FILE,
+    OP_DTYPES_CHANGED,
+    DiffKind,
+    DiffLine,
+    DiffPart,
+    Finding,
+    Place,
+)
+from pytest_edgeq.tflite.ops import QDQ
+
+_SHOWN_ROWS: Final = 10
+_SHOWN_PLACES: Final = 6
+_BORDER_RANK: Final = 10
+_FIELDS: Final = ("op", "scheme", "inputs", "weight", "granularity", "bias", "outputs", "subgraph")
+
+_EFFECT_FLOAT: Final = (
+    "effect: an op in float costs time, memory and conversions on an integer target, and "
+    "a target without float kernels refuses the model."
+)
+_EFFECT_IO: Final = (
+    "effect: the code that calls the model fills and reads these buffers by dtype, shape "
+    "and position."
+)
+_EFFECT: Final = (
+    "effect: the file still converts and runs, but not in the way that was accepted; "
+    "accuracy, size and the kernels on the target may differ."
+)
+
+
+class _Group(NamedTuple):
+    """Ops that changed in the same way; `told` is that way, after the op's name."""
+
+    rank: int
+    told: str
+    pairs: list[Pair]
+
+
+def describe_change(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    *,
+    sides: tuple[str, str] = ("stored", "now"),
+) -> Finding | None:
+    """
+    Return how two op-dtype maps differ; None where nothing does.
+
+    The torch module of an op counts for nothing: renaming an attribute changes no file. dtype,
+    granularity, scheme, op, order, inputs and outputs all count.
+    """
+    borders = [
+        change
+        for part in ("inputs", "outputs")
+        for change in _io_changes(part[:-1], old[part], new[part])
+    ]
+    others = [
+        f"{key} went from {_value(old.get(key))} to {_value(new.get(key))}"
+        for key in sorted({*old, *new} - {"inputs", "outputs", "ops"})
+        if key not in old or key not in new or old[key] != new[key]
+    ]
+    alignment = align(old["ops"], new["ops"])
+    if not (alignment.size or borders or others):
+        return None
+    groups = _groups(alignment, old["ops"], new["ops"])
+    diff = [
+        *_table(alignment, groups, old["ops"], new["ops"], sides),
+        *_came_and_went(alignment, old["ops"], new["ops"], sides[0]),
+    ]
+    if borders:
+        diff.append(_line("inputs and outputs:", kind="heading"))
+        diff += [_line(f"  {change}", kind="changed") for change in borders]
+    diff += map(_line, others)
+    to_float = bool(_new_floats(alignment, new["ops"])) or any(
+        old["ops"][before]["scheme"] != "float" and new["ops"][after]["scheme"] == "float"
+        for before, after in alignment.changed
+    )
+    return Finding(
+        kind=OP_DTYPES_CHANGED,
+        place=FILE,
+        headline=_first_line(alignment, groups, [*borders, *others], old["ops"], new["ops"]),
+        diff=tuple(diff),
+        evidence=(_EFFECT_FLOAT if to_float else _EFFECT_IO if borders else _EFFECT,),
+    )
+
+
+# --- line one -----------------------------------------------------------------------------------
+
+
+def _first_line(
+    alignment: Alignment,
+    groups: Sequence[_Group],
+    others: Sequence[str],
+    old: Sequence[Row],
+    new: Sequence[Row],
+) -> str:
+    floats = len(_new_floats(alignment, new))
+    appeared = f"appeared, {floats} in float" if floats else "appeared"
+    came_and_went = [
+        f"{_several(rows, indices)} {verb}"
+        for verb, rows, indices in (
+            (appeared, new, alignment.appeared),
+            ("disappeared", old, alignment.disappeared),
+            ("moved", new, [after for _, after in alignment.moved]),
+        )
+        if indices
+    ]
+    # What became of QUANTIZE and DEQUANTIZE follows from something else, which goes first.
+    told = [group for group in groups if group.rank < _BORDER_RANK][:2]
+    if not (told or others or came_and_went):
+        told = list(groups[:1])
+    parts = [_group_text(group, old, new) for group in told]
+    if others:
+        more = len(others) - 1
+        parts.append(others[0] + (f" ({more} more such {_plural('change', more)})" if more else ""))
+    parts += came_and_went
+    if more := len(alignment.changed) - sum(len(group.pairs) for group in told):
+        parts.append(f"{more} more {_plural('op', more)} changed")
+    return "; ".join(parts)
+
+
+def _new_floats(alignment: Alignment, new: Sequence[Row]) -> list[int]:
+    """Ops that appeared and compute in float, in a file that does not throughout."""
+    if all(row["scheme"] in ("float", "integer") or row["op"] in QDQ for row in new):
+        return []
+    return [
+        index
+        for index in alignment.appeared
+        if new[index]["scheme"] == "float" and new[index]["op"] not in QDQ
+    ]
+
+
+def _groups(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> list[_Group]:
+    """Put ops that changed in the same way together, the most telling way first."""
+    ways: dict[tuple[int, str], list[Pair]] = defaultdict(list)
+    for pair in alignment.changed:
+        ways[_way(old[pair[0]], new[pair[1]])].append(pair)
+    groups = []
+    for (rank, told), pairs in ways.items():
+        only_borders = all(new[after]["op"] in QDQ for _, after in pairs)
+        groups.append(_Group(rank + _BORDER_RANK * only_borders, told, pairs))
+    return sorted(groups, key=lambda group: (group.rank, -len(group.pairs), group.pairs[0]))
+
+
+def _way(old: Row, new: Row) -> tuple[int, str]:
+    """Tell how an op changed: a rank (lower tells more) and the words after the op's name."""
+    if old["op"] != new["op"]:
+        return 0, f" became {new['op']}"
+    if old["scheme"] != new["scheme"]:
+        before, after = _computes_in(old), _computes_in(new)
+        rank = 0 if new["scheme"] == "float" else 1
+        if before == after:
+            return rank, f": scheme went from {old['scheme']} to {new['scheme']}"
+        return rank, f" went from {before} to {after}"
+    for key in ("weight", "granularity"):
+        if old[key] != new[key]:
+            return 2, f": weight went from {_weight(old)} to {_weight(new)}"
+    for key in (*_FIELDS, *sorted(set(old) | set(new))):
+        if key != "module" and old.get(key) != new.get(key):
+            name = key[:-1] if key in ("inputs", "outputs") else key
+            return 3, f": {name} went from {_value(old.get(key))} to {_value(new.get(key))}"
+    raise AssertionError("unreachable, because only ops that differ are told")
+
+
+def _computes_in(row: Row) -> str:
+    """Tell what an op computes in, in the words of a reader: `float32` says more than `float`."""
+    if row["scheme"] not in ("float", "integer"):
+        return str(row["scheme"])
+    dtypes = [*row["outputs"], *row["inputs"]]
+    return str(dtypes[0]) if dtypes else str(row["scheme"])
+
+
+def _weight(row: Row) -> str:
+    return " ".join(str(row[key]) for key in ("weight", "granularity") if row[key]) or "none"
+
+
+def _group_text(group: _Group, old: Sequence[Row], new: Sequence[Row]) -> str:
+    pairs = group.pairs
+    counts = Counter(old[before]["op"] for before, _ in pairs)
+    (op, count), *more = counts.most_common()
+    if more:
+        return f"{_several(old, [before for before, _ in pairs])}{group.told}"
+    if count == 1:
+        _, after = pairs[0]
+        return f"{_place(new, after)._replace(name=op)}{group.told}"
+    places = [new[after]["module"] or _place(new, after).number for _, after in pairs[:2]]
+    shown = ", ".join(places) + (", …" if count > 2 else "")
+    return f"{count} {op} ({shown}){group.told}"
+
+
+def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
+    """Count ops by name: `2 DEQUANTIZE and 1 QUANTIZE`, `12 ops (4 ADD, 3 MUL, …)`."""
+    if len(indices) == 1:
+        return str(_place(rows, indices[0]))
+    counts = Counter(rows[index]["op"] for index in indices).most_common()
+    # What becomes of QUANTIZE and DEQUANTIZE follows from the others.
+    counts.sort(key=lambda each: each[0] in QDQ)
+    told = [f"{count} {op}" for op, count in counts]
+    if len(told) <= 2:
+        return " and ".join(told)
+    return f"{sum(count for _, count in counts)} ops ({told[0]}, {told[1]}, …)"
+
+
+# --- details ------------------------------------------------------------------------------------
+
+
+def _table(
+    alignment: Alignment,
+    groups: Sequence[_Group],
+    old: Sequence[Row],
+    new: Sequence[Row],
+    sides: tuple[str, str],
+) -> list[DiffLine]:
+    """List the ops that changed, in the order in which line one tells them."""
+    if not alignment.changed:
+        return []
+    pairs = [pair for group in groups for pair in group.pairs]
+    rows: list[list[list[DiffPart]]] = [
+        [[DiffPart(text)] for text in ("op", "module", " → ".join(sides))]
+    ]
+    for before, after in pairs[:_SHOWN_ROWS]:
+        rows.append(
+            [
+                [DiffPart(str(_place(new, after)._replace(module=None)))],
+                _modules(old[before], new[after]),
+                _field_changes(old[before], new[after]),
+            ]
+        )
+    widths = [max(_length(row[column]) for row in rows) for column in range(2)]
+    lines = [_line(f"changed ops ({len(pairs)} of {len(new)}):", kind="heading")]
+    for *columns, change in rows:
+        parts = [DiffPart("  ")]
+        for cell, width in zip(columns, widths, strict=True):
+            parts += [*cell, DiffPart(" " * (width - _length(cell) + 2))]
+        lines.append(_line(*parts, *change, kind="changed" if lines[1:] else "plain"))
+    if (hidden := len(pairs) - _SHOWN_ROWS) > 0:
+        lines.append(_line(f"  … and {hidden} more", kind="changed"))
+    return lines
+
+
+def _length(cell: Sequence[DiffPart]) -> int:
+    return sum(len(part.text) for part in cell)
+
+
+def _modules(old: Row, new: Row) -> list[DiffPart]:
+    before, after = old["module"] or "-", new["module"] or "-"
+    return [DiffPart(after)] if before == after else _went(before, after)
+
+
+def _field_changes(old: Row, new: Row) -> list[DiffPart]:
+    more = sorted({*fields(old), *fields(new)} - set(_FIELDS))
+    parts: list[DiffPart] = []
+    for key in (*_FIELDS, *more):
+        if old.get(key) != new.get(key):
+            parts.append(DiffPart(f"; {key} " if parts else f"{key} "))
+            parts += _went(_value(old.get(key)), _value(new.get(key)))
+    return parts
+
+
+def _went(old: str, new: str) -> list[DiffPart]:
+    return [DiffPart(old, "old"), DiffPart(" → "), DiffPart(new, "new")]
+
+
+def _line(*parts: DiffPart | str, kind: DiffKind = "plain") -> DiffLine:
+    return DiffLine(
+        tuple(DiffPart(part) if isinstance(part, str) else part for part in parts), kind
+    )
+
+
+def _came_and_went(
+    alignment: Alignment, old: Sequence[Row], new: Sequence[Row], old_side: str
+) -> list[DiffLine]:
+    lines = []
+    listed: tuple[tuple[str, DiffKind, Sequence[Row], list[int]], ...] = (
+        ("appeared", "added", new, alignment.appeared),
+        (f"disappeared (numbers of the {old_side} map)", "removed", old, alignment.disappeared),
+    )
+    for verb, kind, rows, indices in listed:
+        if indices:
+            by_op: dict[str, list[int]] = defaultdict(list)
+            for index in indices:
+                by_op[rows[index]["op"]].append(index)
+            told = sorted(by_op.items(), key=lambda item: (item[0] in QDQ, -len(item[1])))
+            lines.append(_line(f"{verb}:", kind="heading"))
+            lines += [_line(f"  {len(at)} {op}: {_some(rows, at)}", kind=kind) for op, at in told]
+    if alignment.moved:
+        lines.append(_line("moved:", kind="heading"))
+        for before, after in alignment.moved[:_SHOWN_ROWS]:
+            here, there = _place(old, before), _place(new, after)
+            lines.append(_line(f"  {there}: ", *_went(here.number, there.number), kind="changed"))
+        if (hidden := len(alignment.moved) - _SHOWN_ROWS) > 0:
+            lines.append(_line(f"  … and {hidden} more", kind="changed"))
+    return lines
+
+
+def _some(rows: Sequence[Row], indices: Sequence[int]) -> str:
+    """List ops of one name, without it."""
+    places = [_place(rows, index) for index in indices[:_SHOWN_PLACES]]
+    shown = ", ".join(str(each).removeprefix(f"{each.name} ") for each in places)
+    hidden = len(indices) - _SHOWN_PLACES
+    return f"{shown} and {hidden} more" if hidden > 0 else shown
+
+
+# --- inputs and outputs -------------------------------------------------------------------------
+
+
+def _io_changes(side: str, old: Sequence[Row], new: Sequence[Row]) -> list[str]:
+    """Tell what changed among the inputs or the outputs of a model."""
+    before, after = [_io_key(row) for row in old], [_io_key(row) for row in new]
+    if before == after or (
+        # Neither name is left, and as many are there: they were renamed, not replaced.
+        len(before) == len(after) and not set(before) & set(after)
+    ):
+        pairs = list(zip(old, new, strict=True))
+        return [change for pair in pairs for change in _io_change(side, *pair)]
+    changes = []
+    by_key = {_io_key(row): row for row in new}
+    for row in old:
+        if (twin := by_key.get(_io_key(row))) is None:
+            changes.append(f"{side} {row['name']!r} ({row['dtype']}) disappeared")
+        else:
+            changes += _io_change(side, row, twin)
+    changes += [
+        f"{side} {row['name']!r} ({row['dtype']}) appeared"
+        for row in new
+        if _io_key(row) not in before
+    ]
+    common = [key for key in before if key in after]
+    if common != [key for key in after if key in before]:
+        names = [", ".join(str(row["name"]) for row in rows) for rows in (old, new)]
+        changes.append(f"the order of the {side}s went from {names[0]} to {names[1]}")
+    if not changes:
+        changes.append(f"the number of {side}s went from {len(old)} to {len(new)}")
+    return changes
+
+
+def _io_key(row: Row) -> Hashable:
+    return row.get("signature"), row["name"]
+
+
+def _io_change(side: str, old: Row, new: Row) -> list[str]:
+    changes = []
+    if old["name"] != new["name"]:
+        changes.append(f"{side} {old['name']!r} is now named {new['name']!r}")
+    # The dtype comes first: it is what the caller's code breaks on.
+    for key in ("dtype", *sorted({*old, *new} - {"dtype", "name"})):
+        if old.get(key) != new.get(key):
+            what = "" if key == "dtype" else f": {key}"
+            changes.append(
+                f"{side} {new['name']!r}{what} went from {old.get(key)} to {new.get(key)}"
+            )
+    return changes
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def _place(rows: Sequence[Row], index: int) -> Place:
+    """Return the place of an op; rows are those of all subgraphs, one behind the other."""
+    row = rows[index]
+    number = sum(each["subgraph"] == row["subgraph"] for each in rows[:index])
+    return Place("op", row["op"], number, row["module"], row["subgraph"])
+
+
+def _value(value: object) -> str:
+    """Show a field's value: dtypes without brackets and quotes."""
+    if isinstance(value, list):
+        words = [str(part) for part in value]
+        if len(words) > 2 and len(set(words)) == 1:
+            return f"{len(words)} × {words[0]}"
+        return ", ".join(words) or "none"
+    return "none" if value is None else str(value)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"

@@ -1,0 +1,119 @@
+"""
+Where baselines live.
+
+`__edgeq__/<test module>/<test>.<name>.json` beside the test module, or the same below the folder
+of the option `edgeq_snapshot_dir`, by the module's path from rootdir.
+
+A file name must stand on every file system, Windows' and macOS's included, where upper case is no
+difference and some characters and names are not allowed.
+Where that asks for a change, a short hash of the exact text keeps two names apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from pytest_edgeq.baselines.record import Owner, OwnerRecord
+
+FOLDER = "__edgeq__"
+
+_LONGEST_TEST = 120
+_LONGEST_NAME = 60
+# Windows reserves these, with any extension, too.
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """
+    The places of baselines.
+
+    Attributes:
+        rootdir: pytest's root folder, which every path is told relative to.
+        directory: The folder that replaces `__edgeq__` beside each test; None for beside.
+    """
+
+    rootdir: Path
+    directory: Path | None = None
+
+    def folder(self, module: Path) -> Path:
+        """Tell the folder of one test module's files."""
+        stem = module.stem if module.suffix == ".py" else module.name
+        if self.directory is None:
+            return module.parent / FOLDER / stem
+        parts = Path(self.module_in_file(module)).parent.parts
+        return self.directory.joinpath(*("__" if part == ".." else part for part in parts), stem)
+
+    def has_baselines(self, module: Path) -> bool:
+        """Whether there is a folder of the module's files."""
+        return self.folder(module).is_dir()
+
+    def path(self, owner: Owner, name: str) -> Path:
+        """Tell the file of one claim."""
+        return self.folder(owner.module) / f"{_test_part(owner.test)}.{_name_part(name)}.json"
+
+    def module_in_file(self, module: Path) -> str:
+        """
+        Tell how a file names its owner's module.
+
+        Beside the test that is the bare file name, so that a moved folder of tests keeps its
+        files; in a folder of their own it is the path from rootdir.
+        """
+        if self.directory is None:
+            return module.name
+        return Path(os.path.relpath(module, self.rootdir)).as_posix()
+
+    def module_of(self, named: str, path: Path) -> Path:
+        """Return the module that the baseline at a path names as its owner's."""
+        base = path.parents[2] if self.directory is None else self.rootdir
+        return Path(os.path.normpath(base / named))
+
+    def shown(self, path: Path) -> str:
+        """Tell a path relative to rootdir where it is below, with forward slashes."""
+        try:
+            return path.relative_to(self.rootdir).as_posix()
+        except ValueError:
+            return path.as_posix()
+
+    def pack(self, owner: Owner) -> OwnerRecord:
+        """Make an owner plain data."""
+        return {"module": self.shown(owner.module), "test": owner.test}
+
+
+def _test_part(test: str) -> str:
+    """Make the part of a file name that tells the test."""
+    names, bracket, parameters = test.partition("[")
+    *classes, function = names.split("::")
+    # Class names are in CamelCase by convention: a hash on each would only cost readability.
+    # Two that differ in case alone are found when the file's owner is read.
+    safe = [re.sub(r"[^A-Za-z0-9_]", "_", name) for name in classes]
+    safe.append(re.sub(r"[^A-Za-z0-9_]", "_", function))
+    plain = ".".join(safe) + bracket + re.sub(r"[^A-Za-z0-9_.,+=@\[\]-]", "_", parameters)
+    same = plain == test.replace("::", ".", len(classes))
+    return _finish(
+        plain, test, _LONGEST_TEST, unsafe=_has_upper_case(function + parameters) or not same
+    )
+
+
+def _name_part(name: str) -> str:
+    """Make the part of a file name that tells the claim."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    return _finish(plain, name, _LONGEST_NAME, unsafe=_has_upper_case(name) or plain != name)
+
+
+def _has_upper_case(text: str) -> bool:
+    return text != text.lower()
+
+
+def _finish(plain: str, exact: str, longest: int, *, unsafe: bool) -> str:
+    if _RESERVED.match(plain):
+        plain, unsafe = f"_{plain}", True
+    if len(plain) > longest:
+        plain, unsafe = plain[:longest], True
+    if not unsafe:
+        return plain
+    return f"{plain}-{hashlib.sha256(exact.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"

@@ -1,0 +1,308 @@
+"""
+Baselines on disk: how one is written, and what reading one may find.
+
+Every reading error is a ValueError that says what was seen and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import platform
+import re
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from pytest_edgeq.baselines.paths import FOLDER
+from pytest_edgeq.baselines.regular_files import NotRegularError, open_regular
+
+SCHEMA = 1
+READABLE_SCHEMAS = (1,)
+
+_KEYS = ("kind", "owner", "name", "data")
+_TEMPORARY = re.compile(r"\.edgeq-(?P<host>[0-9a-f]+)-(?P<pid>[0-9]{1,9})-[0-9a-f]+\.tmp")
+
+_LONGEST_WRITE = 3600
+"""Seconds after which the writer of a file, a process of another machine, was killed."""
+
+_START_OVER = "Restore it from version control, or delete it and store it anew with"
+_NEW = "--edgeq-update=new"
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """
+    One baseline.
+
+    Attributes:
+        kind: What sort of data it holds, such as `op_dtype_map`.
+        module: The owner's module as the file names it.
+        test: The owner's test, the rest of the node id.
+        name: The claim's name.
+        producer: The versions that made it.
+        data: What was measured: plain JSON.
+        options: What `quantize` was given, as text; empty where that is not known.
+    """
+
+    kind: str
+    module: str
+    test: str
+    name: str
+    producer: dict[str, str | None]
+    data: dict[str, Any]
+    options: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def plain(data: dict[str, Any]) -> dict[str, Any]:
+    """
+    Make data what it would be after a round through a file.
+
+    Raises:
+        TypeError: It holds something that JSON does not have.
+        ValueError: It holds NaN or an infinity.
+    """
+    made: dict[str, Any] = json.loads(json.dumps(data, allow_nan=False))
+    return made
+
+
+def render(document: Document) -> str:
+    """Make the text of a file: sorted keys, and one line for each entry of a list of objects."""
+    content = {
+        "edgeq_schema": SCHEMA,
+        "kind": document.kind,
+        "owner": {"module": document.module, "test": document.test},
+        "name": document.name,
+        "producer": document.producer,
+        "data": document.data,
+        **({"options": document.options} if document.options else {}),
+    }
+    return _render(content, "") + "\n"
+
+
+def _render(value: Any, indent: str) -> str:
+    inner = indent + "  "
+    if isinstance(value, dict) and value:
+        lines = [f"{_line(key)}: {_render(value[key], inner)}" for key in sorted(value)]
+        return "{\n" + ",\n".join(inner + line for line in lines) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        return "[\n" + ",\n".join(inner + _line(part) for part in value) + f"\n{indent}]"
+    return _line(value)
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def write(path: Path, content: bytes) -> None:
+    """
+    Write a file at once or not at all: beside its place first, then put there.
+
+    Raises:
+        OSError: It cannot be written; what was there is as it was.
+    """
+    sweep(path.parent)
+    # Not tempfile: its files are the user's own, but what is committed is for all to read.
+    temporary = path.parent / f".edgeq-{_host()}-{os.getpid()}-{uuid.uuid4().hex}.tmp"
+    try:
+        try:
+            _put(path, temporary, content)
+        except FileNotFoundError:  # another process has deleted the folder meanwhile
+            _put(path, temporary, content)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to tell of
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _put(path: Path, temporary: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a process that was killed while it wrote has left in a folder."""
+    with contextlib.suppress(OSError):  # another process deletes them, or nobody may
+        for path in list(folder.glob(".edgeq-*.tmp")):
+            if not _is_being_written(path):
+                path.unlink(missing_ok=True)
+
+
+def _is_being_written(path: Path) -> bool:
+    named = _TEMPORARY.fullmatch(path.name)
+    if named is not None and named["host"] == _host() and os.name == "posix":
+        try:
+            os.kill(int(named["pid"]), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # a process of another user
+        return True
+    return abs(time.time() - path.stat().st_mtime) < _LONGEST_WRITE
+
+
+def _host() -> str:
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def restore(path: Path, before: bytes | None) -> None:
+    """Put back what was there before a write."""
+    if before is None:
+        delete(path)
+    else:
+        write(path, before)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, and its folder with it when that was the last."""
+    path.unlink(missing_ok=True)
+    folder = path.parent
+    with contextlib.suppress(OSError):  # not empty
+        folder.rmdir()
+        if folder.parent.name == FOLDER:
+            folder.parent.rmdir()
+
+
+def read(path: Path, shown: str) -> Document:
+    """
+    Read a file.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is no baseline that this version reads, or it cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            text = file.read().decode("utf-8-sig")
+        content = json.loads(text, parse_constant=_no_number, object_pairs_hook=_without_doubles)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        denied = error.errno in (errno.EACCES, errno.EPERM)
+        way_out = "Let this user read it, or restore it" if denied else "Restore it"
+        raise ValueError(
+            f"{shown} cannot be read: {error.strerror}. {way_out} from version control"
+        ) from None
+    except NotRegularError:
+        raise ValueError(
+            f"{shown} is a pipe, a socket or a device, not a file. {_START_OVER} {_NEW}"
+        ) from None
+    except MemoryError:
+        raise ValueError(f"{shown} does not fit into memory. {_START_OVER} {_NEW}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(_broken(text, shown, error)) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{shown} is not UTF-8 text (byte {error.start}). {_START_OVER} {_NEW}"
+        ) from None
+    except ValueError as error:  # a number that JSON or Python does not take
+        raise ValueError(f"{shown} is not valid JSON: {error}. {_START_OVER} {_NEW}") from None
+    except RecursionError:
+        raise ValueError(f"{shown} is nested too deeply. {_START_OVER} {_NEW}") from None
+    return _document(content, shown)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of it")
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """
+    Make an object of its members.
+
+    Raises:
+        ValueError: A key stands twice, as a merge leaves it: nobody has chosen one.
+    """
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in made if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
+    return made
+
+
+def _broken(text: str, shown: str, error: json.JSONDecodeError) -> str:
+    lines = text.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if re.match(r"(<{7}|={7}|>{7})( |$)", line):
+            return (
+                f"{shown} holds the marks of an unfinished merge (line {number}: {line[:40]!r}). "
+                "Take either side whole, then run the test with --edgeq-update=changed"
+            )
+    if not any(lines):
+        return f"{shown} is empty. {_START_OVER} {_NEW}"
+    return (
+        f"{shown} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}. "
+        f"{_START_OVER} {_NEW}"
+    )
+
+
+def _document(content: object, shown: str) -> Document:
+    if not isinstance(content, dict):
+        raise ValueError(  # noqa: TRY004 - what is wrong is the file, not an argument's type
+            f"{shown} is no baseline: it holds a JSON {_json_type(content)}, not an object. "
+            f"{_START_OVER} {_NEW}"
+        )
+    if "edgeq_schema" not in content:
+        raise ValueError(
+            f"{shown} is no baseline: it has no key 'edgeq_schema'. {_START_OVER} {_NEW}"
+        )
+    schema = content["edgeq_schema"]
+    if isinstance(schema, bool) or schema not in READABLE_SCHEMAS:
+        readable = " and ".join(map(str, READABLE_SCHEMAS))
+        raise ValueError(
+            f"{shown} has edgeq_schema {schema!r}; this version of pytest-edgeq reads {readable}. "
+            "Upgrade pytest-edgeq to a version that reads it (pip install -U pytest-edgeq)"
+        )
+    missing = [key for key in _KEYS if key not in content]
+    owner = content.get("owner")
+    if isinstance(owner, dict):
+        missing += [f"owner.{key}" for key in ("module", "test") if key not in owner]
+    if missing:
+        raise ValueError(
+            f"{shown} lacks the {'key' if len(missing) == 1 else 'keys'} {', '.join(missing)}. "
+            f"{_START_OVER} {_NEW}"
+        )
+    producer, options = content.get("producer", {}), content.get("options", {})
+    for key, value, wanted in (
+        ("kind", content["kind"], str),
+        ("owner", owner, dict),
+        ("name", content["name"], str),
+        ("data", content["data"], dict),
+        ("producer", producer, dict),
+        ("options", options, dict),
+    ):
+        if not isinstance(value, wanted):
+            raise ValueError(  # noqa: TRY004 - what is wrong is the file
+                f"{shown} has a JSON {_json_type(value)} under {key!r}. {_START_OVER} {_NEW}"
+            )
+    assert isinstance(owner, dict)
+    for place, value in (
+        *((f"owner.{key}", owner[key]) for key in ("module", "test")),
+        *((f"producer.{key}", value) for key, value in producer.items() if value is not None),
+        *((f"options.{key}", value) for key, value in options.items()),
+    ):
+        if not isinstance(value, str):
+            raise ValueError(  # noqa: TRY004 - what is wrong is the file
+                f"{shown} has a JSON {_json_type(value)} under {place!r}. {_START_OVER} {_NEW}"
+            )
+    return Document(
+        kind=content["kind"],
+        module=owner["module"],
+        test=owner["test"],
+        name=content["name"],
+        producer=producer,
+        data=content["data"],
+        options=options,
+    )
+
+
+def _json_type(value: object) -> str:
+    names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")

@@ -1,0 +1,130 @@
+"""Name the first op that the kernels of two machines round differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.check.agreement.alone import cut_alone
+from pytest_edgeq.errors import CopyError, UnrunnableError
+from pytest_edgeq.numerics.target_machine import TargetMachine
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.workers.far_side import facts
+from pytest_edgeq.tflite.cut import grouped_ops
+from pytest_edgeq.tflite.subgraph import Op
+
+Inputs = Mapping[str, npt.NDArray[Any]]
+
+_BASE = "builtin"
+"""Kernels of this machine that keep every tensor: what they compute is what the ops are run on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Difference:
+    """
+    One output of an op that was run alone on two runtimes, on the same inputs.
+
+    Attributes:
+        op: The op.
+        file: The file in which it stands alone, with others.
+        given: The file's inputs.
+        position: Of the output among the file's.
+        n_differ: How many codes differ, of `n_codes`.
+        n_codes: How many there are.
+        worst: The greatest difference of two codes.
+    """
+
+    op: Op
+    file: EdgeFile
+    given: Inputs
+    position: int
+    n_differ: int
+    n_codes: int
+    worst: float
+
+
+def kernels_apart(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> str:
+    """
+    Name the first op of which two runtimes give other codes when each runs it alone.
+
+    Returns:
+        One sentence; empty where each op alone gives the same on both, or where the ops cannot be
+        run alone there.
+    """
+    try:
+        found = _first_difference(edge.apart(), one, other, inputs)
+    except (UnrunnableError, CopyError, ValueError):  # that they differ has been told
+        return ""
+    if found is None:
+        return ""
+    runtimes = edge.runtimes
+    machines = [runtimes.machine_of(each) or TargetMachine.of("", facts()) for each in (one, other)]
+    where = next(
+        entry.where
+        for entry in edge.op_dtypes
+        if (entry.subgraph, entry.index) == (found.op.subgraph, found.op.index)
+    )
+    kernels = {runtimes.kernels_of(each) for each in (one, other)}
+    told = (
+        f"{where}, run alone on the same inputs, differs in {found.n_differ} of {found.n_codes} "
+        f"codes, by up to {found.worst:.3g}:\n  {_who(kernels, machines)}"
+    )
+    if kernels == {"xnnpack"} or runtimes.target_of(one) is runtimes.target_of(other):
+        return told
+    return f"{told}; XNNPACK {_xnnpack(edge, found, one, other)} on both"
+
+
+def _first_difference(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> _Difference | None:
+    kept = edge.runner(_BASE, keep=True)
+    kept.run(inputs)
+    ops = edge.graph.subgraphs[edge.signature.subgraph].ops
+    for group in grouped_ops(edge.graph, ops, lambda tensor: kept.tensor(tensor).shape):
+        cut, file = cut_alone(edge, kept, group)
+        if not cut.outputs:
+            continue
+        given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
+        outputs = [file.runner(each).run(given) for each in (one, other)]
+        for position, (op, tensor) in enumerate(cut.outputs):
+            if edge.graph.tensor(op, tensor).is_floating_point:
+                continue  # float32 rounds everywhere
+            found = _difference(*(each[position] for each in outputs))
+            if found is not None:
+                return _Difference(op, file, given, position, *found)
+    return None
+
+
+def _difference(mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> tuple[int, int, float] | None:
+    if mine.shape != theirs.shape:
+        return None  # no matter of rounding
+    apart = np.abs(mine.astype(np.float64) - theirs.astype(np.float64))
+    apart = np.where(np.isnan(apart), 0.0, apart)
+    count = int(np.count_nonzero(apart))
+    return (count, apart.size, float(apart.max())) if count else None
+
+
+def _xnnpack(edge: EdgeFile, found: _Difference, one: str, other: str) -> str:
+    """Return whether XNNPACK computes equal codes for the op on both machines, in words."""
+    names = [_xnnpack_beside(edge, each) for each in (one, other)]
+    codes = [found.file.runner(name).run(found.given)[found.position] for name in names]
+    return "gives the same" if _difference(*codes) is None else "does not give the same"
+
+
+def _xnnpack_beside(edge: EdgeFile, runtime: str) -> str:
+    return "xnnpack" if edge.runtimes.target_of(runtime) is None else runtime.partition(":")[0]
+
+
+def _who(kernels: set[str], machines: list[TargetMachine]) -> str:
+    """Return which kernels round differently, in words: by release, by AVX2, or by machine."""
+    releases = list(dict.fromkeys(f"{each.package} {each.release}" for each in machines))
+    if len(releases) > 1:
+        return f"kernels of {' and '.join(releases)} round this op otherwise"
+    with_avx2 = [machine for machine in machines if "AVX2" in machine.features]
+    # Measured: without AVX2 (Nehalem, emulated) builtin gives ARM's codes, with it others.
+    if kernels == {"builtin"} and len(with_avx2) == 1:
+        return "x86 with AVX2 rounds this op otherwise"
+    named = " and ".join(dict.fromkeys(machine.machine for machine in machines))
+    return f"kernels of {named} round this op otherwise"

@@ -1,0 +1,243 @@
+"""One output of an op that was run alone on two runtimes: what both may differ by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.runtimes.bounds import (
+    float_bound,
+    float_conditioning,
+    float_reach,
+    hybrid_position,
+    rounding_bound,
+)
+from pytest_edgeq.runtimes.bounds.floats import reduction_length
+from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.constants import read_constant
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.subgraph import Op
+
+Array = npt.NDArray[Any]
+
+GREATEST = float(np.finfo(np.float32).max)
+"""Float32 ends here. Kernels that clamp to no activation give it for infinity, others infinity."""
+
+_CHANCE = math.log(1e6) / 2
+"""
+Of Hoeffding's bound, P(share ≥ p + d) ≤ exp(−2nd²): once in a million by chance.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Pair:
+    """
+    One output of an op that was run alone on two runtimes.
+
+    Attributes:
+        op: The op.
+        names: The runtime's, and that of the one that it is held against.
+        is_float: Whether it is counted in what floats may be off.
+        bound: Greatest difference of two sound kernels: in codes, 0 for values that must be equal;
+            of floats in what `update` says that their arithmetic may be off.
+        share: Of the codes within the range, how many may differ; of floats that differ, how many
+            may be off the same way.
+        ends: Least and greatest code.
+        worst: The greatest difference so far, in what `bound` is in; `at` says where.
+        allowed: What float arithmetic explains there, and `apart` what the values are; absolute.
+        is_undefined: Whether the kernel quantizes NaN or infinite values, each to codes of its own:
+            nothing is compared.
+        factors: Of `_float_allowance`, which the weights tell: of the greatest value, what that is
+            at the least, and of a code of the input. None until asked for.
+    """
+
+    op: Op
+    graph: OpGraph
+    tensor: int
+    names: tuple[str, str]
+    is_float: bool
+    bound: float
+    share: float = 1.0
+    ends: tuple[int, int] | None = None
+    worst: float = 0.0
+    at: str = ""
+    allowed: float = 0.0
+    apart: float = 0.0
+    n_differ: int = 0
+    n_codes: int = 0
+    n_inside: int = 0
+    n_moved: list[int] = field(default_factory=lambda: [0, 0])
+    is_undefined: bool = False
+    factors: tuple[float, float, float] | None = None
+
+    def update(self, sample: int, base: Array, actual: Array, values: Mapping[int, Array]) -> None:
+        """Take one sample in; `values` are the op's tensors by index, asked for floats only."""
+        self.n_codes += base.size
+        if base.shape != actual.shape:
+            self.worst, self.n_differ = math.inf, self.n_differ + base.size
+            self.at = self._where(sample, "", list(actual.shape), list(base.shape))
+            return
+        if self.is_float and np.array_equal(base, actual, equal_nan=True):
+            return  # NaN on both sides agrees; codes go on, as those within the range are counted
+        data = hybrid_position(self.graph, self.op) if self.is_float else None
+        if data is not None and not np.isfinite(values[self.op.inputs[data]]).all():
+            self.is_undefined = True
+            return
+        one, two = base.astype(np.float64), actual.astype(np.float64)
+        same = (base == actual) | (np.isnan(one) & np.isnan(two))
+        if self.is_float:
+            one, two = (np.clip(side, -GREATEST, GREATEST) for side in (one, two))
+            same |= one == two
+        with np.errstate(invalid="ignore"):
+            steps = np.where(same, 0.0, np.abs(one - two))
+        apart, allowed = steps, 0.0
+        if self.is_float:
+            noise, allowed = self._float_allowance(values)
+            beyond_noise = ~(steps <= noise)
+            steps = steps / allowed if allowed > 0 else np.where(steps > 0, math.inf, 0.0)
+        else:
+            beyond_noise = ~same
+            # Whole numbers beyond 2^53 may be apart and read the same.
+            steps = np.where(same, 0.0, np.maximum(steps, 1.0))
+        steps = np.where(np.isnan(steps), math.inf, steps)
+        self.n_differ += int(np.count_nonzero(~same))
+        # Float32's own rounding may well go one way, by the order in which a kernel sums.
+        inside = ~same & beyond_noise
+        if self.ends is not None:
+            inside = (base > self.ends[0]) & (base < self.ends[1])
+        self.n_inside += int(np.count_nonzero(inside))
+        self.n_moved[0] += int(np.count_nonzero(inside & (two < one)))
+        self.n_moved[1] += int(np.count_nonzero(inside & (two > one)))
+        most = float(steps.max(initial=0.0))
+        if most > self.worst:
+            index = np.unravel_index(int(steps.argmax()), steps.shape)
+            self.worst, self.allowed, self.apart = most, allowed, float(apart[index])
+            place = f", index {list(map(int, index))}"
+            self.at = self._where(sample, place, actual[index], base[index])
+
+    def _float_allowance(self, values: Mapping[int, Array]) -> tuple[float, float]:
+        """Return how far sound float kernels may be apart: by float32's rounding, and in all."""
+        if self.factors is None:
+            graph, op = self.graph, self.op
+            is_hybrid = hybrid_position(graph, op) is not None
+            weights = _weight_sum(graph, op) if is_hybrid else 0.0
+            self.factors = 2 * float_bound(graph, op), float_reach(graph, op), weights
+        bound, reach, weights = self.factors
+        floats = [np.abs(v) for v in values.values() if np.issubdtype(v.dtype, np.floating)]
+        greatest = max((float(v[v < GREATEST].max(initial=0.0)) for v in floats), default=0.0)
+        given = [values[place] for place in self.op.inputs if place in values]
+        bound += 2 * float_conditioning(self.op, given)
+        noise = bound * max(greatest, reach)
+        data = hybrid_position(self.graph, self.op)
+        if data is None:
+            return noise, noise
+        # Each kernel rounds its input to codes by its own rule, and is off by half a code at most.
+        code = float(np.abs(values[self.op.inputs[data]]).max(initial=0.0)) / 127
+        return noise, noise + code * weights
+
+    def problem(self) -> str:
+        """Say what is wrong; nothing where two sound kernels can differ like that."""
+        differ = f"{self.n_differ} of {self.n_codes} that differ"
+        if not self.worst <= self.bound:
+            if self.is_float:
+                return (
+                    f"expected values at most {self.allowed:.3g} apart, as float kernels round, "
+                    f"got {self.apart:.3g} ({differ}; {self.at})"
+                )
+            if not self.bound:
+                return f"expected equal values, got {differ}, by up to {self.worst:.3g} ({self.at})"
+            return (
+                f"expected codes at most {self.bound:g} apart, got {self.worst:.3g} ({differ}; "
+                f"{self.at})"
+            )
+        moved = max(self.n_moved) if self.is_float else sum(self.n_moved)
+        if _exceeds_chance(moved, self.n_inside * self.share, self.n_inside):
+            expected = (
+                f"expected at most {self.share:.0%} of the differences to go one way, as rounding "
+                "is by chance"
+                if self.is_float
+                else f"expected at most {self.share:.0%} of the codes to differ, as rounding parts "
+                "those near ties only"
+            )
+            return f"{expected}, got {moved} of {self.n_inside}{self._ways} ({self.at})"
+        return ""
+
+    def _where(self, sample: int, place: str, actual: object, base: object) -> str:
+        one, other = self.names
+        return f"sample {sample}{place}: {one} {actual}, {other} {base}"
+
+    @property
+    def _ways(self) -> str:
+        lower, higher = self.n_moved
+        if self.is_float:
+            return f", {'lower' if lower > higher else 'higher'}"
+        if lower and higher:
+            return f", {lower} of them lower and {higher} higher"
+        return f", all {'lower' if lower else 'higher'}"
+
+
+def _exceeds_chance(count: int, expected: float, n: int) -> bool:
+    return count > expected + math.sqrt(_CHANCE * n)
+
+
+def problem_together(pairs: Iterable[Pair]) -> str:
+    """
+    Say how far the codes of all ops together differ; nothing where rounding explains it.
+
+    In a small model no single op has enough codes to reveal a runtime that shifts each by one.
+    """
+    judged = [pair for pair in pairs if not pair.is_float and pair.bound]
+    moved = sum(sum(pair.n_moved) for pair in judged)
+    n_inside = sum(pair.n_inside for pair in judged)
+    expected = sum(pair.n_inside * pair.share for pair in judged)
+    if not _exceeds_chance(moved, expected, n_inside):
+        return ""
+    lower, higher = (sum(pair.n_moved[way] for pair in judged) for way in (0, 1))
+    return (
+        f"expected at most {expected / n_inside:.0%} of the codes of {len(judged)} ops to differ, "
+        f"as rounding parts those near ties only, got {moved} of {n_inside}, {lower} of them lower "
+        f"and {higher} higher"
+    )
+
+
+def make_pair(
+    graph: OpGraph, op: Op, tensor: int, names: tuple[str, str], *, kernels: str | None
+) -> Pair:
+    """Return what two sound kernels may differ by at one output of an op."""
+    info = graph.tensor(op, tensor)
+    if info.is_floating_point:
+        # Kernels that quantize their input are off by its rounding, whose signs are chance up to
+        # what the values of one input share (59 % measured); others by that of functions, which may
+        # well go one way.
+        share = 1.0 if hybrid_position(graph, op) is None else 0.75
+        return Pair(op, graph, tensor, names, True, 1.0, share)
+    if not info.is_quantized:
+        return Pair(op, graph, tensor, names, False, 0.0)
+    # CompiledModel and TensorFlow run XNNPACK's kernels, too; of a user's own the worst is taken.
+    kinds = ["reference", "xnnpack"] if kernels is None else []
+    kinds += [kernels if kernels in ("builtin", "reference") else "xnnpack", names[1]]
+    bounds = [
+        rounding_bound(graph, op, output=op.outputs.index(tensor), runtime=kind) for kind in kinds
+    ]
+    known = [0.5 if bound is None else bound for bound in bounds]
+    low_high = code_range(info.dtype)
+    off = max(known[:-1]) + known[-1]
+    if off == 0:
+        return Pair(op, graph, tensor, names, False, 0.0, ends=low_high)
+    # Each is within ½ LSB and its bound of the real value. Codes differ where that is nearer to a
+    # tie than a bound, or on it: on the coarsest grid that has ties, half of all values are.
+    bound = float(math.floor(1 + off))
+    return Pair(op, graph, tensor, names, False, bound, min(1.0, 0.5 + off), low_high)
+
+
+def _weight_sum(graph: OpGraph, op: Op) -> float:
+    """The most that Σ|w| of one output value can be."""
+    [weight] = roles_of(graph, op).weights
+    greatest = float(np.abs(read_constant(graph, op, weight).floats).max(initial=0.0))
+    return greatest * reduction_length(graph, op)

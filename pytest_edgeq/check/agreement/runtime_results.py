@@ -1,0 +1,261 @@
+"""One runtime beside the one that it is held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.check.agreement.pair import GREATEST, Pair, problem_together
+from pytest_edgeq.numerics.findings import NO_HARM, RUNTIMES_DIFFER, Finding, Harm, Place
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.boundary import qparams
+from pytest_edgeq.tflite.ops import KNOWN_WRONG
+
+Array = npt.NDArray[Any]
+
+_ERROR_RATIO = 4
+"""
+How far two runtimes may be apart, in the builtin kernels' own error against the reference.
+
+|R − B| ≤ |R − f| + |B − f|: a runtime R that is at most three times as far from the reference f as
+the builtin kernels B are.
+"""
+
+_SIGMAS = 3
+"""How many standard deviations a sum of few squares may lie below what it is on average."""
+
+_TELLING = 1.5
+"""From so much on it is told by how much a bound is wider because it rests on few values."""
+
+_ALL = 5
+"""Ops that all have to differ before it is no op."""
+
+FLOAT_UNIT = 2.0**-11
+"""Half a unit in the last place of float16, relative: kernels may compute in half precision."""
+
+
+def equal(one: Array, two: Array) -> bool:
+    """Whether two results are the same, NaN at the same places."""
+    return np.array_equal(one, two, equal_nan=np.issubdtype(one.dtype, np.floating))
+
+
+def _has_finite(values: Array) -> bool:
+    return not np.issubdtype(values.dtype, np.floating) or bool(np.isfinite(values).any())
+
+
+def _places(edge: EdgeFile) -> dict[int, str]:
+    """Name the ops of the signature, by index."""
+    subgraph = edge.signature.subgraph
+    return {each.index: each.where for each in edge.op_dtypes if each.subgraph == subgraph}
+
+
+@dataclass(slots=True, eq=False)
+class RuntimeResults:
+    """One runtime, held against another."""
+
+    name: str
+    first: Sequence[Array] = ()
+    last: Sequence[Array] = ()
+    stale: int | None = None
+    looked_at: int | None = None
+    twins: set[str] = field(default_factory=set)
+    runs_alone: bool = True
+    pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
+    distances: dict[int, Distance] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def watch(
+        self,
+        edge: EdgeFile,
+        base: Sequence[Array],
+        codes: Sequence[Array],
+        reference: Sequence[Array],
+    ) -> None:
+        """Sum up how far the runtimes are apart, and how far the one is from the reference."""
+        values = (edge.decode(base), edge.decode(codes), reference)
+        for position, each in enumerate(zip(*values, strict=True)):
+            self.distances.setdefault(position, Distance()).update(*each)
+
+    def follow(self, index: int, codes: Sequence[Array], *, repeats: bool) -> None:
+        """
+        Take note of the first sample that gives, bit by bit, what the one before gave.
+
+        Outputs without any finite value are alike whatever made them.
+        """
+        is_same = bool(self.last) and all(map(equal, self.last, codes))
+        if self.stale is None and is_same and not repeats and any(map(_has_finite, codes)):
+            self.stale = index
+        self.last = [code.copy() for code in codes]
+
+    def refuses_alone(self, note: str) -> None:
+        """Take note that its ops cannot be looked at one by one."""
+        self.runs_alone = False
+        self.notes.append(note)
+
+    def troubles(self, base: str, edge: EdgeFile) -> list[Finding]:
+        """Return what is wrong with the runtime."""
+        wrong = [pair for pair in self.pairs.values() if pair.problem()]
+        if wrong:
+            known = all((self.name, pair.op.name) in KNOWN_WRONG for pair in wrong)
+            return [] if known else [self._wrong_ops(wrong, base, edge)]
+        if self._undefined:
+            return []
+        together = problem_together(self.pairs.values())
+        if together:
+            cause = (
+                "each op was run alone on both, on the same inputs: what stands between the file "
+                "and the runtime changes what is read"
+            )
+            return [self._differs(base, together, cause, self._compare(base))]
+        found = []
+        for position, distance in self.distances.items():
+            border = edge.signature.outputs[position]
+            tensor = border.tensor
+            parameters = qparams(tensor)
+            if parameters is not None:
+                step = parameters[0]
+            elif tensor.is_floating_point:
+                step = FLOAT_UNIT * distance.greatest
+            else:
+                continue  # a class or an index: how far it is off says nothing
+            limit = _ERROR_RATIO * distance.likely_error + step
+            if not distance.apart <= limit:
+                told = (
+                    f"output {border.name!r}: expected at most {limit:.3g} between them (rms: "
+                    f"{_ERROR_RATIO} times what {base} is off torch{distance.chance}, and one "
+                    f"step), got {distance.apart:.3g}"
+                )
+                found.append(self._differs(base, told, self._why_between()))
+        return found
+
+    def uncompared(self, base: str, edge: EdgeFile) -> list[str]:
+        """Return a note that names the first op with NaN or infinite inputs to quantize, if any."""
+        if not self._undefined:
+            return []
+        where = _places(edge)[self._undefined[0].op.index]
+        return [
+            f"runtimes {self.name!r} and {base!r} were not compared at {where} and behind it: its "
+            "kernels quantize NaN or infinite values, each to codes of its own"
+        ]
+
+    @property
+    def _undefined(self) -> list[Pair]:
+        return [pair for pair in self.pairs.values() if pair.is_undefined]
+
+    def _why_between(self) -> str:
+        if self.stale is not None:
+            return (
+                f"for sample {self.stale} it gave again, bit by bit, what it gave for sample "
+                f"{self.stale - 1}: outputs that are not read anew, inputs that are not written"
+            )
+        return (
+            "no op by itself explains it, so it is what the runtime does between the ops: memory "
+            "that two tensors share, buffers that are not written"
+        )
+
+    def _wrong_ops(self, wrong: Sequence[Pair], base: str, edge: EdgeFile) -> Finding:
+        where = _places(edge)
+        told = [f"{where[pair.op.index]}: {pair.problem()}" for pair in wrong]
+        if len(wrong) == len(self.pairs) >= _ALL:
+            return self._differs(
+                base,
+                f"all {len(wrong)} ops, each run alone, give something else: {told[0]}",
+                "it is no kernel, but what stands between the file and the runtime: the order or "
+                "the dtype of buffers, what is read before it is written",
+                self._compare(base),
+            )
+        first, *others = told
+        more = [f"  … and {len(others) - 4} more"] if len(others) > 4 else []
+        found = self._differs(
+            base,
+            f"{first} [{len(wrong)} of {len(self.pairs)} ops]",
+            "each op was run alone on both, on the same inputs, so that nothing before it "
+            "explains this: one of the two computes something else",
+            self._compare(base),
+        )
+        return replace(
+            found,
+            place=found.place._replace(op=wrong[0].op.index),
+            evidence=(*(f"  {each}" for each in others[:4]), *more),
+        )
+
+    def _differs(self, base: str, told: str, cause: str, fix: str = "") -> Finding:
+        """Return the finding that this runtime differs from the base."""
+        lost = [
+            Harm.decibels(20 * math.log10(each.apart / each.likely_error))
+            for each in self.distances.values()
+            if each.apart > 0 and each.likely_error > 0
+        ]
+        return Finding(
+            kind=RUNTIMES_DIFFER,
+            place=Place("runtime", self.name),
+            headline=f"runtimes {self.name!r} and {base!r}: {told}",
+            harm=max(lost, default=NO_HARM),
+            causes=(cause,),
+            fix=fix,
+        )
+
+    def _compare(self, base: str) -> str:
+        return (
+            f"compare both with torch: edgeq.compare(model, samples, runtime={self.name!r}) and "
+            f"runtime={base!r}"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Distance:
+    """How far one output is apart on two runtimes, and from the reference on the first."""
+
+    _apart: float = 0.0
+    _error: float = 0.0
+    _n: int = 0
+    greatest: float = 0.0
+
+    def update(self, base: Array, actual: Array, reference: Array) -> None:
+        """Take one sample in."""
+        one, two, real = (
+            np.asarray(each, np.float64).ravel() for each in (base, actual, reference)
+        )
+        if one.size != two.size:
+            self._apart = math.inf
+            return
+        # A mask of -inf is the least float to kernels that clamp.
+        finite = np.isfinite(one) & np.isfinite(real) & (np.abs(one) < GREATEST)
+        self._n += int(np.count_nonzero(finite))
+        with np.errstate(invalid="ignore", over="ignore"):
+            self._apart += float(np.square(two[finite] - one[finite]).sum())
+            self._error += float(np.square(one[finite] - real[finite]).sum())
+        self.greatest = max(self.greatest, float(np.abs(one[finite]).max(initial=0.0)))
+
+    @property
+    def apart(self) -> float:
+        """Root mean square between the runtimes."""
+        return math.sqrt(self._apart / max(self._n, 1))
+
+    @property
+    def likely_error(self) -> float:
+        """
+        Root mean square between the first one and the reference, as large as it may well be.
+
+        Of few values it is small by chance at times: the sum of squares is taken for one that lies
+        three standard deviations low (χ² by Wilson and Hilferty, 1931). Of 4 values that is 9 times
+        as much, of 40 half as much again.
+        """
+        return math.sqrt(self._error / max(self._n, 1)) * self._slack
+
+    @property
+    def chance(self) -> str:
+        """Says so, where it makes a difference."""
+        few = self._slack > _TELLING
+        return f", of {self._n} values alone {self._slack:.2g} times as much" if few else ""
+
+    @property
+    def _slack(self) -> float:
+        # Of one or two values it says nothing; what they are off is taken as of three.
+        spread = 2 / (9 * max(self._n, 3))
+        return float((1 - spread - _SIGMAS * math.sqrt(spread)) ** -1.5)

@@ -1,0 +1,38 @@
+"""
+The promises that a test can make about a quantized model, one function each.
+
+Every function takes a QuantizedModel, a path or the bytes of a `.tflite` file, raises
+AssertionError and works outside pytest. A name that matches nothing is an `UnmatchedError`,
+which is an AssertionError, too.
+"""
+
+from __future__ import annotations
+
+from pytest_edgeq.check.assertions.accuracy import assert_accuracy_drop
+from pytest_edgeq.check.assertions.conformance import assert_conforms
+from pytest_edgeq.check.assertions.dtypes import (
+    assert_input_dtypes,
+    assert_no_float_ops,
+    assert_op_counts,
+    assert_op_dtypes,
+    assert_output_dtypes,
+)
+from pytest_edgeq.check.assertions.health import assert_healthy
+from pytest_edgeq.check.assertions.numbers import assert_size, assert_within_budget
+from pytest_edgeq.check.assertions.qparams import assert_qparams
+from pytest_edgeq.check.assertions.same_codes import assert_runtimes_agree
+
+__all__ = [
+    "assert_accuracy_drop",
+    "assert_conforms",
+    "assert_healthy",
+    "assert_input_dtypes",
+    "assert_no_float_ops",
+    "assert_op_counts",
+    "assert_op_dtypes",
+    "assert_output_dtypes",
+    "assert_qparams",
+    "assert_runtimes_agree",
+    "assert_size",
+    "assert_within_budget",
+]

@@ -1,0 +1,428 @@
+"""Promises about what a file computes in: dtypes of its borders and ops, and how many ops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pytest_edgeq.check.assertions.channels import granularities
+from pytest_edgeq.check.assertions.expect import (
+    CUSTOM,
+    Dtype,
+    DtypeByName,
+    Model,
+    edge_of,
+    failed,
+    known_op,
+    op_of,
+    parse_count,
+    parse_dtype,
+    parse_granularity,
+    select_ops,
+    spread,
+    table,
+)
+from pytest_edgeq.check.assertions.left_in_float import Why, why_float
+from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.names import nearest
+from pytest_edgeq.numerics.findings import UNEXPECTED_COUNT, UNEXPECTED_DTYPE, Finding, Place
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.op_dtypes import SCHEMES, OpDtypes
+from pytest_edgeq.tflite.ops import QDQ
+from pytest_edgeq.tflite.roles import roles_of
+
+# pytest looks for it among a frame's globals, too: no frame of this module is shown.
+__tracebackhide__ = True
+
+
+_BORDERS_DECIDE = Why(
+    "the first and the last op decide. A model that starts with an op that stays in float takes "
+    "floats, one that ends in such an op (softmax, tanh, a normalization) gives floats; the caller "
+    "on the device must feed and read exactly these dtypes."
+)
+_INT32 = Why(
+    "litert-torch lowers by way of JAX with 64-bit types off (enable_x64=False), so the file has "
+    "int32 where the model has int64.",
+    "pass int32 on the device, in which token ids and indices fit; tests pass what torch takes, "
+    "int64, and quantized.run converts it.",
+)
+_UINT8 = Why(
+    "the quantizers of torch write int8. Its codes are those of uint8 less 128, with the same "
+    "scale and a zero point that is 128 less, so that the caller can turn one into the other: "
+    "(codes.astype('int16') - 128).astype('int8'), and + 128 the other way."
+)
+_BORDER_CAUSES = {("int64", "int32"): _INT32, ("uint8", "int8"): _UINT8}
+"""By what was expected and what the file has."""
+
+
+def assert_input_dtypes(model: Model, expected: DtypeByName) -> None:
+    """
+    Assert the dtypes of the file's inputs, as stored.
+
+    Args:
+        model: QuantizedModel, path or bytes.
+        expected: One dtype for all, a sequence in order, or a dict by name (None: any dtype). In a
+            file with several signatures the names are `<signature>:<name>`.
+
+    Raises:
+        AssertionError: A dtype differs, or the names or their number do not match.
+        ValueError, TypeError: Not a dtype, nothing is expected, or not a model.
+    """
+    _assert_border_dtypes(edge_of(model), expected, "input")
+
+
+def assert_output_dtypes(model: Model, expected: DtypeByName) -> None:
+    """
+    Assert the dtypes of the file's outputs, as stored.
+
+    Args:
+        model: QuantizedModel, path or bytes.
+        expected: One dtype for all, a sequence in order, or a dict by name (None: any dtype). In a
+            file with several signatures the names are `<signature>:<name>`.
+
+    Raises:
+        AssertionError: A dtype differs, or the names or their number do not match.
+        ValueError, TypeError: Not a dtype, nothing is expected, or not a model.
+    """
+    _assert_border_dtypes(edge_of(model), expected, "output")
+
+
+def _assert_border_dtypes(
+    edge: EdgeFile, expected: DtypeByName, what: Literal["input", "output"]
+) -> None:
+    borders = _borders(edge, what)
+    names = [name for name, _ in borders]
+    wanted = [None if e is None else parse_dtype(e) for e in spread(expected, names, what)]
+    rows = [
+        (name, dtype or "any", actual)
+        for (name, actual), dtype in zip(borders, wanted, strict=True)
+    ]
+    wrong = [row for row in rows if row[1] not in ("any", row[2])]
+    if not wrong:
+        return
+    name, dtype, actual = wrong[0]
+    place, why = Place(what, name), _BORDER_CAUSES.get((dtype, actual), _BORDERS_DECIDE)
+    # A file may have thousands: those that differ are shown first.
+    shown = [*wrong, *(row for row in rows if row not in wrong)]
+    raise failed(
+        Finding(
+            kind=UNEXPECTED_DTYPE,
+            place=place,
+            expected=dtype,
+            got=actual,
+            headline=f"{place}: expected {dtype}, got {actual} "
+            f"({len(wrong)} of {len(rows)} {what}s)",
+            evidence=table(shown, (what, "expected", "got")),
+            causes=(why.cause,),
+            fix=why.fix,
+            command=f"assert_{what}_dtypes(model, {_accepting(borders)})",
+        )
+    )
+
+
+def _borders(edge: EdgeFile, what: str) -> list[tuple[str, str]]:
+    """Name and dtype of the inputs or outputs, over all signatures: each is a way to call."""
+    signatures = edge.signatures
+    return [
+        (
+            f"{signature.key}:{border.name}" if len(signatures) > 1 else border.name,
+            border.tensor.dtype,
+        )
+        for signature in signatures
+        for border in getattr(signature, f"{what}s")
+    ]
+
+
+def _accepting(borders: list[tuple[str, str]]) -> str:
+    dtypes = {dtype for _, dtype in borders}
+    if len(dtypes) == 1:
+        return repr(dtypes.pop())
+    by_name = dict(borders)
+    return repr(by_name if len(by_name) == len(borders) else [dtype for _, dtype in borders])
+
+
+def assert_op_dtypes(
+    model: Model,
+    op: str,
+    *,
+    input: Dtype | Sequence[Dtype] | None = None,
+    weight: Dtype | None = None,
+    bias: Dtype | None = None,
+    output: Dtype | Sequence[Dtype] | None = None,
+    scheme: str | None = None,
+    granularity: str | None = None,
+    module: str | None = None,
+    count: int | None = None,
+) -> None:
+    """
+    Assert what every op of one kind computes in.
+
+    Args:
+        model: QuantizedModel, path or bytes.
+        op: The operator's name in TFLite, for instance `CONV_2D`.
+        input: dtype of every data operand, or a sequence in order.
+        weight: dtype of the weight as stored.
+        bias: dtype of the bias as stored.
+        output: dtype of every result, or a sequence in order.
+        scheme: One of `pytest_edgeq.tflite.op_dtypes.SCHEMES`.
+        granularity: Of the weight: `per_tensor`, `per_channel` or `blockwise_<size>`. A weight with
+            a single channel is both of the first two.
+        module: A glob on the torch module path that narrows the ops. An op whose module is not
+            known matches none: give `count`, too, where all must be met.
+        count: How many such ops there must be, 1 or more; `assert_op_counts` says that there is
+            none.
+
+    Raises:
+        AssertionError: An op differs, or none matches.
+        ValueError, TypeError: Nothing is expected, or not a dtype, scheme or operator.
+    """
+    expected: dict[str, Any] = {
+        "input": _dtypes("input", input),
+        "weight": None if weight is None else parse_dtype(weight),
+        "bias": None if bias is None else parse_dtype(bias),
+        "output": _dtypes("output", output),
+        "granularity": None if granularity is None else parse_granularity(granularity),
+        "scheme": None if scheme is None else _scheme(scheme),
+    }
+    asked = {role: value for role, value in expected.items() if value is not None}
+    if not asked and count is None:
+        raise ValueError(
+            f"assert_op_dtypes(model, {op!r}) expects nothing: give input=, weight=, bias=, "
+            "output=, scheme=, granularity= or count="
+        )
+    if count is not None:
+        count = parse_count("count", count)
+        if count == 0:
+            raise ValueError(
+                "count=0: nothing can be told of no op; write "
+                f"assert_op_counts(model, {{{op!r}: 0}})"
+            )
+    # An op of None would stand for every op.
+    known_op(op)
+    edge = edge_of(model)
+    entries = select_ops(edge, op, module)
+    if count is not None and len(entries) != count:
+        among = f" with module={module!r}" if module is not None else ""
+        raise failed(
+            Finding(
+                kind=UNEXPECTED_COUNT,
+                place=Place("op", op),
+                expected=str(count),
+                got=f"{len(entries)}{among}",
+                evidence=table([(e.where, e.scheme) for e in entries], ("op", "scheme")),
+                causes=(
+                    "the converter fuses, splits and drops ops, and a changed model has others; "
+                    f"the file has {_counted(edge)}",
+                ),
+                command=f"count={len(entries)}",
+            )
+        )
+    wrong = [
+        (entry, role, _show(value), actual)
+        for entry in entries
+        for role, value in asked.items()
+        for meets, actual in (_held(edge, entry, role, value),)
+        if not meets
+    ]
+    if not wrong:
+        return
+    entry, role, value, actual = wrong[0]
+    n_ops = len({(e.subgraph, e.index) for e, *_ in wrong})
+    says = f"{role}: expected {value}, got {actual}"
+    why = _why_differs(model, edge, [e for e, *_ in wrong])
+    rows = [(e.where, *row) for e, *row in wrong]
+    raise failed(
+        Finding(
+            kind=UNEXPECTED_DTYPE,
+            place=entry.place,
+            expected=value,
+            got=actual,
+            symptom=says,
+            headline=f"{entry.where} {says} ({n_ops} of {len(entries)} {op})",
+            evidence=table(rows, ("op", "field", "expected", "got")),
+            causes=(why.cause,),
+            fix=why.fix,
+            command="expect what the table shows, or narrow with module='glob'; to see all ops: "
+            "for op in model.op_dtypes: print(op)",
+        )
+    )
+
+
+def _counted(edge: EdgeFile) -> str:
+    """Say what there is, the most frequent first: a convolution may have become a depthwise one."""
+    counts = sorted(edge.op_dtypes.counts().items(), key=lambda each: -each[1])
+    more = f" and {len(counts) - 8} more kinds" if len(counts) > 8 else ""
+    return ", ".join(f"{count} {op}" for op, count in counts[:8]) + more
+
+
+def _why_differs(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
+    floats = [entry for entry in wrong if entry.scheme == "float"]
+    if floats:
+        return why_float(model, edge, floats)
+    return Why(
+        "the quantizer's config, or the release that read it, chose otherwise for these ops; "
+        "kernels and delegates are picked by exactly these dtypes."
+    )
+
+
+def _dtypes(role: str, expected: Any) -> Any:
+    if isinstance(expected, (tuple, list)):
+        if not expected:
+            raise ValueError(f"{role}: an empty sequence expects nothing")
+        return tuple(parse_dtype(dtype) for dtype in expected)
+    return None if expected is None else parse_dtype(expected)
+
+
+def _scheme(scheme: str) -> str:
+    if scheme not in SCHEMES:
+        raise ValueError(
+            f"unknown scheme {scheme!r}{nearest(str(scheme), SCHEMES)}; valid: {', '.join(SCHEMES)}"
+        )
+    return scheme
+
+
+def _show(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _held(edge: EdgeFile, entry: OpDtypes, role: str, expected: Any) -> tuple[bool, str]:
+    """Whether an op meets what is expected of one of its fields, and what it has."""
+    if role in ("input", "output"):
+        actual = entry.inputs if role == "input" else entry.outputs
+        if isinstance(expected, tuple):
+            return actual == expected, ", ".join(actual) or f"no {role}"
+        distinct = dict.fromkeys(actual)
+        told = ", ".join(distinct if len(distinct) < 2 else actual)
+        return list(distinct) == [expected], told or f"no {role}"
+    if role == "granularity":
+        op = op_of(edge, entry)
+        names = [granularities(edge, op, w.tensor) for w in roles_of(edge.graph, op).weights]
+        told = " and ".join(
+            sorted({" or ".join(name) or f"none ({entry.weight})" for name in names})
+        )
+        return bool(names) and all(expected in name for name in names), told or "no weight"
+    value = getattr(entry, role)
+    return value == expected, str(value or f"no {role}")
+
+
+def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
+    """
+    Assert how many ops of some kinds the file has, over all its subgraphs.
+
+    Args:
+        model: QuantizedModel, path or bytes.
+        expected: Count by the operator's name in TFLite; 0 says that there is none. `CUSTOM` is
+            every custom op together, `CUSTOM:<code>` those of one code.
+
+    Raises:
+        AssertionError: A count differs.
+        ValueError, TypeError: No operator of that name in TFLite, or not a count.
+    """
+    if not isinstance(expected, Mapping):
+        raise TypeError(f"expected a dict such as {{'CONV_2D': 4}}, got {expected!r}")
+    if not expected:
+        raise ValueError("assert_op_counts(model, {}) expects nothing; give {'CONV_2D': 4}")
+    wanted = {known_op(op): parse_count(op, count) for op, count in expected.items()}
+    edge = edge_of(model)
+    counts = edge.op_dtypes.counts()
+    found = {op: [e for e in edge.op_dtypes if _is_kind(e, op)] for op in wanted}
+    wrong = [(op, n, len(found[op])) for op, n in wanted.items() if len(found[op]) != n]
+    if not wrong:
+        return
+    op, count, actual = wrong[0]
+    where = [(e.where, e.scheme) for op, *_ in wrong for e in found[op]]
+    differ = f"{len(wrong)} of {len(wanted)} counts differ"
+    raise failed(
+        Finding(
+            kind=UNEXPECTED_COUNT,
+            place=Place("op", op),
+            expected=str(count),
+            got=str(actual),
+            headline=f"{op}: expected {count}, got {actual} ({differ})",
+            evidence=(
+                *table(wrong, ("op", "expected", "got")),
+                *(("they stand at", *table(where, ("op", "scheme"))) if where else ()),
+                f"all counts: {', '.join(f'{name} {n}' for name, n in counts.items()) or 'no op'}",
+            ),
+            causes=(
+                "each QUANTIZE and DEQUANTIZE is a border between integers and floats: one more of "
+                "them tells of an op that left, or entered, the integers."
+                if any(op in QDQ for op, *_ in wrong)
+                else "the converter fuses, splits and drops ops, and a changed model has others.",
+            ),
+            command=", ".join(f"{op!r}: {n}" for op, _, n in wrong),
+        )
+    )
+
+
+def _is_kind(entry: OpDtypes, op: str) -> bool:
+    return entry.op == op or (op == CUSTOM and entry.op.startswith(f"{CUSTOM}:"))
+
+
+def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
+    """
+    Assert that no op takes or gives floats.
+
+    QUANTIZE and DEQUANTIZE are the borders of what is in float and not counted themselves: count
+    them with `assert_op_counts`. Ops of the schemes `dynamic`, `weight_only` and `float16` compute
+    on floats, too; assert those with `assert_op_dtypes(model, op, scheme=…)`.
+
+    Args:
+        model: QuantizedModel, path or bytes.
+        allow: Operators that may.
+
+    Raises:
+        AssertionError: An op takes or gives floats, or an entry of `allow` was not needed.
+        ValueError, TypeError: No operator of that name in TFLite.
+    """
+    if isinstance(allow, str):
+        raise TypeError(f"allow: expected a sequence, got {allow!r}; write ({allow!r},)")
+    allowed = tuple(known_op(op) for op in allow)
+    edge = edge_of(model)
+    entries = [entry for entry in edge.op_dtypes if entry.op not in QDQ]
+    if not entries:
+        raise UnmatchedError(
+            f"the model has no op but {edge.op_dtypes.counts() or 'none at all'}: there is nothing "
+            "to check"
+        )
+    floats = {entry: dtypes for entry in entries for dtypes in (_floats(edge, entry),) if dtypes}
+    kinds = sorted({entry.op for entry in floats})
+    unused = [op for op in allowed if op not in kinds]
+    if unused:
+        op = unused[0]
+        there = "is not in float" if edge.op_dtypes.ops(op=op) else "is not in the model"
+        if op in QDQ:
+            there = "is a border of what is in float, and never counted"
+        raise UnmatchedError(
+            f"allow={op!r} matches no float op: it {there}{nearest(op, kinds)}; take it out, or it "
+            "will hide the next one"
+        )
+    wrong = {entry: dtypes for entry, dtypes in floats.items() if entry.op not in allowed}
+    if not wrong:
+        return
+    first, dtypes = next(iter(wrong.items()))
+    why = why_float(model, edge, list(wrong))
+    got = " and ".join(dtypes)
+    rows = [(e.where, ", ".join(e.inputs), ", ".join(e.outputs), e.scheme) for e in wrong]
+    raise failed(
+        Finding(
+            kind=UNEXPECTED_DTYPE,
+            place=first.place,
+            expected="no float",
+            got=got,
+            headline=f"{first.where}: expected no float, got {got} "
+            f"({len(wrong)} of {len(entries)} ops that compute)",
+            evidence=table(rows, ("op", "inputs", "outputs", "scheme")),
+            causes=(why.cause,),
+            fix=why.fix,
+            # By design, it would allow every op that there is.
+            command="" if why.by_design else f"allow={tuple(kinds)!r}",
+        )
+    )
+
+
+def _floats(edge: EdgeFile, entry: OpDtypes) -> tuple[str, ...]:
+    """The float dtypes among all operands and results of an op, its arguments, too."""
+    op = op_of(edge, entry)
+    tensors = (edge.graph.tensor(op, index) for index in (*op.inputs, *op.outputs) if index >= 0)
+    return tuple(dict.fromkeys(tensor.dtype for tensor in tensors if tensor.is_floating_point))

@@ -1,0 +1,278 @@
+"""Read what users expect: dtypes in any spelling, names that must match, rows for failure texts."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from pytest_edgeq.check.assertions.bare_files import bare_runtimes
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.errors import UnmatchedError, failure
+from pytest_edgeq.names import nearest
+from pytest_edgeq.numerics.findings import Finding
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.graph import operator_names, tensor_types
+from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.ops import nearest_op
+from pytest_edgeq.tflite.source import TflitePath
+from pytest_edgeq.tflite.subgraph import Op
+
+if TYPE_CHECKING:
+    import torch
+
+# pytest looks for it among a frame's globals, too: no frame of this module is shown.
+__tracebackhide__ = True
+
+Model: TypeAlias = "QuantizedModel | TflitePath | bytes"
+"""A model, or the path or the content of a `.tflite` file."""
+
+Dtype: TypeAlias = "str | np.dtype[Any] | type[np.generic] | torch.dtype"
+"""A dtype in any spelling, for instance `"int8"`, `np.int8` or `torch.int8`."""
+
+DtypeByName: TypeAlias = "Dtype | Sequence[Dtype | None] | Mapping[str, Dtype | None]"
+"""One dtype for all inputs or outputs, a sequence in order, or a dict by name; None: any dtype."""
+
+ROWS = 5
+"""How many cases a failure text shows."""
+
+CUSTOM = "CUSTOM"
+"""Stands for every custom op where ops are counted; one of them is `CUSTOM:<code>`."""
+
+
+def edge_of(model: Model) -> EdgeFile:
+    """
+    Open what an assertion was given: a QuantizedModel, a path or bytes.
+
+    Raises:
+        TypeError: None of them.
+        FileNotFoundError, ValueError: As `open_tflite` says.
+    """
+    if isinstance(model, QuantizedModel):
+        return model.edge
+    if isinstance(model, (str, os.PathLike, bytes)):
+        return EdgeFile(model, runtimes=bare_runtimes(), foreign=True)
+    if isinstance(model, (bytearray, memoryview)):
+        return EdgeFile(bytes(model), runtimes=bare_runtimes(), foreign=True)
+    raise TypeError(
+        f"expected a QuantizedModel, a path or the bytes of a .tflite file, got "
+        f"{type(model).__name__}"
+    )
+
+
+def parse_dtype(dtype: Any) -> str:
+    """
+    Give the flatbuffer's name of a dtype: a string, a numpy dtype or a torch dtype.
+
+    Raises:
+        TypeError: Not a dtype.
+        ValueError: A name that TFLite does not have.
+    """
+    if isinstance(dtype, str):
+        name = dtype
+    elif (type(dtype).__module__, type(dtype).__name__) == ("torch", "dtype"):
+        name = str(dtype).removeprefix("torch.")
+    elif isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
+        name = np.dtype(dtype).name
+    else:
+        # Python's int and float are told apart from a dtype: whose width would they mean?
+        raise TypeError(f"expected a dtype such as 'int8', np.int8 or torch.int8, got {dtype!r}")
+    known = tensor_types()
+    if name in known:
+        return name
+    # torch's quantized dtypes carry what TFLite says with a scale beside a plain dtype.
+    stored = re.sub(r"^(torch\.)?q(?=u?int)", "", name)
+    hint = f"; give {stored!r}, as which TFLite stores it" if stored in known else ""
+    raise ValueError(
+        f"unknown dtype {name!r}{hint or nearest(name, known)}; TFLite has {', '.join(known)}"
+    )
+
+
+def parse_granularity(granularity: Any) -> str:
+    """
+    Give a granularity back if there is such.
+
+    Raises:
+        ValueError: There is not.
+    """
+    valid = ("per_tensor", "per_channel")
+    if isinstance(granularity, str) and (
+        granularity in valid or re.fullmatch(r"blockwise_[1-9][0-9]*", granularity)
+    ):
+        return granularity
+    raise ValueError(
+        f"unknown granularity {granularity!r}{nearest(str(granularity), valid)}; "
+        f"valid: {', '.join(valid)}, blockwise_<size>"
+    )
+
+
+def parse_count(what: str, count: Any, *, least: int = 0) -> int:
+    """
+    Give a count back as an int.
+
+    Raises:
+        TypeError: Not an integer.
+        ValueError: Less than `least`.
+    """
+    try:
+        number = operator.index(count)
+    except TypeError:
+        number = None
+    if number is None or isinstance(count, (bool, np.bool_)):
+        raise TypeError(f"{what}: expected an integer, got {count!r}")
+    if number < least:
+        raise ValueError(f"{what}: expected {least} or more, got {count!r}")
+    return number
+
+
+def parse_number(what: str, number: Any) -> float:
+    """
+    Give a bound back if it is a real number; NaN and infinities are.
+
+    Raises:
+        TypeError: Not a real number.
+    """
+    if not isinstance(number, Real) or isinstance(number, bool):
+        raise TypeError(f"{what}: expected a number, got {number!r}")
+    return int(number) if isinstance(number, int) else float(number)
+
+
+def spread(expected: Any, names: Sequence[str], what: str) -> list[Any]:
+    """
+    Spread an expectation over a model's inputs or outputs.
+
+    Args:
+        expected: One for all, a sequence in order, or a dict by name; None is for anything.
+        names: Of the inputs or outputs, in order.
+        what: `input` or `output`.
+
+    Returns:
+        What is expected of each, in order.
+
+    Raises:
+        UnmatchedError: Too many, too few, or a name that the model does not have. An input or
+            output that a dict leaves out is one too.
+        ValueError: Nothing is expected of any.
+    """
+    if isinstance(expected, Mapping):
+        for name in expected:
+            if name not in names:
+                raise UnmatchedError(
+                    f"no {what} is named {name!r}{nearest(str(name), names)}; the model has "
+                    f"{list(names)}"
+                )
+        left_out = [name for name in names if name not in expected]
+        if left_out:
+            raise UnmatchedError(
+                f"{what} {left_out[0]!r} is left out of {dict(expected)!r}: an {what} that nobody "
+                f"looks at passes in silence. Add it, with None if it may be anything"
+            )
+        each = [expected[name] for name in names]
+    elif isinstance(expected, Sequence) and not isinstance(expected, (str, bytes)):
+        if len(expected) != len(names):
+            raise UnmatchedError(
+                f"expected {len(expected)} {what}s {list(expected)!r}, the model has {len(names)}: "
+                f"{list(names)}"
+            )
+        each = list(expected)
+    elif not names:
+        raise UnmatchedError(f"the model has no {what}s, so {expected!r} is expected of nothing")
+    else:
+        each = [expected] * len(names)
+    if names and all(value is None for value in each):
+        raise ValueError(f"{expected!r} expects nothing of any {what}")
+    return each
+
+
+def known_op(op: Any) -> str:
+    """
+    Give the name back if it is an operator of TFLite.
+
+    Raises:
+        TypeError: Not a string.
+        ValueError: No operator of this name.
+    """
+    if not isinstance(op, str):
+        raise TypeError(f"op: expected a name such as 'CONV_2D', got {op!r}")
+    known = operator_names()
+    if op not in known and not op.startswith(f"{CUSTOM}:"):
+        raise ValueError(f"TFLite has no operator {op!r}{nearest_op(op, known)}")
+    return op
+
+
+def op_of(edge: EdgeFile, entry: OpDtypes) -> Op:
+    """The operator in the graph that an entry of the op-dtype map tells of."""
+    return edge.graph.subgraphs[entry.subgraph].ops[entry.index]
+
+
+def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDtypes, ...]:
+    """
+    The ops of this name whose torch module matches a glob.
+
+    Raises:
+        TypeError: Not a name, or not a glob.
+        ValueError: No operator of this name in TFLite.
+        UnmatchedError: None in this model; lists what there is.
+    """
+    if op is not None:
+        known_op(op)
+    if module is not None and not isinstance(module, str):
+        raise TypeError(f"module: expected a glob such as 'layer1.*', got {module!r}")
+    chosen = edge.op_dtypes.ops(op=op, module=module)
+    if chosen:
+        return chosen
+    counts = edge.op_dtypes.counts()
+    if op is not None and not edge.op_dtypes.ops(op=op):
+        told = ", ".join(f"{n} {name}" for name, n in counts.items()) or "no op at all"
+        raise UnmatchedError(f"the model has no {op}{nearest(op, counts)}; it has {told}")
+    what = op or "op"
+    modules = sorted({e.module for e in edge.op_dtypes.ops(op=op) if e.module is not None})
+    if module is None:
+        raise UnmatchedError("the model has no op: there is nothing to check")
+    if not modules:
+        raise UnmatchedError(
+            f"no {what} matches module={module!r}: the torch module of none of them is known. "
+            "Load the file with edgeq.load(tflite, reference=model), or leave module= out"
+        )
+    # A convolution of one channel a group is a DEPTHWISE_CONV_2D, for one.
+    others = sorted({entry.op for entry in edge.op_dtypes.ops(op=None, module=module)})
+    hint = nearest(module, modules)
+    if others:
+        hint = f", which is {' and '.join(others[:4])} in the file"
+    raise UnmatchedError(
+        f"no {what} matches module={module!r}{hint}; there are "
+        f"{', '.join(repr(name) for name in modules[:12])}{', …' if len(modules) > 12 else ''}"
+    )
+
+
+def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> tuple[str, ...]:
+    """Columns under a header, the first few rows, and how many more there are."""
+    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
+    shown, hidden = lines[: ROWS + 1], len(lines) - ROWS - 1
+    widths = [max(len(line[i]) for line in shown) for i in range(len(header))]
+    text = [
+        "  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+        for line in shown
+    ]
+    if hidden > 0:
+        text.append(f"  … and {hidden} more")
+    return tuple(text)
+
+
+def failed(found: Finding, *ways: str) -> AssertionError:
+    """
+    Return the error of an expectation that is not met: the evidence stands before the causes.
+
+    Args:
+        found: What is not as expected.
+        ways: Lines at the end, in place of those of its fix and its command.
+    """
+    causes = [f"cause: {each}" for each in found.causes]
+    fix = [f"fix: {found.fix}"] if found.fix else []
+    lines = [found.title, *found.evidence, *causes, *(ways or (*fix, *found.acceptance))]
+    return failure([found], "\n".join(lines))

@@ -1,0 +1,242 @@
+"""A promise about runtimes: their kernels give the same codes."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.check.agreement.kernels_apart import kernels_apart
+from pytest_edgeq.check.assertions.expect import Model, edge_of, failed, parse_number, table
+from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
+from pytest_edgeq.compare.parallel import MOST_AHEAD, waiting_threads
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.samples import Sample, SampleSpec, read_samples
+from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.numerics.comparison import WorstSamples
+from pytest_edgeq.numerics.distances import least_sqnr_db
+from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.end_quantization import quantized_output
+from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
+
+# pytest looks for it among a frame's globals, too: no frame of this module is shown.
+__tracebackhide__ = True
+
+Array = npt.NDArray[Any]
+
+
+def assert_runtimes_agree(
+    model: Model,
+    inputs: Iterable[Any],
+    max_lsb_error: float,
+    runtimes: Sequence[str] = ("xnnpack", "builtin", "reference"),
+) -> None:
+    """
+    Assert that the kernels of several runtimes give the same codes, up to a few steps.
+
+    Kernels round differently and the difference grows with depth, so there is no default: measure
+    yours. Outputs that are integers without a scale (a class, an index) must be equal.
+
+    Args:
+        model: QuantizedModel, path or bytes.
+        inputs: Samples, read once.
+        max_lsb_error: Greatest difference of two codes of one output, in LSB.
+        runtimes: Two or more; each is held against the first. Targets (`arm64`, `arm64:builtin`)
+            and runtimes of your own are known to a QuantizedModel, not to a path or bytes. Where a
+            target differs, the first op is named that gives other codes when it is run alone.
+
+    Raises:
+        AssertionError: Codes differ by more, or an output is float and has no LSB.
+        ValueError, TypeError: An unknown runtime, fewer than two, no or bad samples, a bound that
+            is negative or not finite.
+        RuntimeError: A runtime cannot load the file.
+        ModuleNotFoundError: A runtime needs a package that is not installed.
+    """
+    bound = parse_number("max_lsb_error", max_lsb_error)
+    if not 0 <= bound < math.inf:
+        raise ValueError(f"max_lsb_error: expected 0 or more, and finite, got {max_lsb_error!r}")
+    names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ValueError(f"runtimes: expected two or more different ones, got {runtimes!r}")
+    edge = edge_of(model)
+    for runtime in names:
+        edge.runtimes.check(runtime)
+    held = [quantized_output(edge.graph, edge.signature, each) for each in edge.signature.outputs]
+    for border, tensor in zip(edge.signature.outputs, held, strict=True):
+        if not tensor.dtype.startswith(("int", "uint", "bool")):
+            raise UnmatchedError(
+                f"output {border.name!r} is {border.tensor.dtype} and has no LSB: compare such a "
+                "model on each runtime with edgeq.compare(model, inputs, runtime=…) and a Budget"
+            )
+    if isinstance(model, QuantizedModel):
+        spec = model.spec
+    else:
+        spec = SampleSpec.of_signature(edge.signature)
+    inputs_of_sample = tuple(each.name for each in spec.inputs)
+    edge.restart()
+    first = names[0]
+    pairs = [
+        _Pair(border, first, other, tensor)
+        for other in names[1:]
+        for border, tensor in zip(edge.signature.outputs, held, strict=True)
+    ]
+    worst = {other: WorstSamples() for other in names[1:]}
+    n_samples = 0
+    samples = read_samples(inputs, spec, "evaluation")
+    for index, (sample, codes) in enumerate(_run(edge, names, inputs_of_sample, samples)):
+        for position, pair in enumerate(pairs):
+            at = position % len(edge.signature.outputs)
+            pair.update(index, codes[pair.first][at], codes[pair.other][at])
+        for other, kept in worst.items():
+            expected, got = edge.decode(codes[first]), edge.decode(codes[other])
+            kept.offer(index, least_sqnr_db(expected, got), sample.clone)
+        n_samples += 1
+    empty = [pair for pair in pairs if not pair.n_codes]
+    if not pairs or empty:
+        raise UnmatchedError(
+            f"output {empty[0].border.name!r} had no element in any sample: nothing was compared"
+            if empty
+            else "the model has no outputs: there is nothing to compare"
+        )
+    wrong = [pair for pair in pairs if not pair.worst <= (bound if pair.is_scaled else 0)]
+    if wrong:
+        first_wrong = wrong[0]
+        inputs_there = worst[first_wrong.other].result()[0].inputs.arrays()
+        why = _kernels_text(edge, first_wrong, edge.encode(inputs_of_sample, inputs_there))
+        error = _runtimes_differ(wrong, len(pairs), bound, why)
+        if isinstance(model, QuantizedModel):
+            other = wrong[0].other
+            shown = FailedSamples(model, other, first, worst[other].result(), n_samples)
+            attach_samples(error, shown)
+        raise error
+
+
+def _run(
+    edge: EdgeFile, names: Sequence[str], inputs: Sequence[str], samples: Iterator[Sample]
+) -> Iterator[tuple[Sample, dict[str, Sequence[Array]]]]:
+    """Give each sample with what the runtimes make of it; to targets some are sent ahead."""
+    far = [name for name in names if edge.runtimes.target_of(name) is not None]
+    if not far or edge.is_stateful:
+        for sample in samples:
+            encoded = edge.encode(inputs, sample.arrays())
+            yield sample, {name: edge.runner(name).run(encoded) for name in names}
+        return
+    for name in far:
+        edge.runner(name)  # opened in this thread
+    pending: deque[tuple[Sample, dict[str, Any], dict[str, Future[Any]]]] = deque()
+
+    def oldest() -> tuple[Sample, dict[str, Sequence[Array]]]:
+        sample, codes, answers = pending.popleft()
+        return sample, {n: codes[n] if n in codes else answers[n].result() for n in names}
+
+    with waiting_threads(MOST_AHEAD * len(far)) as pool:
+        for given in samples:
+            sample = given.clone()  # a loader may write the next one over it
+            encoded = edge.encode(inputs, sample.arrays())
+            answers = {name: pool.submit(edge.runner(name).run, encoded) for name in far}
+            codes: dict[str, Any] = {
+                name: edge.runner(name).run(encoded) for name in names if name not in far
+            }
+            pending.append((sample, codes, answers))
+            if len(pending) > MOST_AHEAD:
+                yield oldest()
+        while pending:
+            yield oldest()
+
+
+@dataclass(slots=True)
+class _Pair:
+    """One output on two runtimes, over all samples."""
+
+    border: SignatureTensor
+    first: str
+    other: str
+    tensor: Tensor  # holds its codes: behind a DEQUANTIZE, that op's input
+    worst: float = 0.0
+    at: str = ""
+    n_differ: int = 0
+    n_codes: int = 0
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a code is a step of a scale, and not a class or an index."""
+        return self.tensor.is_quantized
+
+    def update(self, sample: int, one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> None:
+        """Hold the codes of one sample against each other."""
+        self.n_codes += max(one.size, two.size)
+        if one.shape != two.shape:
+            # Never subtracted: numpy would broadcast one to the other.
+            self.n_differ += max(one.size, two.size)
+            if self.worst < math.inf:
+                self.worst = math.inf
+                self.at = f"sample {sample}: shape {list(one.shape)} and {list(two.shape)}"
+            return
+        if self.tensor is not self.border.tensor:
+            one, two = (np.rint(each / float(self.tensor.scales[0])) for each in (one, two))
+        # In floats the distance of two codes does not wrap; it may round to 0 where they differ.
+        steps = np.abs(one.astype(np.float64) - two.astype(np.float64))
+        steps = np.where(one != two, np.maximum(steps, 1.0), 0.0)
+        self.n_differ += int(np.count_nonzero(steps))
+        most = float(steps.max(initial=0.0))
+        if most > self.worst:
+            index = np.unravel_index(int(steps.argmax()), steps.shape)
+            where = [int(i) for i in index]
+            self.worst = most
+            self.at = f"sample {sample}, index {where}: {one[index]} and {two[index]}"
+
+
+def _kernels_text(edge: EdgeFile, pair: _Pair, inputs: Mapping[str, Array]) -> str:
+    """Return the cause of different codes: the op whose kernels differ, or the general one."""
+    if any(edge.runtimes.target_of(name) is not None for name in (pair.first, pair.other)):
+        told = kernels_apart(edge, pair.first, pair.other, inputs)
+        if told:
+            return told
+    return (
+        "kernels round differently by 1 LSB an op, and it adds up with depth; far more than that "
+        "is a kernel that computes something else."
+    )
+
+
+def _runtimes_differ(wrong: list[_Pair], n_pairs: int, bound: float, why: str) -> AssertionError:
+    first = wrong[0]
+    expected = f"at most {bound:g} LSB" if first.is_scaled else "equal values"
+    scaled = [pair.worst for pair in wrong if pair.is_scaled]
+    causes, accepts = [why], ""
+    if math.inf in (pair.worst for pair in wrong):
+        causes.append("no bound accepts other shapes: one of the runtimes is wrong")
+    elif len(scaled) < len(wrong):
+        causes.append("a class or an index has no step to forgive: its scores are as good as tied")
+    else:
+        accepts = f"max_lsb_error={max(scaled):g}"
+    place, between = Place("output", first.border.name), f"{first.first} and {first.other}"
+    rows = [
+        (
+            pair.border.name,
+            f"{pair.first}, {pair.other}",
+            f"{pair.worst:g}",
+            f"{pair.n_differ} of {pair.n_codes}",
+            pair.at,
+        )
+        for pair in wrong
+    ]
+    says = f"expected {expected}, got {first.worst:g}"
+    found = Finding(
+        kind=RUNTIMES_DIFFER,
+        place=place,
+        expected=expected,
+        got=f"{first.worst:g}",
+        symptom=f"{between}: {says}",
+        headline=f"{place}, {between}: {says} ({len(wrong)} of {n_pairs} pairs)",
+        evidence=table(rows, ("output", "runtimes", "worst", "codes that differ", "worst at")),
+        causes=tuple(causes),
+        command=accepts and f"{accepts}, if depth explains it",
+    )
+    return failed(found, *([f"update, if depth explains it: {accepts}"] if accepts else []))

@@ -1,0 +1,127 @@
+"""The failure of an accuracy that dropped too far, or of which the data cannot tell."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from pytest_edgeq.check.assertions.expect import failed, table
+from pytest_edgeq.check.assertions.scoring.scores import Scores
+from pytest_edgeq.numerics.findings import OVER_BUDGET, Finding, Place
+from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
+
+
+class _Verdict(NamedTuple):
+    """
+    Why the drop is too large, or why it cannot be told, and what to do.
+
+    Attributes:
+        end: The end of the first line.
+        cause: Why.
+        fix: What finds the loss, or settles it.
+        command: What accepts it; empty where the fix names it.
+    """
+
+    end: str
+    cause: str
+    fix: str
+    command: str = ""
+
+
+def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
+    """Return the error of a drop that is, or may be, beyond a limit."""
+    evidence, bounds = scores.evidence, scores.evidence.bounds
+    what = "drop" if scores.higher_is_better else "rise"
+    items = "samples" if evidence.n == n_samples else "items"
+    between = f"{bounds.low:.3g} to {bounds.high:.3g}"
+    n = f"{evidence.n} {items}"
+    verdict = _verdict(scores, limit, what, items)
+    rows = [
+        ("float", f"{scores.float_score:.4g}", _right(scores, scores.float_score)),
+        ("edge", f"{scores.edge_score:.4g}", _right(scores, scores.edge_score)),
+        (what, f"{evidence.drop:.4g}", f"{between}, each bound with 95 % confidence"),
+    ]
+    found = Finding(
+        kind=OVER_BUDGET,
+        place=Place("file", f"{what} of {scores.name}"),
+        expected=f"at most {limit:g}",
+        got=f"{evidence.drop:.4g} {verdict.end}",
+        evidence=(
+            *table(rows, ("", "score", f"{n}, {scores.detail}")),
+            *_changes(scores, items),
+        ),
+        causes=(verdict.cause,),
+        fix=verdict.fix,
+        command=verdict.command,
+    )
+    return failed(found, verdict.fix, *found.acceptance)
+
+
+def _verdict(scores: Scores, limit: float, what: str, items: str) -> _Verdict:
+    evidence, bounds = scores.evidence, scores.evidence.bounds
+    n, between = f"{evidence.n} {items}", f"{bounds.low:.3g} to {bounds.high:.3g}"
+    if bounds.low > limit:
+        return _Verdict(
+            f"({n})",
+            f"other data of the same kind would show a {what} of more than {limit:g}, too: chance "
+            "does not explain it.",
+            "edgeq.compare(model, samples) says which stage of the flow loses it",
+            f"max_drop={_up(bounds.high):g}, the least that these {items} support",
+        )
+    if math.isinf(bounds.high):
+        return _Verdict(
+            f"({between}): {n} cannot settle it",
+            f"{n} are so few that {scores.name} has no score where they are drawn anew.",
+            "give more, of every class",
+        )
+    least = f"max_drop={_up(bounds.high):g} is the least that these {items} support"
+    enough = evidence.samples_needed(limit)
+    if enough is None:
+        end = f"({between}): to settle it takes more than {MOST_SAMPLES:,} {items}"
+        fix = least
+    else:
+        end = f"({between}): {n} cannot settle it, about {enough:,} would"
+        fix = f"about {enough:,} {items} settle it, if as large a share of them changes; {least}"
+    side = (
+        "is beyond the limit, but chance may explain it"
+        if evidence.drop > limit
+        else "is within the limit, but to pass would promise what these do not show"
+    )
+    return _Verdict(end, f"the bounds lie on both sides of {limit:g}. What was seen {side}.", fix)
+
+
+def _right(scores: Scores, score: float) -> str:
+    n = scores.evidence.n
+    return f"{round(score * n)} of {n} right" if isinstance(scores.evidence, RightWrong) else ""
+
+
+def _changes(scores: Scores, items: str) -> list[str]:
+    """Which samples changed, and whether chance explains it."""
+    evidence, lines = scores.evidence, []
+    if isinstance(evidence, RightWrong):
+        if not evidence.lost + evidence.gained:
+            return [f"none of {evidence.n} {items} changed: what was right, or wrong, still is"]
+        p = mcnemar_p(evidence.lost, evidence.gained)
+        lines.append(
+            f"{evidence.lost} of {evidence.n} {items} became wrong, {evidence.gained} became "
+            f"right; exact McNemar p = {p:.2g}: how often a fair coin would part them as unevenly"
+        )
+        worst = ", ".join(str(index) for index, _, _ in scores.worst)
+        more = evidence.lost - len(scores.worst)
+        if worst:
+            lines.append(
+                f"became wrong: samples {worst}" + (f", … and {more} more" if more else "")
+            )
+    elif scores.worst:
+        worst = ", ".join(f"{i} ({a:.3g} → {b:.3g})" for i, a, b in scores.worst)
+        lines.append(f"lost most: samples {worst}")
+    return lines
+
+
+def _up(number: float) -> float:
+    """To two digits, and not below."""
+    if number <= 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    nearest = round(number / unit)
+    return (nearest if nearest * unit >= number else nearest + 1) * unit

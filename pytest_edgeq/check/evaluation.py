@@ -1,0 +1,258 @@
+"""Decide whether evaluation samples are enough for limits that can fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from pytest_edgeq.baselines.paired_limits import FEWEST_SAMPLES, at_least, floor_db
+from pytest_edgeq.numerics.bootstrap import limits
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.evaluated import EvaluatedSamples
+from pytest_edgeq.numerics.findings import NOT_STORED, USELESS, Finding, Place
+from pytest_edgeq.numerics.metrics import json_number
+from pytest_edgeq.numerics.results import OutputErrors
+from pytest_edgeq.numerics.wiped import accepts, is_below_a_step, wiped
+
+_MOST_SAMPLES: Final = 1 << 13
+"""Up to which a number of samples that would do is looked for."""
+
+_TOLD: Final = ("sqnr_db", "cosine_similarity", "top1_agreement")
+"""Metrics whose limit is told of: a maximum, or a single sample, may move by all that there is."""
+
+_UNEVEN: Final = (
+    "the error differs so much between these samples that a rebuild may move it by more than the "
+    "SQNR itself"
+)
+
+_SHOWN: Final = 2
+"""How many limits of a baseline are told of."""
+
+Limits = Mapping[str, float]
+
+
+def notes_on(samples: EvaluatedSamples) -> list[str]:
+    """
+    Tell of evaluation samples that are few, equal or constant.
+
+    Few are those that `check_errors` cannot hold one by one against the next build's.
+    """
+    given, different, constant = samples
+    notes = []
+    enough = f"give {FEWEST_SAMPLES} or more that differ"
+    if different == 1 < given:
+        notes.append(
+            f"the {given} evaluation samples are one and the same: nothing is known of others; "
+            f"{enough}"
+        )
+    elif different == 1:
+        notes.append(f"1 evaluation sample: nothing is known of others; {enough}")
+    elif 0 < different < FEWEST_SAMPLES:
+        of = f" of {given} given" if given > different else ""
+        notes.append(
+            f"{different} different evaluation samples{of}: too few to hold errors sample by "
+            f"sample, so the limits are wide; {enough}"
+        )
+    if given and constant == given:
+        which = "the evaluation sample is" if given == 1 else "all evaluation samples are"
+        notes.append(
+            f"{which} constant, as a black image: every input has one value in all elements; give "
+            "samples with content"
+        )
+    return notes
+
+
+class Evaluation:
+    """
+    Judges limits on the outputs of a comparison by whether an output of zeros would pass them.
+
+    Limits are judged in the stage total, which holds the file's output against the reference's.
+    """
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+        self._flow = comparison.flow
+        self._outputs = comparison.total.outputs
+        self.notes: Sequence[str] = notes_on(comparison.evaluated)
+
+    def refusal(self, data: Mapping[str, Any]) -> Finding | None:
+        """Return why errors must not be stored: a limit, or all of them, would accept zeros."""
+        for name, output, given in self._judged(data):
+            found = broken(output, self._flow) or too_wide(output, self._flow, given)
+            if found is not None:
+                headline = f"errors not stored: total, output {name!r}: {found.summary}"
+                return replace(found, headline=found.headline or headline)
+        return None
+
+    def remark(self, data: Mapping[str, Any]) -> str:
+        """Name limits that wrong outputs would pass, and the number of samples that would do."""
+        told = list(self._exchangeable(data))
+        told += [
+            f"output {name!r}: {metric}: {cannot_fail(output, self._flow, metric)}"
+            for name, output, given in self._judged(data)
+            for metric in accepted(output, given)
+            if metric in _TOLD
+        ]
+        left = len(told) - _SHOWN
+        return "; ".join([*told[:_SHOWN], *([f"and {left} more"] if left > 0 else [])])
+
+    def _exchangeable(self, data: Mapping[str, Any]) -> Iterator[str]:
+        """Name the SQNR limits that outputs of another sample would keep, but zeros not."""
+        from pytest_edgeq.check.exchanged import exchanged_sqnr_db  # imports torch
+
+        exchanged = exchanged_sqnr_db(self._comparison)
+        for name, output, given in self._judged(data):
+            other = exchanged.get(name, -math.inf)
+            if 0 < given.get("sqnr_db", 0.0) <= other:
+                needed = samples_needed(output, self._flow, "sqnr_db", other)
+                would_do = "" if needed is None else _would_do(needed)
+                yield f"output {name!r}: sqnr_db: the output of another sample would pass{would_do}"
+
+    def _judged(self, data: Mapping[str, Any]) -> Iterator[tuple[str, OutputErrors, Limits]]:
+        """The outputs where zeros are no right answer, with their limits in the stage total."""
+        for name, output in self._outputs.items():
+            given = {
+                row["metric"]: float(row["worst"])
+                for row in data["errors"]
+                if (row["stage"], row["output"]) == ("total", name)
+            }
+            if not is_below_a_step(output):
+                yield name, output, given
+
+
+def too_wide(output: OutputErrors, flow: str, given: Limits) -> Finding | None:
+    """
+    Find that zeros would keep the SQNR limit of an output in the stage total, or all its limits.
+
+    That they keep the SQNR limit alone counts where more samples would narrow it. Where no number
+    would, a single sample bears the error, and the other limits have to do.
+    """
+    kept = accepted(output, given)
+    if "sqnr_db" not in kept:
+        return None
+    if len(kept) < len(given) and samples_needed(output, flow, "sqnr_db") is None:
+        return None
+    return passes_zeros(output, flow, given["sqnr_db"])
+
+
+def passes_zeros(output: OutputErrors, flow: str, limit_db: float) -> Finding:
+    """Name the SQNR limit that an output of zeros would keep, and the samples that would do."""
+    n = len(output.samples)
+    needed = samples_needed(output, flow, "sqnr_db")
+    zeros = (
+        f"an output of zeros would pass: the SQNR limit is {limit_db:.3g} dB (measured "
+        f"{output.sqnr_db:.3g} dB on {_samples(n)})"
+    )
+    if needed is None:
+        return Finding(
+            kind=NOT_STORED,
+            place=Place("output", output.name),
+            symptom=zeros,
+            causes=(_UNEVEN,),
+            fix=f"no number up to {_MOST_SAMPLES} would do: find the layer to blame with "
+            "edgeq.localize(quantized, samples)",
+        )
+    few = f"{_samples(n)} {'is' if n == 1 else 'are'} too few"
+    give = f"give at least {max(needed, FEWEST_SAMPLES)}"
+    return Finding(
+        kind=NOT_STORED,
+        place=Place("output", output.name),
+        symptom=f"{few}: {give}",
+        headline=f"{few} to remember the errors of {output.name!r}: {give}",
+        causes=(f"{zeros}; {_UNEVEN}",),
+    )
+
+
+def broken(output: OutputErrors, flow: str) -> Finding | None:
+    """
+    Find that the error of an output in the stage total is as large as its signal.
+
+    No number of samples gives an SQNR limit above 0 dB then, because a rebuild may lose as much.
+    """
+    floor = floor_db(flow, "total", output.sqnr_db)
+    # Without a signal zeros are right; and of values below a step nothing else is to be expected.
+    if output.chosen or not wiped(output):
+        return None
+    if is_below_a_step(output) or output.sqnr_db > floor:
+        return None
+    return Finding(
+        kind=NOT_STORED,
+        place=Place("output", output.name),
+        symptom=f"the error is as large as the signal: expected an SQNR above {floor:.3g} dB, "
+        f"which a rebuild alone may lose, got {output.sqnr_db:.3g} dB on "
+        f"{_samples(len(output.samples))}",
+        harm=USELESS,
+        causes=("the file does not compute what the reference does; more samples do not help",),
+        fix="find the layer to blame with edgeq.localize(quantized, samples)",
+    )
+
+
+def limits_of(
+    output: OutputErrors, flow: str, times: int = 1, metrics: Collection[str] | None = None
+) -> dict[str, float]:
+    """Return the limit of metrics of an output in the stage total."""
+    floor = floor_db(flow, "total", output.sqnr_db)
+    found = {}
+    for metric, limit in limits(output, times, metrics).items():
+        numbers = {key: json_number(getattr(limit, key)) for key in ("value", "worst", "best")}
+        found[metric] = float(at_least({"metric": metric, **numbers}, floor)["worst"])
+    return found
+
+
+def samples_needed(
+    output: OutputErrors, flow: str, metric: str, wrong: float | None = None
+) -> int | None:
+    """
+    Estimate how many samples give a metric a limit that a wrong output fails.
+
+    The same samples, each as many times, stand for more of their kind: sums over samples then
+    spread by 1/√n, as those of other samples would.
+
+    Returns:
+        A multiple of the number of samples measured; None where no number would do.
+    """
+    n = len(output.samples)
+
+    def would_do(times: int) -> bool:
+        found = limits_of(output, flow, times, [metric])
+        if wrong is None:
+            return not accepted(output, found)
+        return not accepts(metric, found[metric], wrong)
+
+    most = 1
+    while not would_do(most):
+        most *= 2
+        if n * most > _MOST_SAMPLES:
+            return None
+    least = most // 2  # which would not do
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if would_do(middle) else (middle, most)
+    return n * most
+
+
+def cannot_fail(output: OutputErrors, flow: str, metric: str) -> str:
+    """Return a text: the limit of a metric accepts zeros, and how many samples prevent that."""
+    subject = "zeros or a guess" if metric == "top1_agreement" else "zeros"
+    needed = samples_needed(output, flow, metric)
+    return f"{subject} would pass{'' if needed is None else _would_do(needed)}"
+
+
+def _would_do(needed: int) -> str:
+    return f" ({max(needed, FEWEST_SAMPLES)} samples would do)"
+
+
+def accepted(output: OutputErrors, given: Limits) -> list[str]:
+    """Return the metrics whose limits an output of zeros would keep."""
+    zeros = wiped(output)
+    return [
+        metric
+        for metric, limit in given.items()
+        if metric in zeros and accepts(metric, limit, zeros[metric])
+    ]
+
+
+def _samples(n: int) -> str:
+    return f"{n} sample{'' if n == 1 else 's'}"

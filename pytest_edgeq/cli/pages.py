@@ -1,0 +1,66 @@
+"""
+The documentation pages that are packed with the package.
+
+A page is known by its path below `docs/` without the ending, for instance
+`how-to/choose-a-budget`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pytest_edgeq.names import nearest
+
+FOLDER: Final = Path(__file__).parents[1] / "docs"
+"""The source folder for Sphinx."""
+
+_ORDER: Final = ("index", "tutorial", "how-to", "reference", "explanation")
+
+
+class Page(NamedTuple):
+    """
+    A page.
+
+    Attributes:
+        name: What to ask for it by.
+        title: Its first heading.
+        path: The Markdown file.
+    """
+
+    name: str
+    title: str
+    path: Path
+
+
+def pages() -> tuple[Page, ...]:
+    """Return every page, in the order in which they are to be read."""
+    return tuple(sorted(map(_read, FOLDER.rglob("*.md")), key=_place))
+
+
+def find_page(name: str) -> Page:
+    """
+    Return the page of this name; the last part of the name will do where no other page has it.
+
+    Raises:
+        ValueError: There is none, or more than one; names the nearest, and lists all.
+    """
+    known = {page.name: page for page in pages()}
+    if name in known:
+        return known[name]
+    found = [page for page in known.values() if page.path.stem == name]
+    if len(found) == 1:
+        return found[0]
+    hint = nearest(name, [page.name for page in found] or known)
+    raise ValueError(f"there is no page {name!r}{hint}\n  pages: {', '.join(known)}")
+
+
+def _read(path: Path) -> Page:
+    name = path.relative_to(FOLDER).with_suffix("").as_posix()
+    title = path.read_text("utf-8").partition("\n")[0]
+    return Page(name, title.removeprefix("# "), path)
+
+
+def _place(page: Page) -> tuple[int, bool, str]:
+    group = page.name.partition("/")[0]
+    return _ORDER.index(group), page.path.stem != "index", page.name

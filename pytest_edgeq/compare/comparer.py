@@ -1,0 +1,319 @@
+"""Compare a file with its references on samples: the errors of every stage."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.baselines.build_facts import build_of
+from pytest_edgeq.compare.executors.remote import OpenModel, Reading
+from pytest_edgeq.compare.file_health import static_findings
+from pytest_edgeq.compare.measurement import Arrays, Measurement, Outcome, SampleRunner
+from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.reference import undisturbed
+from pytest_edgeq.compare.sample_source import SampleSource
+from pytest_edgeq.compare.samples import Sample, read_samples
+from pytest_edgeq.compare.tally import Tally
+from pytest_edgeq.numerics.arrays import contiguous
+from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.findings import Place
+from pytest_edgeq.numerics.health import (
+    STATEFUL_REFERENCE,
+    Finding,
+    overlap_finding,
+    repeated_finding,
+)
+from pytest_edgeq.progress import Progress, Step
+
+if TYPE_CHECKING:
+    from pytest_edgeq.compare.executors.engines import Engine
+
+
+def compare(
+    quantized: QuantizedModel,
+    inputs: Iterable[Any],
+    *,
+    runtime: str,
+    threads: int = 1,
+    progress: Progress | None = None,
+    keeps_points: bool = False,
+    engine: Engine | None = None,
+) -> Comparison:
+    """
+    Measure the errors of every stage that the model's flow has.
+
+    Raises:
+        ValueError: No sample, one that does not fit, no reference, or outputs that differ in
+            number or shape.
+        TypeError: A sample of another kind or dtype.
+        RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
+    """
+    progress = Progress() if progress is None else progress
+    comparer = Comparer(
+        quantized,
+        runtime,
+        keeps_points=keeps_points,
+        by_sample=isinstance(inputs, SampleSource),
+    )
+    machines: tuple[str, ...] = ()
+    with progress.step("compare", quantized.name, inputs) as step, comparer:
+        samples = read_samples(inputs, quantized.spec, "evaluation")
+        model = None
+        if engine is not None:
+            reading = Reading(quantized, inputs, samples)
+            model = reading.pickled(runtime)
+            samples = reading.items()
+        if engine is not None and model is not None:
+            machines = comparer.update_by(engine, model, reading, step)
+        else:
+            comparer.update_all(step.each(samples), threads)
+    return comparer.result(machines)
+
+
+class Comparer:
+    """
+    Measures the errors of every stage, sample by sample.
+
+    The samples are given inside of `with`, which leaves the reference's buffers as they were; the
+    result is asked for behind it.
+
+    Raises:
+        ValueError: No reference, or an unknown runtime.
+    """
+
+    def __init__(
+        self,
+        quantized: QuantizedModel,
+        runtime: str,
+        *,
+        keeps_points: bool = False,
+        by_sample: bool = False,
+    ) -> None:
+        quantized.edge.runtimes.check(runtime)
+        if quantized.float_model is None:
+            raise ValueError(
+                f"{quantized.name} has no reference to compare with: load it with "
+                "edgeq.load(tflite, reference=model)"
+            )
+        self._quantized = quantized
+        self._runtime = runtime
+        self._runner = SampleRunner(quantized, runtime)
+        self._keeps_points = keeps_points
+        self._measurement = self._new_measurement()
+        self._tally = Tally()
+        self._by_sample = by_sample
+        self.count = 0
+        self._digest = hashlib.sha256()
+        self._open = contextlib.ExitStack()
+        self._changed: Sequence[str] = ()
+
+    def __enter__(self) -> Comparer:  # noqa: PYI034 # Self came with Python 3.11
+        quantized = self._quantized
+        for edge in (quantized.edge, quantized.float_edge):
+            if edge is not None:
+                edge.restart()
+        assert quantized.float_model is not None, "unreachable because __init__ has looked"
+        self._changed = self._open.enter_context(undisturbed(quantized.float_model, quantized.name))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._open.close()
+
+    def _new_measurement(self) -> Measurement:
+        return Measurement.of(self._quantized, keeps_points=self._keeps_points)
+
+    def update(self, sample: Sample) -> Outcome:
+        """
+        Measure one sample.
+
+        Returns:
+            The outputs of the file and of its references.
+
+        Raises:
+            ValueError: The sample does not fit, or outputs differ in number or shape.
+            TypeError: A sample of another kind or dtype.
+            RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
+        """
+        outcome = self._runner.run(sample, self.count)
+        self._measurement.update(self.count, sample.arrays(), outcome, sample.clone)
+        self._note(sample)
+        return outcome
+
+    def update_all(self, samples: Iterator[Sample], threads: int) -> None:
+        """
+        Measure samples, several at a time where that gives the same figures.
+
+        The first one is measured alone: where it changes the reference's state, so does each, and
+        all are measured in order.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: As `update` does, of the first sample that fails.
+        """
+        self._runner.prepare()  # on all cores, as no sum is in it
+        is_far = self._quantized.edge.runtimes.target_of(self._runtime) is not None
+        at_once = AtOnce(threads, is_far=is_far)
+        with on_one_thread():
+            if begin(samples, self._quantized, at_once.workers, self.update):
+                self._update_together(samples, at_once)
+
+    def update_by(
+        self, engine: Engine, model: bytes, reading: Reading, step: Step
+    ) -> tuple[str, ...]:
+        """
+        Measure samples by an engine, and return the machines that did.
+
+        Raises:
+            Exception: As `Reading.measure` does.
+        """
+        return reading.measure(
+            engine,
+            model,
+            CompareJob(reading.source, self._keeps_points),
+            lambda _, found: self.merge(*found),
+            step,
+            on_read=lambda sample: self.pass_on(sample.arrays()),
+        )
+
+    def _update_together(self, samples: Iterator[Sample], at_once: AtOnce) -> None:
+        workers: list[tuple[SampleRunner, Measurement]] = []
+
+        def worker() -> tuple[SampleRunner, Measurement]:
+            workers.append((self._runner.apart(at_once.cores), self._new_measurement()))
+            return workers[-1]
+
+        def measure(worker: tuple[SampleRunner, Measurement], numbered: tuple[int, Sample]) -> None:
+            (runner, measurement), (index, sample) = worker, numbered
+            outcome = runner.run(sample, index)
+            measurement.update(index, sample.arrays(), outcome, sample.clone)
+
+        def numbered() -> Iterator[tuple[int, Sample]]:
+            for sample in samples:
+                yield self.count, sample.clone()
+                self._note(sample)
+
+        for _ in in_order(numbered(), worker, measure, at_once.workers):
+            pass
+        for _, measurement in workers:
+            self._measurement.merge(measurement)
+
+    def _note(self, sample: Sample) -> None:
+        arrays = sample.arrays()
+        self._tally.add(self.count, arrays, self._quantized.ledger)
+        self.pass_on(arrays)
+
+    def pass_on(self, arrays: Arrays) -> None:
+        """Add a sample to the fingerprint alone; another process measures it."""
+        if not self._by_sample:
+            self._digest_sample(arrays)
+        self.count += 1
+
+    def merge(self, measurement: Measurement, tally: Tally) -> None:
+        """Add samples that another process has measured."""
+        self._measurement.merge(measurement)
+        self._tally.merge(tally)
+
+    @property
+    def quantized(self) -> QuantizedModel:
+        """The file and its references."""
+        return self._quantized
+
+    @property
+    def calibration(self) -> Calibration:
+        """Return how the samples measured relate to those of the calibration."""
+        averages = self._quantized.flow == "recipe"
+        return self._tally.calibration._replace(averages=averages)
+
+    def result(self, machines: tuple[str, ...] = ()) -> Comparison:
+        """Give what was measured."""
+        quantized, measurement = self._quantized, self._measurement
+        findings = measurement.findings(self.calibration)
+        count, overlap, _ = self.calibration
+        met_again = overlap_finding(overlap, count, chance=quantized.ledger.chance)
+        findings += [each for each in (met_again, repeated_finding(quantized.ledger)) if each]
+        if self._changed:
+            findings.append(_stateful(quantized.name, self._changed))
+        worst = measurement.worst.result()
+        results: dict[str, Any] = measurement.stages()
+        return Comparison(
+            name=quantized.name,
+            flow=quantized.flow,
+            runtime=self._runtime,
+            health=(*findings, *static_findings(quantized.edge)),
+            worst_samples=worst,
+            evaluated=self._tally.evaluated.result(),
+            fingerprint=self._fingerprint(),
+            machines=machines,
+            target=quantized.edge.runtimes.machine_of(self._runtime),
+            build=functools.partial(
+                build_of,
+                quantized.edge,
+                quantized.ledger,
+                quantized.float_model,
+                dict(zip(quantized.input_names, self._tally.ranges, strict=True)),
+            ),
+            points=measurement.points(),
+            quantized=quantized,
+            **results,
+        )
+
+    def _fingerprint(self) -> str:
+        if self._by_sample:
+            return self._tally.evaluated.fingerprint(self._quantized.input_names)
+        return self._digest.hexdigest()
+
+    def _digest_sample(self, arrays: Arrays) -> None:
+        for name, array in zip(self._quantized.input_names, arrays, strict=True):
+            # repr of the names, so that no two lists of inputs read the same.
+            head = repr((self.count, name, array.dtype.str, array.shape))
+            self._digest.update(head.encode())
+            self._digest.update(contiguous(array).data)
+
+
+@dataclass(frozen=True)
+class CompareJob:
+    """Compare the file with its references, on workers."""
+
+    source: SampleSource | None
+    keeps_points: bool
+    what: str = "the factory of the samples"
+
+    def runner(self, model: OpenModel) -> _CompareRunner:
+        """Return a runner on a model."""
+        return _CompareRunner(model, self.keeps_points)
+
+    def bound(self, model: OpenModel, item: Any, index: int) -> Sample:
+        """Return a sample of the user's factory, bound."""
+        return model.quantized.spec.bind(item, f"evaluation sample {index}")
+
+
+class _CompareRunner:
+    def __init__(self, model: OpenModel, keeps_points: bool) -> None:
+        self._model, self._keeps_points = model.quantized, keeps_points
+        self._runner = SampleRunner(self._model, model.runtime).apart()
+        self._runner.prepare()
+
+    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> tuple[Measurement, Tally]:
+        """Measure samples."""
+        del extra
+        measurement = Measurement.of(self._model, keeps_points=self._keeps_points)
+        tally = Tally()
+        for index, sample in items:
+            outcome = self._runner.run(sample, index)
+            measurement.update(index, sample.arrays(), outcome, sample.clone)
+            tally.add(index, sample.arrays(), self._model.ledger)
+        return measurement, tally
+
+
+def _stateful(name: str, changed: Sequence[str]) -> Finding:
+    return Finding(
+        kind=STATEFUL_REFERENCE,
+        place=Place("file", name),
+        symptom=f"its forward changes the buffer {changed[0]!r} ({len(changed)} in all), so the "
+        "outputs of a sample depend on those before it; the buffers were restored afterwards",
+    )

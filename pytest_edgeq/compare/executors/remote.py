@@ -1,0 +1,289 @@
+"""Measure a model's samples by an executor: pickle the model, read samples here or on workers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.executors.chunks import Chunk, Chunks, SampleError
+from pytest_edgeq.compare.executors.engines import Engine
+from pytest_edgeq.compare.executors.pickled import CannotTravelError, Pickled
+from pytest_edgeq.compare.executors.stream import Stream
+from pytest_edgeq.compare.executors.tasks import Job
+from pytest_edgeq.compare.foreign import OnnxReference, is_keras
+from pytest_edgeq.compare.parallel import on_one_thread, state_of
+from pytest_edgeq.compare.quantized import Counterpart, QuantizedModel
+from pytest_edgeq.compare.reference import as_tensor, call_reference, torch_module, undisturbed
+from pytest_edgeq.compare.sample_source import SampleSource
+from pytest_edgeq.compare.samples import Sample, SampleSpec
+from pytest_edgeq.errors import warn_user
+from pytest_edgeq.litert.digest import UnknownError
+from pytest_edgeq.litert.graphs import decode_graph, encode_graph
+from pytest_edgeq.numerics.health import SampleLedger
+from pytest_edgeq.progress import Step
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.registry import Runtimes
+from pytest_edgeq.runtimes.workers.target import Target
+
+PickledReference = Pickled | dict[str, bytes]
+"""A reference as a pickle, or a torch graph in the format of the conversion cache."""
+
+
+class OpenModel:
+    """A model that is open on a worker, and the runtime to measure it on."""
+
+    def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
+        self.quantized, self.runtime = quantized, runtime
+
+    def close(self) -> None:
+        """Close the sessions of a runtime of the user's own."""
+        self.quantized.edge.runtimes.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A `QuantizedModel` in parts that can be pickled."""
+
+    name: str
+    flow: str
+    key: str | None
+    file: bytes
+    float_file: bytes | None
+    settings: dict[str, Any]
+    spec: SampleSpec
+    reference: PickledReference
+    simulated: PickledReference | None
+    ledger: SampleLedger
+    has_origin: bool
+    runtime: str
+    own: Pickled | None
+    target: tuple[str, tuple[str, ...], float] | None
+
+    def opened(self) -> OpenModel:
+        """Return the model with new interpreters."""
+        own = {} if self.own is None else {self.runtime: self.own.copy()}
+        targets = {} if self.target is None else {self.target[0]: Target(*self.target)}
+        runtimes = Runtimes(own, targets=targets)
+
+        def edge_of(content: bytes) -> EdgeFile:
+            edge = EdgeFile(content, runtimes=runtimes, **self.settings)
+            return edge if self.key is None else edge.at(self.key)
+
+        edge = edge_of(self.file)
+        simulated = None if self.simulated is None else unpickled_reference(self.simulated)
+        counterpart = Counterpart(
+            self.spec,
+            unpickled_reference(self.reference),
+            None if simulated is None else lambda: simulated,
+            ledger=self.ledger,
+        )
+        model = QuantizedModel(
+            edge,
+            name=self.name,
+            flow=self.flow,
+            counterparts={edge.signature.key: counterpart},
+            runtime=lambda: self.runtime,
+            float_edge=None if self.float_file is None else edge_of(self.float_file),
+            origin=edge if self.has_origin else None,
+        )
+        return OpenModel(model, self.runtime)
+
+
+def pickled_model(quantized: QuantizedModel, runtime: str, first: Callable[[], Sample]) -> bytes:
+    """
+    Return the pickle of a model, whose `opened` a worker calls.
+
+    Args:
+        quantized: The model.
+        runtime: Kernels to run on.
+        first: Reads a sample, for a reference that can be exported alone.
+
+    Raises:
+        CannotTravelError: The reference, or a runtime of the user's own, cannot be pickled.
+    """
+    edge, simulated = quantized.edge, quantized.simulated
+    own, target = edge.runtimes.own.get(runtime), edge.runtimes.target_of(runtime)
+    fix = "write it as a function or a class that opens its device when it is called"
+    parts = _Parts(
+        quantized.name,
+        quantized.flow,
+        edge.key,
+        quantized.tflite,
+        quantized.float_tflite,
+        {"threads": edge.threads, "layout": edge.layout, "modules": edge.modules},
+        quantized.spec,
+        _reference(quantized, first),
+        None if simulated is None else pickled_reference(simulated),
+        quantized.ledger,
+        quantized.origin is not None,
+        runtime,
+        None if own is None else Pickled(own, f"the runtime {runtime!r}", fix),
+        None if target is None else (target.name, target.command, target.seconds),
+    )
+    return pickle.dumps(parts)
+
+
+def _reference(quantized: QuantizedModel, first: Callable[[], Sample]) -> PickledReference:
+    """Pickle the reference, or export it where it refuses, as parametrized modules do."""
+    reference = quantized.float_model
+    assert reference is not None, "unreachable because callers have looked"
+    try:
+        return pickled_reference(reference)
+    except CannotTravelError:
+        if not isinstance(reference, torch.nn.Module):
+            raise
+        sample = first()
+        args = tuple(as_tensor(each).clone() for each in sample.args)
+        kwargs = {name: as_tensor(each).clone() for name, each in sample.kwargs.items()}
+        try:
+            with litert.quiet(), torch.no_grad():
+                graph = torch.export.export(reference, args, kwargs, strict=False).module()
+                assert isinstance(graph, torch.fx.GraphModule), "torch.export makes graph modules"
+                return encode_graph(graph)
+        except Exception:  # torch.export raises whatever the forward met
+            pass
+        raise
+
+
+def pickled_reference(reference: Callable[..., Any]) -> PickledReference:
+    """
+    Return a graph in the format of the conversion cache, or anything else as a pickle.
+
+    Raises:
+        CannotTravelError: It cannot be pickled.
+    """
+    if isinstance(reference, torch.fx.GraphModule):
+        try:
+            return encode_graph(reference)
+        except UnknownError:
+            pass
+    if isinstance(reference, OnnxReference):
+        raise CannotTravelError(
+            "executor: the onnxruntime session of the reference cannot travel to a worker\n"
+            "fix: pass a function that makes the session when it is first called; or leave the "
+            "executor out"
+        )
+    name = getattr(reference, "__name__", type(reference).__name__)
+    if is_keras(reference):
+        name = f"Keras model {name}"
+    fix = (
+        "pass a torch module, or a function that opens files and sessions when it is called; or "
+        "leave the executor out"
+    )
+    return Pickled(reference, f"the reference {name}", fix)
+
+
+def unpickled_reference(reference: PickledReference) -> Any:
+    """Return a copy of the reference."""
+    return reference.copy() if isinstance(reference, Pickled) else decode_graph(reference)
+
+
+def _order_reason(quantized: QuantizedModel, first: Callable[[], Sample]) -> str:
+    """Say why a sample's outputs depend on those before it; empty where they do not."""
+    reference = quantized.float_model
+    assert reference is not None, "unreachable because callers have looked"
+    edges = [edge for edge in (quantized.edge, quantized.float_edge) if edge is not None]
+    if any(edge.is_stateful for edge in edges):
+        return "the file keeps state from sample to sample"
+    if torch_module(reference) is None:
+        return ""
+    before = state_of(quantized)
+    if before is None:
+        return "the reference has hooks, which may keep state from sample to sample"
+    with undisturbed(reference, quantized.name) as changed, on_one_thread():
+        call_reference(reference, first())
+    is_same = not changed and before == state_of(quantized)
+    return "" if is_same else "the reference changes when it is called"
+
+
+class Reading:
+    """Samples that are read once, here or by workers."""
+
+    def __init__(
+        self,
+        quantized: QuantizedModel,
+        inputs: object,
+        items: Iterator[Any],
+        sample_of: Callable[[Any], Sample] = lambda item: item,
+    ) -> None:
+        self._quantized = quantized
+        self.source = inputs if isinstance(inputs, SampleSource) else None
+        self._items, self._sample_of = items, sample_of
+        self._head: list[Any] = []
+
+    def items(self) -> Iterator[Any]:
+        """Read the items that are left here."""
+        while self._head:
+            yield self._head.pop(0)
+        for item in self._items:  # noqa: UP028 # which would close it with this generator
+            yield item
+
+    def first(self) -> Sample:
+        """
+        Read the first sample; its item is left all the same.
+
+        Raises:
+            ValueError, TypeError: There is none, or it does not fit.
+        """
+        if not self._head:
+            self._head.append(next(self._items))
+        return self._sample_of(self._head[0])
+
+    def samples_of(self, chunk: Chunk) -> Iterator[Sample]:
+        """Read the evaluation samples of a chunk here."""
+        spec = self._quantized.spec
+        for index, item in enumerate(chunk.read(self.source), chunk.start):
+            yield spec.bind(item, f"evaluation sample {index}") if self.source is not None else item
+
+    def pickled(self, runtime: str) -> bytes | None:
+        """
+        Pickle the model; None, with a warning, where it must be measured here, in order.
+
+        Raises:
+            CannotTravelError: The reference, or a runtime of the user's own, cannot be pickled.
+        """
+        quantized = self._quantized
+        if self.source is not None and not len(self.source):
+            self.first()  # raises
+        if why := _order_reason(quantized, self.first):
+            warn_user(
+                f"executor: {quantized.name} was measured in this process, in order: {why}, so "
+                "other processes would give other figures"
+            )
+            return None
+        return pickled_model(quantized, runtime, self.first)
+
+    def measure(
+        self,
+        engine: Engine,
+        model: bytes,
+        job: Job,
+        merge: Callable[[Chunk, Any], None],
+        step: Step,
+        *,
+        on_read: Callable[[Any], None] = lambda sample: None,
+        start: int = 0,
+        extra: Callable[[], Any] = lambda: None,
+        keeps_chunk: bool = False,
+    ) -> tuple[str, ...]:
+        """
+        Measure the samples that are left by an engine; return the machines that did.
+
+        Raises:
+            SampleError: Of the first sample that failed, where `keeps_chunk`.
+            Exception: What that sample raised, otherwise; and as `Stream.run` does.
+        """
+        stream = Stream(engine, model, job, step)
+        inputs = self.items() if self.source is None else self.source
+        try:
+            stream.run(Chunks(inputs, on_read, start), merge, extra)
+        except SampleError as failed:
+            if keeps_chunk:
+                raise
+            raise failed.error from failed.error.__cause__
+        return tuple(sorted(stream.machines))

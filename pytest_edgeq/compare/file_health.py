@@ -1,0 +1,162 @@
+"""Health of a `.tflite` file by itself: what its parameters tell without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.names import nearest
+from pytest_edgeq.numerics.checks import has_default_parameters, uncalibrated_finding
+from pytest_edgeq.numerics.findings import (
+    BLOCKING,
+    STATE_MISMATCH,
+    UNSAFE_OP,
+    USELESS,
+    Finding,
+    Place,
+)
+from pytest_edgeq.numerics.health import check_bias, check_scales
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.unsafe import unsafe_ops
+from pytest_edgeq.tflite.boundary import qparams
+from pytest_edgeq.tflite.conformance import violations
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.op_dtypes import OpDtypes
+from pytest_edgeq.tflite.ops import CLAMPING, HOLDING, KEEPING_SCALE
+from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
+
+
+def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
+    """Return the findings on scales, zero points and biases of a file."""
+    findings: list[Finding] = []
+    for signature in edge.graph.signatures:
+        for border in signature.inputs:
+            findings += check_scales(Place("input", border.name), border.tensor.scales)
+    for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
+        roles = roles_of(edge.graph, op)
+        for tensor in roles.outputs:
+            findings += check_scales(_tensor("output", entry), tensor.scales)
+        for stored in roles.weights:
+            findings += check_scales(_tensor("weight", entry), stored.tensor.scales)
+        for stored in roles.biases:
+            if stored.tensor.dtype == "int32" and stored.tensor.is_constant:
+                values = edge.graph.constant(stored.tensor).view(np.int32)
+                findings += check_bias(_tensor("bias", entry), values)
+        findings += _uncalibrated(edge.graph, op, entry)
+    findings += [*conformance_findings(edge), *state_findings(edge)]
+    return tuple(dict.fromkeys(findings))
+
+
+def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Finding, ...]:
+    """Return a finding for each op whose quantization TFLite's kernels do not compute."""
+    entries = {(entry.subgraph, entry.index): entry for entry in edge.op_dtypes}
+    return tuple(
+        each.finding(entries[each.op.subgraph, each.op.index].module)
+        for each in violations(edge.graph)
+        if each.is_warning is warnings
+    )
+
+
+def state_findings(edge: EdgeFile, states: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
+    """
+    Return a finding for each state that is handed on in other codes than it is taken over in.
+
+    Codes that one signature gives and another one takes, such as those of a cache, are passed on as
+    they are: scale and zero point of both must be equal.
+
+    Raises:
+        UnmatchedError: No signature has such an output or input.
+    """
+    signatures = edge.graph.signatures
+    outputs = [(each, border) for each in signatures for border in each.outputs]
+    inputs = [(each, border) for each in signatures for border in each.inputs]
+    for kind, borders, names in (
+        ("output", outputs, (states or {}).keys()),
+        ("input", inputs, (states or {}).values()),
+    ):
+        known = [border.name for _, border in borders]
+        for name in names:
+            if name not in known:
+                raise UnmatchedError(
+                    f"states: expected the name of an {kind}, got {name!r}{nearest(name, known)}"
+                )
+    return tuple(
+        _state_finding(giving, given, taking, taken)
+        for giving, given in outputs
+        for taking, taken in inputs
+        if (
+            given.name == taken.name and giving is not taking
+            if states is None
+            else states.get(given.name) == taken.name
+        )
+        if given.tensor.dtype == taken.tensor.dtype
+        if None not in (parameters := (qparams(given.tensor), qparams(taken.tensor)))
+        if parameters[0] != parameters[1]
+    )
+
+
+def _state_finding(
+    giving: Signature, given: SignatureTensor, taking: Signature, taken: SignatureTensor
+) -> Finding:
+    (scale, zero_point), (wanted, wanted_point) = (
+        parameters
+        for border in (given, taken)
+        if (parameters := qparams(border.tensor)) is not None
+    )
+    return Finding(
+        kind=STATE_MISMATCH,
+        place=Place("output", given.name),
+        expected=(
+            f"of signature {giving.key!r} the scale and zero point of input {taken.name!r} of "
+            f"{taking.key!r}, {wanted:.6g} and {wanted_point}"
+        ),
+        got=f"{scale:.6g} and {zero_point}",
+        causes=(
+            "each signature was calibrated by itself, and codes that are handed on as they are "
+            f"stand for {wanted / scale:.3g} × the values there",
+        ),
+        fix=(
+            "calibrate both on the same states, keep them in float, or dequantize and quantize "
+            "between the two calls"
+        ),
+        harm=USELESS,
+    )
+
+
+def _tensor(role: str, entry: OpDtypes) -> Place:
+    return entry.place._replace(kind="tensor", name=f"the {role} of {entry.where}")
+
+
+def _uncalibrated(graph: OpGraph, op: Op, entry: OpDtypes) -> list[Finding]:
+    """Return a finding for an op that computes default parameters from default parameters."""
+    if op.name in KEEPING_SCALE | HOLDING | CLAMPING:
+        return []
+    given, made = (
+        [
+            tensor
+            for tensor in (graph.tensor(op, index) for index in indices if index >= 0)
+            if not tensor.is_constant
+            and has_default_parameters(tensor.scales, tensor.zero_points, tensor.dtype)
+        ]
+        for indices in (op.inputs, op.outputs)
+    )
+    if not given or not made:
+        return []
+    return [uncalibrated_finding(_tensor("output", entry), "which its input has, too")]
+
+
+def unsafe_findings(edge: EdgeFile) -> tuple[Finding, ...]:
+    """Return a finding for each op that the kernels abort at, or compute from foreign memory."""
+    entries = {(entry.subgraph, entry.index): entry for entry in edge.op_dtypes}
+    return tuple(
+        Finding(
+            kind=UNSAFE_OP,
+            place=entries[op.subgraph, op.index].place,
+            symptom=cause,
+            harm=BLOCKING,
+        )
+        for op, cause in unsafe_ops(edge.graph)
+    )

@@ -1,0 +1,267 @@
+"""References that are no torch modules: Keras models, onnxruntime sessions and files, on arrays."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.compare.samples import SampleSpec
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.ops import QDQ
+
+_KERAS = ("keras", "tf_keras")
+
+# What the framework passes to `call` beside the inputs.
+_NOT_INPUTS = ("training", "mask")
+
+_ONNX_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+    "tensor(int16)": np.int16,
+    "tensor(uint16)": np.uint16,
+    "tensor(int32)": np.int32,
+    "tensor(uint32)": np.uint32,
+    "tensor(int64)": np.int64,
+    "tensor(uint64)": np.uint64,
+    "tensor(bool)": np.bool_,
+}
+
+
+def is_keras(reference: object) -> bool:
+    """Whether it is a Keras model or layer, of any backend; told without importing Keras."""
+    return any(
+        kind.__name__ == "Layer" and kind.__module__.split(".")[0] in _KERAS
+        for kind in type(reference).__mro__
+    )
+
+
+def keras_input_names(model: Any) -> tuple[str, ...]:
+    """
+    Names of a Keras model's inputs, in the order in which it takes them.
+
+    Those of a functional or sequential model stand in its graph, and converters write them into the
+    file (the keys of a model that takes a dict they do not); those of a subclass are the parameters
+    of its `call`.
+    """
+    structure = _structure(model)
+    if structure is not None:
+        return tuple(_leaf_names(structure))
+    return tuple(
+        name
+        for name, parameter in inspect.signature(model.call).parameters.items()
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and name not in _NOT_INPUTS
+    )
+
+
+def keras_output_names(model: Any) -> tuple[str, ...]:
+    """Names that Keras gives the outputs of a model with a graph, in order; empty without one."""
+    return tuple(getattr(model, "output_names", None) or ())
+
+
+def call_keras(
+    model: Any, args: Sequence[npt.NDArray[Any]], kwargs: Mapping[str, npt.NDArray[Any]]
+) -> Any:
+    """
+    Call a Keras model in inference mode.
+
+    Raises:
+        ValueError: Other inputs than its graph has.
+    """
+    structure = _structure(model)
+    if structure is None:
+        return model(*args, training=False, **kwargs)
+    given = _by_name("the Keras model", tuple(_leaf_names(structure)), args, kwargs)
+    return model(_filled(structure, given), training=False)
+
+
+def _structure(model: Any) -> Any:
+    """A graph's inputs nested as the model takes them; None where there is no graph."""
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        return None
+    # A Sequential that learned its only input from a call has `inputs`, and no `input`.
+    return getattr(model, "input", inputs[0])
+
+
+def _leaf_names(structure: Any) -> list[str]:
+    if isinstance(structure, Mapping):
+        structure = list(structure.values())
+    if isinstance(structure, (list, tuple)):
+        return [name for each in structure for name in _leaf_names(each)]
+    return [structure.name]
+
+
+def _filled(structure: Any, given: Mapping[str, Any]) -> Any:
+    if isinstance(structure, Mapping):
+        return {key: _filled(each, given) for key, each in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return [_filled(each, given) for each in structure]
+    return given[structure.name]
+
+
+def _by_name(
+    what: str,
+    names: Sequence[str],
+    args: Sequence[npt.NDArray[Any]],
+    kwargs: Mapping[str, npt.NDArray[Any]],
+) -> dict[str, npt.NDArray[Any]]:
+    # Too many or too few are told below.
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    if len(args) > len(names) or set(given) != set(names):
+        raise ValueError(
+            f"{what} takes the inputs {list(names)}, the sample has {len(args)} by position and "
+            f"{sorted(kwargs)} by name"
+        )
+    return given
+
+
+def looks_like_session(thing: object) -> bool:
+    """Whether it is an onnxruntime session; told without importing onnxruntime."""
+    return all(
+        callable(getattr(thing, name, None)) for name in ("get_inputs", "get_outputs", "run")
+    )
+
+
+def onnx_reference(session: Any) -> Callable[..., dict[str, np.ndarray[Any, Any]]]:
+    """
+    Make an onnxruntime session a reference for `edgeq.load`.
+
+    Inputs are paired with the file's by name where the names are the same, else by position, and
+    so are outputs.
+    A sample is handed on as it is; only whole numbers change their width, and floats become wider,
+    where the session wants it, because no value changes by that.
+
+    Args:
+        session: An `onnxruntime.InferenceSession`.
+
+    Raises:
+        TypeError: Not a session.
+    """
+    if not looks_like_session(session):
+        raise TypeError(
+            f"onnx_reference: expected an onnxruntime.InferenceSession, got "
+            f"{type(session).__name__}; make one: onnxruntime.InferenceSession('model.onnx')"
+        )
+    return OnnxReference(session)
+
+
+class OnnxReference:
+    """
+    A session that can be called with arrays and gives its outputs by name.
+
+    Attributes:
+        input_names: As the ONNX graph has them, in order.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._types = {each.name: each.type for each in session.get_inputs()}
+        self._outputs = [each.name for each in session.get_outputs()]
+        self.input_names = tuple(self._types)
+
+    def __call__(
+        self, *args: npt.NDArray[Any], **kwargs: npt.NDArray[Any]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """
+        Run one sample.
+
+        Raises:
+            ValueError: Other inputs than the session takes.
+            TypeError: An array that would have to be rounded or wrapped to fit.
+        """
+        given = _by_name("the ONNX session", self.input_names, args, kwargs)
+        feed = {name: self._cast(name, np.asarray(value)) for name, value in given.items()}
+        return dict(zip(self._outputs, self._session.run(None, feed), strict=True))
+
+    def _cast(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        # Of another kind (a sequence, a string) onnxruntime itself says what it wants.
+        wanted = np.dtype(_ONNX_DTYPES.get(self._types[name], value.dtype))
+        if value.dtype == wanted:
+            return value
+        integers = all(np.issubdtype(each, np.integer) for each in (value.dtype, wanted))
+        floats = all(np.issubdtype(each, np.floating) for each in (value.dtype, wanted))
+        cast = value.astype(wanted)
+        if (floats and wanted.itemsize > value.itemsize) or (
+            integers and np.array_equal(cast, value)
+        ):
+            return cast
+        raise TypeError(
+            f"the ONNX input {name!r} takes {wanted}, the sample has {value.dtype}, and a cast "
+            "would change its values: wrap the reference in a function that casts as is meant"
+        )
+
+
+class FileReference:
+    """
+    A `.tflite` file that can be called with arrays and gives its outputs by name, in float.
+
+    Args:
+        edge: The file, with a signature chosen; it gets interpreters of its own.
+        is_form: Whether it is the float file that ops are compared with.
+
+    Attributes:
+        edge: The file.
+        input_names: As samples have them, in order.
+    """
+
+    _RUNTIME = "xnnpack"
+
+    def __init__(self, edge: EdgeFile, *, is_form: bool = False) -> None:
+        self.edge = edge.apart()
+        self.is_form = is_form
+        self._spec = SampleSpec.of_signature(edge.signature, layouts=edge.layouts)
+        self.input_names = tuple(spec.name for spec in self._spec.inputs)
+        self._lock = threading.Lock()
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a float file, whose constants are not rounded."""
+        return not self.quantizes and self._schemes <= {"float", "integer"}
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether it quantizes activations."""
+        borders = (*self.edge.signature.inputs, *self.edge.signature.outputs)
+        if any(border.tensor.is_quantized for border in borders):
+            return True
+        return not self._schemes <= {"float", "integer", "float16", "weight_only"}
+
+    @property
+    def _schemes(self) -> set[str]:
+        return {each.scheme for each in self.edge.op_dtypes if each.op not in QDQ}
+
+    def __call__(
+        self, *args: npt.NDArray[Any], **kwargs: npt.NDArray[Any]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """
+        Run one sample: inputs by the file's names where it knows them, else by position.
+
+        Raises:
+            ValueError, TypeError: Inputs that do not fit.
+            RuntimeError: The kernels cannot allocate the file.
+        """
+        if not kwargs.keys() <= set(self.input_names):
+            args, kwargs = (*args, *kwargs.values()), {}
+        sample = self._spec.bind((args, kwargs), "the reference file")
+        with self._lock:
+            codes = self.edge.run(self.input_names, sample.arrays(), self._RUNTIME)
+            decoded = self.edge.decode(codes)
+        names = [border.name for border in self.edge.signature.outputs]
+        return dict(zip(names, decoded, strict=True))
+
+    def __reduce__(self) -> Any:
+        content, edge = bytes(self.edge.graph.buffer[:]), self.edge
+        return _opened_reference, (content, edge.key, edge.layout, self.is_form)
+
+
+def _opened_reference(content: bytes, key: str | None, layout: Any, is_form: bool) -> FileReference:
+    edge = EdgeFile(content, layout=layout)
+    return FileReference(edge if key is None else edge.at(key), is_form=is_form)

@@ -1,0 +1,400 @@
+"""Run a file and its references on samples, and gather errors and health; merged over threads."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.foreign import is_keras, keras_output_names
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.reference import call_reference, in_file_order
+from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration
+from pytest_edgeq.numerics.comparison import WorstSamples
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.findings import Finding
+from pytest_edgeq.numerics.health import OutputHealth
+from pytest_edgeq.numerics.inputs import InputHealth
+from pytest_edgeq.numerics.metrics import ONE_BIT_DB, sqnr_db
+from pytest_edgeq.numerics.point_sample import PointSample
+from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.numerics.side import Side
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.boundary import code_range, qparams
+from pytest_edgeq.tflite.choices import choices
+from pytest_edgeq.tflite.end_quantization import quantized_inputs, quantized_output
+from pytest_edgeq.tflite.layout import mismatch_hint
+from pytest_edgeq.tflite.subgraph import Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+Arrays = Sequence[np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outputs for one sample, in the file's order: codes, and floats by the name of the side."""
+
+    codes: Arrays
+    values: Mapping[str, Arrays]
+
+
+class SampleRunner:
+    """Runs a file and its references on samples, in one thread at a time."""
+
+    def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
+        self._quantized = quantized
+        self._runtime = runtime
+        self._cores: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        self._edge, self._between = quantized.edge, _between(quantized)
+        self._simulated: torch.nn.Module | None = None
+        self._is_named = False
+        """Whether the reference gives its outputs by the file's names."""
+
+    def apart(self, cores: contextlib.AbstractContextManager[object] | None = None) -> SampleRunner:
+        """Return a runner of the same models with interpreters of its own."""
+        other = SampleRunner(self._quantized, self._runtime)
+        other._edge = self._edge.apart()
+        other._between = None if self._between is None else self._between.apart()
+        other._simulated = self._simulated
+        other._cores = self._cores if cores is None else cores
+        return other
+
+    def prepare(self) -> None:
+        """Compute what all samples share: the rounded weights of a quantized graph."""
+        if self._simulated is None and self._quantized.simulated is not None:
+            self._simulated = litert.copied_to_run(self._quantized.simulated)
+
+    def run(self, sample: Sample, index: int) -> Outcome:
+        """
+        Run one sample.
+
+        Raises:
+            ValueError: The sample does not fit, or outputs differ in number or shape.
+            TypeError: A sample of another kind or dtype.
+            RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
+        """
+        quantized, arrays = self._quantized, sample.arrays()
+        codes = self._run(self._edge, arrays, index)
+        wanted = [border.name for border in self._edge.signature.outputs]
+        values: dict[str, Arrays] = {"edge": self._edge.decode(codes)}
+        with self._cores:
+            values["float"] = self.reference(sample, index)
+            if not index and not self._is_named:
+                check_order(quantized, values["float"], values["edge"])
+            check_layout(quantized, values["float"], values["edge"])
+            self.prepare()
+            if self._simulated is not None:
+                outputs = call_reference(self._simulated, sample)
+                values["simulated"] = in_file_order(outputs, wanted, quantized.name)
+        if self._between is not None:
+            decoded = self._between.decode(self._run(self._between, arrays, index))
+            names = [border.name for border in self._between.signature.outputs]
+            outputs = list(zip(names, decoded, strict=True))
+            values["float_tflite"] = in_file_order(outputs, wanted, quantized.name)
+        return Outcome(codes, values)
+
+    def both(self, sample: Sample) -> tuple[Arrays, Arrays]:
+        """
+        Run the reference and the file alone, and return the outputs of both in the file's order.
+
+        Raises:
+            RuntimeError, TypeError, ValueError: As of `run`.
+        """
+        codes = self._run(self._edge, sample.arrays(), 0)
+        return self.reference(sample, 0), self._edge.decode(codes)
+
+    def reference(self, sample: Sample, index: int) -> Arrays:
+        """
+        Run the reference alone, and return its outputs in the file's order.
+
+        Raises:
+            RuntimeError: torch fails in it.
+            TypeError, ValueError: It does not take the sample, or gives other outputs.
+        """
+        reference, name = self._quantized.float_model, self._quantized.name
+        assert reference is not None, "unreachable because a Comparer has looked"
+        wanted = [border.name for border in self._edge.signature.outputs]
+        aliases = keras_output_names(reference) if is_keras(reference) else ()
+        try:
+            outputs = call_reference(reference, sample)
+        except RuntimeError as error:
+            first = (str(error).splitlines() or [""])[0]
+            raise RuntimeError(
+                f"the reference of {name} fails on evaluation sample {index}: expected its "
+                f"outputs, got {type(error).__name__}: {first}\n"
+                f"cause: it is called with the inputs of the file, of shape "
+                f"{', '.join(str(list(array.shape)) for array in sample.arrays())}; "
+                "reference(sample) by itself fails the same way"
+            ) from error
+        self._is_named = set(wanted) in ({key for key, _ in outputs}, set(aliases))
+        return in_file_order(outputs, wanted, name, aliases)
+
+    def _run(self, edge: EdgeFile, arrays: Arrays, index: int) -> Arrays:
+        try:
+            return edge.run(self._quantized.input_names, arrays, self._runtime)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"evaluation sample {index}: {error}") from None
+
+
+AVERAGING = ("recipe", "prebuilt")
+"""Flows whose ranges are averages over the samples, or may be: those of a file that was given."""
+
+
+class InputWatches:
+    """Health of every quantized input, over some of the samples; watches merge."""
+
+    def __init__(self, edge: EdgeFile, *, averaged: bool) -> None:
+        self._watches = [
+            (border.name, InputHealth(_border_spec(border.name, tensor), averaged=averaged))
+            for border, tensor in quantized_inputs(edge.graph, edge.signature)
+        ]
+
+    def update(self, edge: EdgeFile, input_names: Sequence[str], arrays: Arrays) -> None:
+        """Look at one sample."""
+        given = edge.by_border(input_names, arrays) if self._watches else {}
+        for border, watch in self._watches:
+            # Whole numbers are codes, as the file takes them.
+            if given[border].dtype.kind == "f":
+                watch.update(given[border])
+
+    def merge(self, other: InputWatches) -> None:
+        """Add all that others of the same file have seen."""
+        for (_, mine), (_, their) in zip(self._watches, other._watches, strict=True):
+            mine.merge(their)
+
+    @property
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """Width of what the codes of each input reach, and of the values met."""
+        return {border: watch.span for border, watch in self._watches}
+
+    def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
+        """Return what is wrong with the inputs."""
+        return [each for _, watch in self._watches for each in watch.findings(calibration)]
+
+
+class Measurement:
+    """Errors of every stage and health, over some of the samples; measurements merge."""
+
+    def __init__(
+        self,
+        edge: EdgeFile,
+        input_names: Sequence[str],
+        sides: Mapping[str, tuple[str, str]],
+        *,
+        averaged: bool,
+        keeps_points: bool = False,
+    ) -> None:
+        self._edge: EdgeFile | None = edge
+        self._input_names = input_names
+        graph, signature = edge.graph, edge.signature
+        chosen = choices(graph, signature)
+        specs = [
+            _border_spec(
+                each.name,
+                quantized_output(graph, signature, each),
+                chosen=each.name in chosen,
+            )
+            for each in signature.outputs
+        ]
+        self._sides = sides
+        # Both sides of a conversion are float: there is no LSB.
+        unscaled = [BorderSpec(spec.name, chosen=spec.chosen) for spec in specs]
+        self._stages = {
+            name: StageAccumulator(unscaled if name == "conversion" else specs)
+            for name in self._sides
+        }
+        self._health = [OutputHealth(spec, averaged=averaged) for spec in specs]
+        self._inputs = InputWatches(edge, averaged=averaged)
+        self.worst = WorstSamples()
+        self._points = {spec.name: PointSample() for spec in specs} if keeps_points else {}
+
+    @classmethod
+    def of(cls, quantized: QuantizedModel, *, keeps_points: bool = False) -> Measurement:
+        """Return a measurement of a model, held against its references."""
+        return cls(
+            quantized.edge,
+            quantized.input_names,
+            _sides(quantized),
+            averaged=quantized.flow in AVERAGING,
+            keeps_points=keeps_points,
+        )
+
+    def update(
+        self, index: int, arrays: Arrays, outcome: Outcome, make_inputs: Callable[[], Any]
+    ) -> None:
+        """Add one sample."""
+        assert self._edge is not None, "unreachable because what was pickled is merged alone"
+        sides = {name: list(map(Side, values)) for name, values in outcome.values.items()}
+        for name, accumulator in self._stages.items():
+            reference, actual = self._sides[name]
+            sqnr_db = accumulator.update(sides[reference], sides[actual], index=index)
+            if name == "total":
+                self.worst.offer(index, sqnr_db, make_inputs)
+        codes = self._edge.turned(outcome.codes)
+        for watch, reference_side, edge_side, code in zip(
+            self._health, sides["float"], sides["edge"], codes, strict=True
+        ):
+            # Behind a DEQUANTIZE they are floats, which tell the codes.
+            watch.update(reference_side, edge_side, None if code.dtype.kind == "f" else code)
+        for i, points in enumerate(self._points.values()):
+            points.update(index, {side: values[i] for side, values in outcome.values.items()})
+        self._inputs.update(self._edge, self._input_names, arrays)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the file, which merging does not need."""
+        return {**self.__dict__, "_edge": None}
+
+    def merge(self, other: Measurement) -> None:
+        """Add all samples of another measurement."""
+        for name, accumulator in self._stages.items():
+            accumulator.merge(other._stages[name])
+        for watch, theirs in zip(self._health, other._health, strict=True):
+            watch.merge(theirs)
+        self._inputs.merge(other._inputs)
+        for name, points in self._points.items():
+            points.merge(other._points[name])
+        self.worst.merge(other.worst)
+
+    def points(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
+        """Return the elements kept, by output and side."""
+        return {name: points.result() for name, points in self._points.items()}
+
+    def stages(self) -> dict[str, StageErrors]:
+        """Return the errors of every stage that the flow has."""
+        return {name: accumulator.result() for name, accumulator in self._stages.items()}
+
+    def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
+        """Return what is wrong with inputs and outputs, on samples that are so related to it."""
+        outputs = [each for watch in self._health for each in watch.findings(calibration)]
+        return [*self._inputs.findings(calibration), *outputs]
+
+
+_Sides = dict[str, tuple[str, str]]
+
+# By what the flow has: which side of each stage is the reference, which the actual one.
+_WITH_SIMULATED: _Sides = {
+    "quantization": ("float", "simulated"),
+    "lowering": ("simulated", "edge"),
+    "total": ("float", "edge"),
+}
+_WITH_FLOAT_TFLITE: _Sides = {
+    "conversion": ("float", "float_tflite"),
+    "quantization": ("float_tflite", "edge"),
+    "total": ("float", "edge"),
+}
+_WITHOUT_QUANTIZER: _Sides = {"conversion": ("float", "edge"), "total": ("float", "edge")}
+_FILE_ALONE: _Sides = {"total": ("float", "edge")}
+_WITH_FLOAT_REFERENCE: _Sides = {"quantization": ("float", "edge"), "total": ("float", "edge")}
+
+
+def _between(quantized: QuantizedModel) -> EdgeFile | None:
+    """Return the float file between the reference and the file; None where it is the reference."""
+    return None if quantized.is_float_file_reference else quantized.float_edge
+
+
+def _sides(quantized: QuantizedModel) -> _Sides:
+    if quantized.simulated is not None:
+        return _WITH_SIMULATED
+    if quantized.is_float_file_reference:
+        return _WITH_FLOAT_REFERENCE
+    if quantized.float_edge is not None:
+        return _WITH_FLOAT_TFLITE
+    return _WITHOUT_QUANTIZER if quantized.flow == "float" else _FILE_ALONE
+
+
+class ReorderedError(ValueError):
+    """The outputs of a file stand in another order than the reference's."""
+
+
+_MOST_ORDERED = 6
+"""Outputs whose orders are tried."""
+
+
+def check_order(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:
+    """
+    Check that outputs without names do not stand in another order than those of a loaded file.
+
+    Converters store outputs in an order of their own. One order alone has to fit: by shape, and by
+    value where shapes do not tell.
+
+    Raises:
+        ReorderedError: They do; says which is which.
+    """
+    n = len(edge)
+    if quantized.flow != "prebuilt" or not 1 < n <= _MOST_ORDERED:
+        return
+    alike = [[one.shape == two.shape for two in reference] for one in edge]
+    near = [
+        [same and _is_near(one, two) for same, two in zip(row, reference, strict=True)]
+        for row, one in zip(alike, edge, strict=True)
+    ]
+    found = next((orders for fits in (near, alike) if (orders := _orders(fits))), [])
+    if len(found) != 1 or found[0] == tuple(range(n)):
+        return
+    names = [border.name for border in quantized.edge.signature.outputs]
+    told = ", ".join(
+        f"the file's {names[here]!r} is the reference's {names[there]!r}"
+        for here, there in enumerate(found[0])
+        if here != there
+    )
+    raise ReorderedError(
+        f"{quantized.name}: outputs are in another order: {told}\n"
+        f"fix: let the reference return a dict by the file's names: {names}"
+    )
+
+
+def _orders(fits: Sequence[Sequence[bool]]) -> list[tuple[int, ...]]:
+    orders = itertools.permutations(range(len(fits)))
+    return [each for each in orders if all(fits[here][there] for here, there in enumerate(each))]
+
+
+def _is_near(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> bool:
+    """Whether a bit or more of an output is another one's."""
+    signal, other = (np.asarray(each, np.float64) for each in (two, one))
+    noise = float(np.square(signal - other).sum())
+    return sqnr_db(float(np.square(signal).sum()), noise) >= ONE_BIT_DB
+
+
+def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:
+    """
+    Check that outputs have the shapes of the reference's.
+
+    Raises:
+        ValueError: Another shape; says which layout would explain it.
+    """
+    borders = quantized.edge.signature.outputs
+    for border, expected, actual in zip(borders, reference, edge, strict=True):
+        if expected.shape == actual.shape:
+            continue
+        hint = mismatch_hint(expected.shape, actual.shape)
+        if quantized.origin is not None:
+            hint = ""  # the flow knows its own layout
+        if not hint:
+            hint = (
+                "\ncause: the file was made from another model than the reference, or its last ops "
+                "are others: an axis, a permutation, a slice"
+            )
+        elif quantized.edge.layouts.of(border) is not None:
+            hint = "; it was turned by layout=, and would fit as the file has it"
+        raise ValueError(
+            f"{quantized.name}: output {border.name!r}: the reference gives shape "
+            f"{list(expected.shape)}, the file {list(actual.shape)}{hint}"
+        )
+
+
+def _border_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> BorderSpec:
+    """Return name, scale, zero point and range of codes; the name alone without one scale."""
+    parameters = qparams(tensor)
+    if parameters is None:
+        return BorderSpec(name, chosen=chosen)
+    return BorderSpec(name, *parameters, *code_range(tensor.dtype), chosen=chosen)

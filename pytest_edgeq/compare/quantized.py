@@ -1,0 +1,479 @@
+"""`QuantizedModel`: the final `.tflite` and the references that it is held against."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+
+from pytest_edgeq.compare.foreign import FileReference
+from pytest_edgeq.compare.reference import name_of
+from pytest_edgeq.compare.samples import Sample, SampleSpec
+from pytest_edgeq.names import readable
+from pytest_edgeq.numerics.health import SampleLedger
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.boundary import qparams
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    import numpy as np
+    import torch
+
+    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.session_executor import SessionExecutor
+    from pytest_edgeq.litert.converter import Traced
+    from pytest_edgeq.tflite.graph import OpGraph
+    from pytest_edgeq.tflite.layout import LayoutArgument
+    from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+    from pytest_edgeq.tflite.source import TflitePath
+    from pytest_edgeq.tflite.subgraph import SignatureTensor
+
+
+Reference: TypeAlias = "Callable[..., Any] | str | os.PathLike[str] | bytes | QuantizedModel"
+"""What a loaded file should compute, as `Edgeq.load` takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """
+    An input or an output of the file.
+
+    Attributes:
+        name: In the file's signature, for instance `args_0` or `output_0`.
+        dtype: As stored, for instance `int8`.
+        shape: −1 where any length will do.
+        scale: Of a quantized border, else None.
+        zero_point: Of a quantized border, else None.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    scale: float | None
+    zero_point: int | None
+
+
+class FloatSize(NamedTuple):
+    """
+    How large the model is in float.
+
+    Attributes:
+        size_bytes: Its size.
+        of: What was counted.
+    """
+
+    size_bytes: int
+    of: str
+
+
+@dataclass(slots=True)
+class FloatFile:
+    """
+    The reference of a file converted in float, once, when it is first asked for.
+
+    Attributes:
+        traced: Return the model and its inputs; of a loaded file the inputs are a sample's.
+        convert: Return the content of the file for them.
+    """
+
+    traced: Callable[[Sample], Traced]
+    convert: Callable[[Traced], bytes]
+    _content: bytes | None = field(default=None, init=False)
+
+    def __call__(self, sample: Sample) -> bytes:
+        """
+        Return the file's content.
+
+        Raises:
+            RuntimeError: torch.export or the converter refuses the model.
+        """
+        if self._content is None:
+            self._content = self.convert(self.traced(sample))
+        return self._content
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """
+    What one signature of a file is held against.
+
+    Attributes:
+        spec: What a sample must hold.
+        float_model: The reference: the torch module, any callable for a loaded file, or None.
+        make_simulated: Return the quantized torch graph, always the same one; None in a flow that
+            has none.
+        float_file: The reference converted in float; None where the flow keeps that file itself, or
+            the reference is no torch module.
+        ledger: Digests of the calibration samples.
+        calibration_samples: A few of them.
+    """
+
+    spec: SampleSpec
+    float_model: Callable[..., Any] | None = None
+    make_simulated: Callable[[], torch.nn.Module] | None = None
+    float_file: FloatFile | None = None
+    ledger: SampleLedger = field(default_factory=SampleLedger)
+    calibration_samples: Sequence[Sample] = ()
+
+
+class QuantizedModel:
+    """
+    What a flow made of a model; `edgeq.quantize` and `edgeq.load` give it.
+
+    Of a file with several signatures it is the whole: its ops and its size. To run one, or to
+    compare it, choose it with `.signature(name)`.
+
+    Attributes:
+        name: For texts and for the files made from it.
+        flow: `pt2e`, `recipe`, `torchao`, `float` (no quantizer) or `prebuilt`.
+        quantizer: A preset, a path, the class of a quantizer or `recipe`; None of a loaded file.
+        threads: Cores that assertions may use for samples of it.
+        options: What `quantize` was given, as text, for baselines; empty where the flow did not
+            make the file.
+    """
+
+    def __init__(
+        self,
+        edge: EdgeFile,
+        *,
+        name: str,
+        flow: str,
+        counterparts: Mapping[str | None, Counterpart],
+        runtime: Callable[[], str],
+        float_edge: EdgeFile | None = None,
+        directory: Path | None = None,
+        origin: EdgeFile | None = None,
+        threads: int = 1,
+        left_in_float: frozenset[str] = frozenset(),
+        quantizer: str | None = None,
+        executor: SessionExecutor | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.flow = flow
+        self.quantizer = quantizer
+        self.options = {} if options is None or origin is not None else options
+        self._counterparts = counterparts
+        self._edge = edge
+        self._float_edge = float_edge
+        self._runtime = runtime
+        self._directory = directory
+        self._origin = origin
+        self.threads = threads
+        self._executor = executor
+        self._left_in_float = left_in_float
+        self._path = edge.path
+        self._views: dict[str, QuantizedModel] = {}
+
+    def __repr__(self) -> str:
+        return f"<QuantizedModel {self.name!r}: {self.flow} flow, {self.op_dtypes!r}>"
+
+    @property
+    def edge(self) -> EdgeFile:
+        """The file with its interpreters."""
+        return self._edge
+
+    @property
+    def float_edge(self) -> EdgeFile | None:
+        """The float file of a recipe flow with its interpreters."""
+        return self._float_edge
+
+    @property
+    def origin(self) -> EdgeFile | None:
+        """The file that the flow made, where another one was put in its place; else None."""
+        return self._origin
+
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """Names of the entry points: the chosen one, else all of the file."""
+        return tuple(each.key for each in self._edge.signatures if each.key is not None)
+
+    def signature(self, name: str) -> QuantizedModel:
+        """
+        Choose one signature of the file, to run it and to compare it.
+
+        The ops and the size are the whole file's all the same.
+
+        Raises:
+            ValueError: The file has no such signature.
+        """
+        if name not in self._views:
+            edge = self._edge.at(name)
+            float_edge = None if self._float_edge is None else self._float_edge.at(name)
+            label = f"{self.name}[{readable(name)}]"
+            origin = self._origin
+            if origin is not None and len(origin.graph.signatures) > 1:
+                origin = origin.at(name)
+            self._views[name] = self._with_edge(edge, float_edge, label, self._counterparts, origin)
+        return self._views[name]
+
+    def _with_edge(
+        self,
+        edge: EdgeFile,
+        float_edge: EdgeFile | None,
+        name: str,
+        counterparts: Mapping[str | None, Counterpart],
+        origin: EdgeFile | None,
+    ) -> QuantizedModel:
+        return QuantizedModel(
+            edge,
+            name=name,
+            flow=self.flow,
+            counterparts=counterparts,
+            runtime=self._runtime,
+            float_edge=float_edge,
+            directory=self._directory,
+            origin=origin,
+            threads=self.threads,
+            left_in_float=self._left_in_float,
+            quantizer=self.quantizer,
+            executor=self._executor,
+            options=self.options,
+        )
+
+    def apart(self) -> QuantizedModel:
+        """Return the same model with interpreters of its own."""
+        float_edge = None if self._float_edge is None else self._float_edge.apart()
+        return self._with_edge(
+            self._edge.apart(), float_edge, self.name, self._counterparts, self._origin
+        )
+
+    def engine(self, executor: Executor | None = None) -> Engine | None:
+        """
+        Return what measures samples of it elsewhere; None where they are measured in this process.
+
+        Args:
+            executor: Of the call; None for that of the session which made the model.
+
+        Raises:
+            TypeError: Not an executor.
+        """
+        from pytest_edgeq.compare.executors.session_executor import SessionExecutor
+
+        return (self._executor or SessionExecutor()).engine(executor)
+
+    @property
+    def _counterpart(self) -> Counterpart:
+        return self._counterparts[self._edge.signature.key]
+
+    @property
+    def spec(self) -> SampleSpec:
+        """What a sample must hold."""
+        return self._counterpart.spec
+
+    @property
+    def float_model(self) -> Callable[..., Any] | None:
+        """The reference: the torch module, any callable for a loaded file, or None."""
+        return self._counterpart.float_model
+
+    @property
+    def reference_name(self) -> str:
+        """What texts call the reference, such as `torch` or `the Keras model`."""
+        return name_of(self.float_model)
+
+    @property
+    def is_float_file_reference(self) -> bool:
+        """Whether the reference is the float file itself."""
+        return isinstance(self.float_model, FileReference) and self.float_model.is_form
+
+    @property
+    def simulated(self) -> torch.nn.Module | None:
+        """The quantized torch graph of a flow that has one, built at the first call; else None."""
+        make = self._counterpart.make_simulated
+        return None if make is None else make()
+
+    @property
+    def float_file(self) -> FloatFile | None:
+        """The reference in float; None in a flow that keeps that file, or of a callable."""
+        return self._counterpart.float_file
+
+    @property
+    def exported_strictly(self) -> bool:
+        """Whether torch.export traced the quantized graph strictly; it notes sources then alone."""
+        nodes = (node for module in self._simulated_graphs() for node in module.graph.nodes)
+        return any("source_fn_stack" in node.meta for node in nodes)
+
+    @property
+    def left_in_float(self) -> frozenset[str]:
+        """Paths of the modules that the quantizer was told to leave in float."""
+        from pytest_edgeq import litert
+
+        told = map(litert.modules_left_in_float, self._simulated_graphs())
+        return self._left_in_float.union(*told)
+
+    def _simulated_graphs(self) -> list[torch.fx.GraphModule]:
+        """Return the quantized torch graphs of all signatures."""
+        makers = [counterpart.make_simulated for counterpart in self._counterparts.values()]
+        made = [make() for make in makers if make is not None]
+        return [cast("torch.fx.GraphModule", each) for each in made if hasattr(each, "graph")]
+
+    @property
+    def ledger(self) -> SampleLedger:
+        """Digests of the calibration samples."""
+        return self._counterpart.ledger
+
+    @property
+    def calibration_samples(self) -> Sequence[Sample]:
+        """A few of the calibration samples; none of a loaded file."""
+        return self._counterpart.calibration_samples
+
+    @property
+    def tflite(self) -> bytes:
+        """The file's content."""
+        return bytes(self._edge.graph.buffer[:])
+
+    @property
+    def float_tflite(self) -> bytes | None:
+        """The unquantized `.tflite` between torch and a recipe, None in other flows."""
+        return None if self._float_edge is None else bytes(self._float_edge.graph.buffer[:])
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies; one that was made here is written at the first call."""
+        if self._path is None:
+            # A folder of its own, because two models may bear one name; it goes with the model
+            # where nobody gave a place.
+            if self._directory is not None:
+                Path(self._directory).mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="edgeq-", dir=self._directory))
+            if self._directory is None:
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            stem = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)
+            self._path = folder / f"{stem or 'model'}.tflite"
+            self._path.write_bytes(self.tflite)
+        return self._path
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file."""
+        return len(self._edge.graph.buffer)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hash of the file's content, in hexadecimal."""
+        return hashlib.sha256(self._edge.graph.buffer).hexdigest()
+
+    @property
+    def float_size(self) -> FloatSize | None:
+        """Size of the model in float; None where neither a float file nor torch tells it."""
+        if self._float_edge is not None:
+            return FloatSize(len(self._float_edge.graph.buffer), "the float .tflite")
+        torch = sys.modules.get("torch")
+        references = [each.float_model for each in self._counterparts.values()]
+        if torch is None or not all(isinstance(each, torch.nn.Module) for each in references):
+            return None
+        # Several signatures may share weights.
+        tensors = {
+            id(tensor): tensor
+            for module in cast("list[Any]", references)
+            for tensor in (*module.parameters(), *module.buffers())
+        }
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return FloatSize(size, "the torch model's parameters and buffers") if size else None
+
+    @property
+    def graph(self) -> OpGraph:
+        """The file's op graph."""
+        return self._edge.graph
+
+    @property
+    def op_dtypes(self) -> OpDtypeMap:
+        """What each op of the file computes in."""
+        return self._edge.op_dtypes
+
+    @property
+    def inputs(self) -> tuple[Border, ...]:
+        """The file's inputs, in its own order."""
+        return tuple(_border(border) for border in self._edge.signature.inputs)
+
+    @property
+    def outputs(self) -> tuple[Border, ...]:
+        """The file's outputs, in the model's own order."""
+        return tuple(_border(border) for border in self._edge.signature.outputs)
+
+    @property
+    def runtime(self) -> str:
+        """The runtime that is used where a call names none."""
+        return self._runtime()
+
+    def run(
+        self, *args: Any, runtime: str | None = None, **kwargs: Any
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """
+        Run the file: float in, float out. A file that keeps state starts anew at each call.
+
+        Args:
+            *args: Tensors or arrays as the model takes them.
+            runtime: What to run on: `xnnpack`, `builtin`, `reference`, `compiled`, `tensorflow`,
+                `TARGET` or `TARGET:KERNELS`, or one of your own; the session's own by default.
+            **kwargs: Keyword inputs.
+
+        Returns:
+            The outputs by name, in the model's own order: inputs are quantized with rounding half
+            to even and clipping, outputs dequantized by their own parameters.
+
+        Raises:
+            ValueError, TypeError: Inputs that do not fit, or an unknown runtime.
+            RuntimeError: The kernels cannot allocate the file.
+            ModuleNotFoundError: The runtime needs a package that is not installed.
+        """
+        sample = self.spec.bind((args, kwargs), "the input")
+        self._edge.restart()
+        codes = self._edge.run(self.input_names, sample.arrays(), runtime or self.runtime)
+        names = (border.name for border in self._edge.signature.outputs)
+        return dict(zip(names, self._edge.decode(codes), strict=True))
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of a sample's tensors in order: `args_0`, …, then the keywords."""
+        return tuple(spec.name for spec in self.spec.inputs)
+
+    def with_tflite(
+        self, tflite: TflitePath | bytes, *, layout: LayoutArgument = None
+    ) -> QuantizedModel:
+        """
+        Hold another file against the same references.
+
+        Args:
+            tflite: Path or content, for instance of the artifact that a build really ships.
+            layout: As `edgeq.load` takes it; by default that of this model's own file.
+
+        Raises:
+            FileNotFoundError, ValueError, TypeError: As `edgeq.load` does.
+        """
+        edge = EdgeFile(
+            tflite,
+            modules=self._edge.modules,
+            threads=self._edge.threads,
+            runtimes=self._edge.runtimes,
+            layout=self._edge.layout if layout is None else layout,
+            foreign=True,
+        )
+        theirs, ours = [each.key for each in edge.graph.signatures], list(self._counterparts)
+        counterparts = self._counterparts
+        if len(theirs) == len(ours) == 1:
+            # What its only entry point is called is the other tool's own business.
+            counterparts = {theirs[0]: self._counterpart}
+        elif set(theirs) != set(ours):
+            raise ValueError(f"the file has the signatures {theirs}, the model {ours}")
+        elif len(self.signatures) == 1:
+            edge = edge.at(self.signatures[0])
+        # What another tool made, or lays out in another way, does not claim to be the flow's file.
+        is_claimed = self.flow != "prebuilt" and layout is None
+        origin = (self._origin or self._edge) if is_claimed else None
+        return self._with_edge(edge, self._float_edge, self.name, counterparts, origin)
+
+
+def _border(border: SignatureTensor) -> Border:
+    tensor = border.tensor
+    scale, zero_point = qparams(tensor) or (None, None)
+    return Border(border.name, tensor.dtype, tensor.shape_signature, scale, zero_point)

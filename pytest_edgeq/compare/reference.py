@@ -1,0 +1,450 @@
+"""The torch side: call a reference and give its outputs as arrays, in order, with their names."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_edgeq.compare.foreign import (
+    FileReference,
+    OnnxReference,
+    call_keras,
+    is_keras,
+    keras_input_names,
+)
+from pytest_edgeq.compare.samples import Sample, as_array, is_tensor
+from pytest_edgeq.names import printable, readable
+from pytest_edgeq.tflite.modules import ModuleNode, ModuleTree
+
+if TYPE_CHECKING:
+    import torch
+
+
+def call_reference(
+    reference: Callable[..., Any], sample: Sample
+) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
+    """
+    Run a torch module or any other callable on one sample.
+
+    A torch module, a method of one or a `functools.partial` of either gets tensors; a Keras model
+    (`training=False`) and an ONNX session get numpy arrays. Any other callable gets arrays, too,
+    whatever the sample holds; one that fails on them gets the same values as tensors. No gradients
+    are kept.
+
+    Returns:
+        Its outputs, flattened in order, each with its dict key where it has one.
+
+    Raises:
+        TypeError: An output is not a tensor, or the callable fails on arrays, and otherwise on
+            tensors.
+        ValueError: Other inputs than a Keras model or a session takes.
+    """
+    return flatten_outputs(call_unflattened(reference, sample))
+
+
+def call_unflattened(reference: Callable[..., Any], sample: Sample) -> Any:
+    """As `call_reference`, and give the outputs as the reference nests them."""
+    import torch
+
+    with torch.no_grad():
+        if torch_module(reference) is not None:
+            args, kwargs = _copied(sample, as_tensor)
+            return reference(*args, **kwargs)
+        if is_keras(reference):
+            return call_keras(reference, *_copied(sample, as_array))
+        if isinstance(reference, (OnnxReference, FileReference)):
+            args, kwargs = _copied(sample, as_array)
+            return reference(*args, **kwargs)
+        return _call_plain(reference, sample)
+
+
+def _copied(sample: Sample, convert: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+    # A copy of its own: a forward that works in place would change what the others are given.
+    sample = sample.clone()
+    kwargs = {name: convert(value) for name, value in sample.kwargs.items()}
+    return [convert(value) for value in sample.args], kwargs
+
+
+def _call_plain(reference: Callable[..., Any], sample: Sample) -> Any:
+    # Arrays first: a function written for numpy may run on tensors and mean something else there,
+    # as std does; one written for torch hands them to torch, which refuses them.
+    args, kwargs = _copied(sample, as_array)
+    try:
+        return reference(*args, **kwargs)
+    except Exception as on_arrays:
+        args, kwargs = _copied(sample, as_tensor)
+        try:
+            return reference(*args, **kwargs)
+        except Exception as on_tensors:
+            told = [f"{type(error).__name__}: {error}" for error in (on_arrays, on_tensors)]
+            if told[0] == told[1]:
+                # It has nothing to do with what it was given.
+                raise on_arrays from None
+            name = getattr(reference, "__name__", type(reference).__name__)
+            raise TypeError(
+                f"the reference {name} takes neither numpy arrays ({told[0]}) nor tensors "
+                f"({told[1]})"
+            ) from on_tensors
+
+
+def torch_module(reference: object) -> torch.nn.Module | None:
+    """The module that computes: it, the one whose method it is, or that of a partial; else None."""
+    import torch
+
+    while isinstance(reference, functools.partial):
+        reference = reference.func
+    owner = getattr(reference, "__self__", None)
+    module = owner if isinstance(owner, torch.nn.Module) else reference
+    # On its torch backend a Keras model is a torch module as well.
+    return module if isinstance(module, torch.nn.Module) and not is_keras(module) else None
+
+
+@contextlib.contextmanager
+def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]:
+    """
+    Run a torch module, or a Keras model, and leave its buffers as they were.
+
+    Gives:
+        A list that holds, afterwards, the names of the buffers that its forward had changed.
+
+    Raises:
+        ValueError: The module is in train mode.
+    """
+    import torch
+
+    changed: list[str] = []
+    if is_keras(reference):
+        with _keras_undisturbed(reference, changed):
+            yield changed
+        return
+    if isinstance(reference, FileReference):
+        reference.edge.restart()
+    owner = torch_module(reference)
+    if owner is None:
+        yield changed
+        return
+    if in_train_mode(owner):
+        raise ValueError(
+            f"{name}: the reference is in train mode, switched after it was quantized: dropout and "
+            "batch statistics would be compared, and the statistics changed. Call model.eval()"
+        )
+    before = {key: buffer.detach().clone() for key, buffer in owner.named_buffers()}
+    try:
+        yield changed
+    finally:
+        with torch.no_grad():
+            for key, buffer in owner.named_buffers():
+                if not torch.equal(buffer, before[key]):
+                    changed.append(key)
+                    buffer.copy_(before[key])
+
+
+@contextlib.contextmanager
+def _keras_undisturbed(model: Any, changed: list[str]) -> Iterator[None]:
+    # The states of stateful layers and of random number generators; no weight changes in a call.
+    variables = list(model.non_trainable_variables)
+    before = [np.array(variable.numpy()) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            if not np.array_equal(variable.numpy(), value):
+                changed.append(getattr(variable, "path", variable.name))
+                variable.assign(value)
+
+
+def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
+    """
+    Paths of the modules in train mode.
+
+    Those that torch's eager or FX graph mode has quantized are made with the flag set, and compute
+    the same either way; all but its recurrent ones, which drop out. So is what torch.export gives,
+    which has no `eval()` besides: its graph tells.
+    """
+    if is_exported(model):
+        return [path] if _graph_trains(model) else []
+    drops_out = bool(getattr(model, "dropout", 0))
+    trains = model.training and (not is_quantized_by_torch_ao(model) or drops_out)
+    below = [
+        each
+        for name, child in model.named_children()
+        for each in in_train_mode(child, f"{path}.{name}" if path else name)
+    ]
+    return [path, *below] if trains else below
+
+
+def is_exported(module: object) -> bool:
+    """Whether torch.export made it; PT2E's graphs are made of such."""
+    from torch.fx import GraphModule
+
+    return isinstance(module, GraphModule) and any("val" in n.meta for n in module.graph.nodes)
+
+
+def _graph_trains(module: Any) -> bool:
+    """Whether a dropout or a batch norm of an exported graph was exported in train mode."""
+    for node in module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for position, argument in enumerate(() if schema is None else schema.arguments):
+            if argument.name in ("train", "training"):
+                given = node.args[position] if position < len(node.args) else None
+                if node.kwargs.get(argument.name, given) is True:
+                    return True
+    return False
+
+
+def is_quantized_by_torch_ao(module: torch.nn.Module) -> bool:
+    """Whether a module is what torch's eager or FX graph mode puts in a float one's place."""
+    homes = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+    return type(module).__module__.startswith(homes)
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """A sample's tensor, or its numpy array as one."""
+    import torch
+
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def flatten_outputs(outputs: Any) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
+    """
+    Flatten nested tuples, lists, dicts and model outputs in order, as torch.export does.
+
+    Raises:
+        TypeError: A leaf is neither a tensor nor an array.
+    """
+    if is_tensor(outputs):
+        # What torch's eager mode quantized gives codes unless the model ends in a DeQuantStub.
+        codes = getattr(outputs, "is_quantized", False)
+        return [(None, as_array(outputs.dequantize() if codes else outputs))]
+    if hasattr(outputs, "__array__") and hasattr(outputs, "dtype"):
+        # numpy's scalars, and the tensors of other frameworks.
+        return [(None, _widened(np.asarray(outputs)))]
+    if isinstance(outputs, Mapping):
+        # The converter joins the keys of nested outputs with "_".
+        return [
+            (f"{key}_{inner}" if inner is not None else str(key), leaf)
+            for key, value in outputs.items()
+            for inner, leaf in _numbered(value)
+        ]
+    if isinstance(outputs, (tuple, list)):
+        return [leaf for value in outputs for leaf in flatten_outputs(value)]
+    raise TypeError(
+        f"the reference gave a {type(outputs).__name__} among its outputs; expected tensors, or "
+        "tuples, lists and dicts of them"
+    )
+
+
+def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    # numpy has no bfloat16: ml_dtypes' cannot be told from an unknown kind.
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _numbered(value: Any) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
+    if isinstance(value, (tuple, list)):
+        return [
+            (f"{i}_{inner}" if inner is not None else str(i), leaf)
+            for i, item in enumerate(value)
+            for inner, leaf in _numbered(item)
+        ]
+    return flatten_outputs(value)
+
+
+def in_file_order(
+    outputs: Sequence[tuple[str | None, np.ndarray[Any, Any]]],
+    wanted: Sequence[str],
+    name: str,
+    aliases: Sequence[str] = (),
+) -> list[np.ndarray[Any, Any]]:
+    """
+    Give a reference's outputs in the file's order.
+
+    By name where the names are the same ones; an output without a key bears the name that the
+    converter gives it, `output_<position>`, or its alias. By position where no name is known to
+    both.
+
+    Raises:
+        ValueError: Another number of outputs, or names that are known to both in part.
+    """
+    keys = [key for key, _ in outputs]
+    if len(aliases) == len(keys) and set(aliases) == set(wanted) and set(keys) == {None}:
+        outputs = [(alias, value) for alias, (_, value) in zip(aliases, outputs, strict=True)]
+    named = {f"output_{i}" if key is None else key: value for i, (key, value) in enumerate(outputs)}
+    if len(outputs) != len(wanted):
+        raise ValueError(
+            f"{name}: the reference gives {len(outputs)} output(s) {list(named)}, the file "
+            f"{len(wanted)}: {list(wanted)}"
+        )
+    if set(named) == set(wanted):
+        return [named[each] for each in wanted]
+    if set(named) & set(wanted):
+        raise ValueError(
+            f"{name}: the outputs of the reference {list(named)} and of the file {list(wanted)} "
+            "agree in part of their names only, so position would pair the wrong ones"
+        )
+    return [value for _, value in outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """
+    How a reference can be called; empty where that is not known.
+
+    Attributes:
+        positional: Names of parameters that may be given by position.
+        keyword_only: Names of the others.
+        takes_any_position: Whether it takes any number by position.
+        takes_any_name: Whether it takes any name.
+    """
+
+    positional: tuple[str, ...] = ()
+    keyword_only: tuple[str, ...] = ()
+    takes_any_position: bool = False
+    takes_any_name: bool = False
+
+
+def parameters_of(reference: Callable[..., Any]) -> Parameters:
+    """Return how a reference can be called."""
+    if isinstance(reference, (OnnxReference, FileReference)):
+        return Parameters(reference.input_names)
+    if is_keras(reference):
+        return Parameters(keras_input_names(reference))
+    function = getattr(reference, "forward", reference)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        # Builtins and some extension types have no signature.
+        return Parameters()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = {each.kind for each in parameters}
+    return Parameters(
+        tuple(each.name for each in parameters if each.kind in kinds),
+        tuple(each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY),
+        inspect.Parameter.VAR_POSITIONAL in found,
+        inspect.Parameter.VAR_KEYWORD in found,
+    )
+
+
+def quantizes_by_itself(reference: Callable[..., Any]) -> bool:
+    """Whether a reference rounds activations, so that no float form of a file computes the same."""
+    if isinstance(reference, FileReference):
+        return reference.quantizes
+    module = torch_module(reference)
+    if module is None:
+        return False
+    from pytest_edgeq import litert
+
+    return (
+        litert.holds_quantization(module)
+        or litert.holds_observers(module)
+        or litert.is_prepared_by_torch_ao(module)
+        or any(map(is_quantized_by_torch_ao, module.modules()))
+    )
+
+
+def name_of(reference: Callable[..., Any] | None) -> str:
+    """Return what texts call a reference."""
+    if reference is None or torch_module(reference) is not None:
+        return "torch"
+    if is_keras(reference):
+        return "the Keras model"
+    if isinstance(reference, OnnxReference):
+        return "the ONNX session"
+    if isinstance(reference, FileReference):
+        return "the float file" if reference.is_float else "the reference file"
+    return "the reference"
+
+
+def as_module(model: Any) -> Any:
+    """Return the graph module of an exported program; anything else as it is."""
+    import torch
+
+    if not isinstance(model, torch.export.ExportedProgram):
+        return model
+    with warnings.catch_warnings():
+        # torch 2.13 warns of its own use of LeafSpec.
+        warnings.simplefilter("ignore", FutureWarning)
+        return model.module()
+
+
+def model_name(model: Any) -> str:
+    """Return the name of a model's class; of an exported graph that of what was exported."""
+    exported = _exported_classes(model).get("", "") if is_exported(model) else ""
+    return exported.rpartition(".")[2] or type(model).__name__
+
+
+def _exported_classes(graph: Any) -> dict[str, str]:
+    """Return the full names of the classes of the modules that an exported graph calls, by path."""
+    return {
+        path: kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+        for node in graph.graph.nodes
+        for path, kind in node.meta.get("nn_module_stack", {}).values()
+    }
+
+
+def _exported_tree(graph: Any) -> ModuleTree:
+    classes = _exported_classes(graph)
+    nodes: dict[str, ModuleNode] = {}
+
+    def node_of(path: str) -> ModuleNode:
+        if path not in nodes:
+            above, _, attribute = path.rpartition(".")
+            name = classes.get(path, "")
+            owner, _, kind = name.rpartition(".")
+            # A container whose children are called one by one is no part of a graph.
+            what = _kind(getattr(sys.modules.get(owner), kind, object)) if name else "list"
+            shown = (readable(path), printable(attribute), printable(name))
+            nodes[path] = ModuleNode(*shown, what)
+            if path:
+                node_of(above).children.append(nodes[path])
+        return nodes[path]
+
+    for path in classes:
+        node_of(path)
+    return ModuleTree(node_of(""))
+
+
+def module_tree(model: torch.nn.Module) -> ModuleTree:
+    """Describe a model's modules, so that ops of the file can be named after them."""
+    if is_exported(model):
+        return _exported_tree(model)
+    nodes: dict[int, ModuleNode] = {}
+
+    def describe(module: torch.nn.Module, path: str, attribute: str) -> ModuleNode:
+        # A module reached twice keeps its first path under every attribute.
+        first = nodes.get(id(module))
+        node = ModuleNode(
+            path=first.path if first is not None else readable(path),
+            # As the file's own names are read, which hold it.
+            attribute=printable(attribute),
+            class_name=printable(f"{type(module).__module__}.{type(module).__qualname__}"),
+            kind=_kind(type(module)),
+        )
+        nodes.setdefault(id(module), node)
+        for name, child in module._modules.items():
+            if child is not None:
+                node.children.append(describe(child, f"{path}.{name}" if path else name, name))
+        return node
+
+    return ModuleTree(describe(model, "", ""))
+
+
+def _kind(module: type) -> str | None:
+    from torch import nn
+
+    kinds: tuple[tuple[str, Any], ...] = (
+        ("conv_transpose", nn.modules.conv._ConvTransposeNd),
+        ("conv", nn.modules.conv._ConvNd),
+        ("linear", nn.Linear),
+        ("embedding", nn.Embedding),
+        ("prelu", nn.PReLU),
+        ("list", (nn.ModuleList, nn.ModuleDict)),
+    )
+    return next((kind for kind, types in kinds if issubclass(module, types)), None)

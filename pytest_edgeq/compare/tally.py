@@ -1,0 +1,63 @@
+"""How many samples were measured, how many differ, and how many the calibration has seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_edgeq.compare.measurement import Arrays
+from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.evaluated import EvaluatedLedger
+from pytest_edgeq.numerics.health import SampleLedger
+
+_NOTHING = (math.inf, -math.inf)
+"""The range of no values."""
+
+
+class Tally:
+    """
+    Counts samples, the different ones, and those of the calibration; tallies merge.
+
+    Attributes:
+        evaluated: Digests of the samples.
+        ranges: The least and the greatest finite value of each input.
+    """
+
+    def __init__(self) -> None:
+        self.evaluated = EvaluatedLedger()
+        self.ranges: list[tuple[float, float]] = []
+        self._count = self._overlap = 0
+
+    def add(self, index: int, arrays: Arrays, ledger: SampleLedger) -> None:
+        """Count one sample."""
+        self.evaluated.add(index, arrays)
+        self._widen([_range(np.asarray(array)) for array in arrays])
+        self._overlap += arrays in ledger
+        self._count += 1
+
+    def merge(self, other: Tally) -> None:
+        """Count what another tally has counted."""
+        self.evaluated.merge(other.evaluated)
+        self._widen(other.ranges)
+        self._overlap += other._overlap
+        self._count += other._count
+
+    def _widen(self, ranges: Sequence[tuple[float, float]]) -> None:
+        pairs = zip(self.ranges or ranges, ranges or self.ranges, strict=True)
+        self.ranges = [(min(one[0], two[0]), max(one[1], two[1])) for one, two in pairs]
+
+    @property
+    def calibration(self) -> Calibration:
+        """Return how the samples counted relate to those of the calibration."""
+        return Calibration(self._count, self._overlap)
+
+
+def _range(array: np.ndarray[Any, Any]) -> tuple[float, float]:
+    least, greatest = (float(array.min()), float(array.max())) if array.size else _NOTHING
+    if not (math.isfinite(least) and math.isfinite(greatest)):
+        array = array[np.isfinite(array)]
+        return (float(array.min()), float(array.max())) if array.size else _NOTHING
+    return least, greatest

@@ -1,9 +1,0 @@
-"""
-Measure samples in other processes and on other machines, by any `concurrent.futures.Executor`.
-
-- `names`, `session_executor`: what options, sessions and calls name.
-- `engines`, `processes`: the client's side of an executor, of dask, of spawned processes.
-- `pickled`: pickles of what a user gave.
-- `chunks`, `stream`, `tasks`: samples in chunks, a few of which are in flight.
-- `worker`: what runs in the other process. It knows jobs alone, which stand with what they measure.
-"""

@@ -1,0 +1,275 @@
+"""Hashes of what determines a result: plain data, tensors, torch graphs."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import os
+import re
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pytest_edgeq.numerics.arrays import contiguous
+
+TRUSTED_OPS = frozenset(
+    {"aten", "prim", "prims", "quantized_decomposed", "higher_order", "litert_torch"}
+)
+"""Namespaces of operators whose implementation belongs to a library whose version is in the key."""
+
+_TORCH_FILES = str(Path(torch.__file__).parent) + os.sep
+"""Beginning of the names of torch's files; with the separator, as `torchvision` lies beside it."""
+
+_TRUSTED_MODULES = ("torch", "torchao", "litert_torch", "operator", "_operator", "builtins", "math")
+
+# Of a node's metadata, what the converter and the annotators read.
+_READ_METADATA = (
+    "nn_module_stack",
+    "source_fn_stack",
+    "torch_fn",
+    "val",
+    "quantization_annotation",
+)
+
+
+class UnknownError(Exception):
+    """The state of an object cannot be read, so no key can stand for it; says which one."""
+
+
+def digest_of(*values: Any) -> str:
+    """
+    Return the SHA-256 of values, in hexadecimal.
+
+    Raises:
+        UnknownError: The state of one of them cannot be read.
+    """
+    hasher = hashlib.sha256()
+    for value in values:
+        feed(hasher, value)
+    return hasher.hexdigest()
+
+
+def feed(hasher: Any, value: Any) -> None:
+    """
+    Add a value to a hash: its type, its length where it has one, and its content.
+
+    Raises:
+        UnknownError: Its state cannot be read.
+    """
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        _add(hasher, type(value).__name__, repr(value).encode("utf-8", "surrogatepass"))
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        _add(hasher, "bytes", bytes(value))
+    elif isinstance(value, torch.Tensor):
+        _feed_tensor(hasher, value)
+    elif isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise UnknownError(f"an array of dtype {value.dtype}")
+        _add(hasher, f"array {value.dtype.str} {value.shape}", contiguous(value).data)
+    elif isinstance(value, np.generic) and not value.dtype.hasobject:
+        _add(hasher, f"scalar {value.dtype.str}", value.tobytes())
+    elif isinstance(value, Mapping):
+        items = list(value.items())
+        _add(hasher, f"dict {len(items)}", b"")
+        for key, each in items:
+            feed(hasher, key)
+            feed(hasher, each)
+    elif isinstance(value, (set, frozenset)):
+        _add(hasher, f"set {len(value)}", "".join(sorted(map(digest_of, value))).encode())
+    elif isinstance(value, (list, tuple)):
+        _add(hasher, f"{type(value).__name__} {len(value)}", b"")
+        for each in value:
+            feed(hasher, each)
+    elif value is Ellipsis:
+        _add(hasher, "ellipsis", b"")
+    elif isinstance(value, slice):
+        feed(hasher, ("slice", value.start, value.stop, value.step))
+    elif isinstance(value, torch.fx.Node):
+        _add(hasher, "node", value.name.encode())
+    elif isinstance(value, _NAMED):
+        _add(hasher, type(value).__name__, str(value).encode())
+    else:
+        _feed_named(hasher, value)
+
+
+# What torch writes in full.
+_NAMED = (
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    torch.device,
+    torch.qscheme,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+)
+
+
+def _add(hasher: Any, kind: str, content: Any) -> None:
+    size = content.nbytes if isinstance(content, memoryview) else len(content)
+    hasher.update(f"{kind}:{size}:".encode())
+    hasher.update(content)
+
+
+def _feed_tensor(hasher: Any, value: torch.Tensor) -> None:
+    strides = tuple(value.stride()) if value.layout == torch.strided else ()
+    head = f"tensor {value.dtype} {tuple(value.shape)} {strides} {value.layout} {value.device}"
+    if isinstance(value, FakeTensor):
+        _add(hasher, f"fake {head}", b"")
+        return
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise UnknownError(f"a tensor of class {type(value).__module__}.{type(value).__qualname__}")
+    if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+        raise UnknownError(f"a {value.layout} tensor on {value.device}")
+    _add_memory(hasher, head, value)
+
+
+def _add_memory(hasher: Any, kind: str, value: torch.Tensor) -> None:
+    """Add the elements of a tensor, in their order."""
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    size = plain.numel() * plain.element_size()
+    # Not by numpy, which leaves a storage that cannot be resized any more, as observers do.
+    memory = (ctypes.c_char * size).from_address(plain.data_ptr()) if size else b""
+    _add(hasher, kind, memoryview(memory))
+
+
+def _feed_named(hasher: Any, value: Any) -> None:
+    """Operators, functions and classes of the libraries whose versions are in the key."""
+    if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        name = str(value)
+        if name.partition(".")[0] not in TRUSTED_OPS:
+            raise UnknownError(f"the operator {name}, whose code is not part of a known library")
+        _add(hasher, "op", name.encode())
+    elif isinstance(value, torch._ops.HigherOrderOperator):
+        _add(hasher, "op", f"higher_order.{value}".encode())
+    elif isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        module = value.__module__ or "builtins"
+        if not isinstance(value, type) and module.partition(".")[0] not in _TRUSTED_MODULES:
+            raise UnknownError(f"the function {module}.{value.__qualname__}")
+        _add(hasher, "name", f"{module}.{value.__qualname__}".encode())
+    else:
+        raise UnknownError(f"a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str] = ()) -> None:
+    """
+    Add a graph to a hash: nodes, the metadata that is read of them, and every constant.
+
+    Raises:
+        UnknownError: A node calls what cannot be identified.
+    """
+    _refuse_hooks(module)
+    for node in module.graph.nodes:
+        target = node.target if callable(node.target) else str(node.target)
+        feed(hasher, (node.op, node.name, target, node.args, dict(node.kwargs)))
+        for key in (*_READ_METADATA, *metadata):
+            if key in node.meta:
+                _feed_metadata(hasher, key, node.meta[key])
+        if node.op == "get_attr":
+            _feed_attribute(hasher, module, str(node.target), metadata)
+        elif node.op == "call_module":
+            called = module.get_submodule(str(node.target))
+            if isinstance(called, torch.fx.GraphModule):
+                feed_graph(hasher, called, metadata)
+            else:
+                _feed_module(hasher, called)
+
+
+def _feed_attribute(
+    hasher: Any, module: torch.fx.GraphModule, path: str, metadata: Sequence[str]
+) -> None:
+    value: Any = module
+    for name in path.split("."):
+        value = getattr(value, name)
+    if isinstance(value, torch.fx.GraphModule):
+        feed_graph(hasher, value, metadata)
+    else:
+        feed(hasher, value)
+
+
+def _feed_metadata(hasher: Any, key: str, value: Any) -> None:
+    if key == "nn_module_stack":
+        # Its keys are addresses in strict export.
+        value = [
+            (path, kind if isinstance(kind, str) else name_of(kind))
+            for path, kind in value.values()
+        ]
+    elif key == "source_fn_stack":
+        value = [
+            (name, source if isinstance(source, str) else name_of(source)) for name, source in value
+        ]
+    elif key == "stack_trace":
+        value = re.sub(r'File "[^"]*[/\\]', 'File "', value)  # environments lie elsewhere
+    feed(hasher, key)
+    if key == "quantization_annotation":
+        _feed_fields(hasher, value)
+    else:
+        feed(hasher, value)
+
+
+def name_of(value: Any) -> str:
+    """Return the module and the qualified name of a class or a function."""
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}"
+
+
+def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
+    """An observer or a fake quantizer: its class, its settings and its buffers."""
+    kind = type(module)
+    if kind.__name__ == "GuardsFn":
+        return  # checks shapes, which the nodes tell
+    if kind.__module__.partition(".")[0] not in ("torch", "torchao", "litert_torch"):
+        raise UnknownError(f"an observer of class {kind.__module__}.{kind.__qualname__}")
+    feed(hasher, name_of(kind))
+    _refuse_hooks(module)
+    for name, value in sorted(vars(module).items()):
+        if name in ("_parameters", "_buffers"):
+            feed(hasher, {key: each for key, each in value.items() if each is not None})
+        elif name == "_modules":
+            for child, each in value.items():
+                feed(hasher, child)
+                _feed_module(hasher, each)
+        elif not name.startswith("_"):
+            _feed_fields(hasher, value)
+
+
+def _refuse_hooks(module: torch.nn.Module) -> None:
+    for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+        # torch.export itself registers one that checks the inputs of a graph.
+        code = getattr(hook, "__code__", None)
+        if code is None or not code.co_filename.startswith(_TORCH_FILES):
+            raise UnknownError(f"a hook of a {type(module).__name__}, {name_of(hook)}")
+
+
+def _feed_fields(hasher: Any, value: Any) -> None:
+    """Specifications and their observers: data classes of torchao, partials of its classes."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        feed(hasher, name_of(type(value)))
+        for field in dataclasses.fields(value):
+            feed(hasher, field.name)
+            _feed_fields(hasher, getattr(value, field.name))
+    elif isinstance(value, functools.partial):
+        for each in (value.func, value.args, dict(value.keywords)):
+            _feed_fields(hasher, each)
+    elif type(value).__name__.lstrip("_") == "PartialWrapper":
+        _feed_fields(hasher, value.p)
+        _feed_fields(hasher, value.callable_args)
+    elif isinstance(value, Mapping):
+        feed(hasher, len(value))
+        for key, each in value.items():
+            _feed_fields(hasher, key)
+            _feed_fields(hasher, each)
+    elif isinstance(value, (list, tuple)):
+        feed(hasher, len(value))
+        for each in value:
+            _feed_fields(hasher, each)
+    elif isinstance(value, type) and value.__module__.partition(".")[0] not in _TRUSTED_MODULES:
+        raise UnknownError(f"the class {name_of(value)}, whose code is not part of a known library")
+    else:
+        feed(hasher, value)

@@ -1,0 +1,307 @@
+"""
+Torch graphs as JSON and raw tensors, read back without running any code that they hold.
+
+Only operators of known libraries and functions of Python's `operator` are written; a graph with
+anything else, such as the branches of `torch.cond`, cannot be stored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pytest_edgeq.litert.digest import TRUSTED_OPS, UnknownError, digest_of
+from pytest_edgeq.litert.libraries import register_operators
+from pytest_edgeq.litert.node_metadata import Formats, StackKeys, decode_metadata, encode_metadata
+
+_NAMES = (
+    *("getitem", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs"),
+    *("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "not_"),
+)
+_SYMBOLIC = (
+    "sym_int",
+    "sym_float",
+    "sym_max",
+    "sym_min",
+    "sym_not",
+    "sym_ite",
+    "sym_sqrt",
+    "sym_sum",
+)
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f"operator:{name}": getattr(operator, name) for name in _NAMES},
+    **{f"torch:{name}": getattr(torch, name) for name in _SYMBOLIC if hasattr(torch, name)},
+}
+"""Functions of a graph that are no operators of torch: indices, and arithmetic on sizes."""
+
+_GUARDS = "_guards_fn"
+
+_FORMAT_NAMES = ("dtype", "layout", "memory_format")
+
+
+def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
+    """
+    Return the parts of a stored graph: `graph` (JSON) and `tensors` (raw).
+
+    Raises:
+        UnknownError: A node, an argument or a tensor that the format cannot hold.
+    """
+    codegen = module.graph._codegen
+    if not isinstance(codegen, torch.fx.graph._PyTreeCodeGen):
+        raise UnknownError(f"a graph with a {type(codegen).__name__}")
+    info = codegen.pytree_info
+    tensors: dict[str, tuple[str, torch.Tensor]] = {}
+    nodes = []
+    keys = StackKeys()
+    for node in module.graph.nodes:
+        target = node.target
+        if node.op == "call_function":
+            target = _encode_target(target)
+        elif node.op == "get_attr":
+            tensors[str(target)] = _attribute(module, str(target))
+        elif node.op not in ("placeholder", "output") and not _checks_shapes(module, node):
+            raise UnknownError(f"a node {node.op} of {target}")
+        nodes.append(
+            {
+                "op": node.op,
+                "name": node.name,
+                "target": target,
+                "args": _encode(node.args),
+                "kwargs": _encode(dict(node.kwargs)),
+                "meta": encode_metadata(node.meta, keys),
+            }
+        )
+    assert info.in_spec is not None, "unreachable because torch.export gives both"
+    assert info.out_spec is not None, "unreachable because torch.export gives both"
+    table, raw = encode_tensors({path: tensor for path, (_, tensor) in tensors.items()})
+    try:
+        specs = [pytree.treespec_dumps(spec) for spec in (info.in_spec, info.out_spec)]
+    except NotImplementedError as error:
+        raise UnknownError(f"inputs or outputs of a container without a name: {error}") from error
+    told = {
+        "nodes": nodes,
+        "names": list(info.orig_args),
+        "specs": specs,
+        "kinds": {path: kind for path, (kind, _) in tensors.items()},
+        "tensors": table,
+    }
+    return {"graph": json.dumps(told).encode(), "tensors": raw}
+
+
+def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
+    """
+    Build the graph module that `encode_graph` has written.
+
+    Raises:
+        ValueError: An operator that the installed libraries do not have.
+    """
+    told = json.loads(parts["graph"])
+    for namespace in {str(each["target"]).partition(".")[0] for each in told["nodes"]}:
+        register_operators(namespace)
+    root = torch.nn.Module()
+    root.add_module(_GUARDS, GuardsFn())
+    for path, tensor in decode_tensors(told["tensors"], parts["tensors"]).items():
+        _place(root, path, told["kinds"][path], tensor)
+    graph = torch.fx.Graph()
+    nodes: dict[str, torch.fx.Node] = {}
+    formats = Formats()
+    for each in told["nodes"]:
+        target = each["target"]
+        if each["op"] == "call_function":
+            target = _decode_target(target)
+        args, kwargs = _decode(each["args"], nodes), _decode(each["kwargs"], nodes)
+        node = graph.create_node(each["op"], target, args, kwargs, name=each["name"])
+        node.meta.update(decode_metadata(each["meta"], formats))
+        nodes[each["name"]] = node
+    in_spec, out_spec = map(pytree.treespec_loads, told["specs"])
+    info = torch.fx.graph._PyTreeInfo(told["names"], in_spec, out_spec)
+    graph._codegen = torch.fx.graph._PyTreeCodeGen(info)
+    module = torch.fx.GraphModule(root, graph)  # which takes over the modules that it calls
+    for each in module.modules():
+        each.training = False
+    return module
+
+
+def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, Any]], bytes]:
+    """
+    Return a table of tensors, and the memory that they span; equal memory is written once.
+
+    Raises:
+        UnknownError: Not a plain tensor on the CPU.
+    """
+    table: list[dict[str, Any]] = []
+    pieces: list[bytes] = []
+    known: dict[tuple[Any, ...], int] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        digest_of(tensor[:0] if tensor.ndim else tensor)  # refuses other than plain tensors
+        value = tensor.detach()
+        key = (value.data_ptr(), value.dtype, value.shape, value.stride())
+        if key not in known or not value.numel():
+            known[key] = size
+            # Not by numpy, which leaves a storage that cannot be resized any more.
+            count = _span(value.shape, value.stride()) * value.element_size()
+            raw = ctypes.string_at(value.data_ptr(), count) if count else b""
+            pieces.append(raw)
+            size += len(raw)
+        table.append(
+            {
+                "name": name,
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "shape": list(value.shape),
+                "stride": list(value.stride()),
+                "start": known[key],
+                "requires_grad": tensor.requires_grad,
+            }
+        )
+    return table, b"".join(pieces)
+
+
+def decode_tensors(table: list[dict[str, Any]], raw: bytes) -> dict[str, torch.Tensor]:
+    """
+    Return the tensors that `encode_tensors` has written, by name; aliases share their memory.
+
+    Raises:
+        ValueError: The memory does not hold them.
+    """
+    found: dict[str, torch.Tensor] = {}
+    known: dict[tuple[Any, ...], torch.Tensor] = {}
+    memory = ctypes.cast(ctypes.c_char_p(raw), ctypes.c_void_p).value or 0
+    for each in table:
+        dtype, shape, stride = getattr(torch, each["dtype"]), each["shape"], each["stride"]
+        key = (each["start"], dtype, tuple(shape), tuple(stride))
+        if key not in known:
+            count = _span(shape, stride) * torch.empty(0, dtype=dtype).element_size()
+            if each["start"] < 0 or count < 0 or each["start"] + count > len(raw):
+                raise ValueError(f"the tensor {each['name']} reaches beyond the stored memory")
+            made = torch.empty(_span(shape, stride), dtype=dtype)
+            ctypes.memmove(made.data_ptr(), memory + each["start"], made.nbytes)
+            known[key] = made.as_strided(shape, stride)
+        found[each["name"]] = known[key].requires_grad_(each["requires_grad"])
+    return found
+
+
+def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Return the number of elements from the first one to the last, with those between."""
+    if 0 in shape:
+        return 0
+    return 1 + sum(step * (length - 1) for step, length in zip(stride, shape, strict=True))
+
+
+def _checks_shapes(module: torch.nn.Module, node: torch.fx.Node) -> bool:
+    """Whether a node is the call of generated code by which torch checks the shapes of inputs."""
+    if node.op != "call_module" or node.target != _GUARDS:
+        return False
+    return type(module.get_submodule(_GUARDS)).__name__ == "GuardsFn"
+
+
+class GuardsFn(torch.nn.Module):
+    """
+    Replaces torch's class of this name, whose generated code cannot be stored.
+
+    Samples are checked before they reach a graph.
+    """
+
+    _is_impure = True  # as torch's own, so that the node is not taken for dead
+
+    def forward(self, *_: object) -> None:
+        """Check nothing."""
+
+
+def _attribute(module: torch.nn.Module, path: str) -> tuple[str, torch.Tensor]:
+    """Return how a tensor of a module is registered, and the tensor."""
+    owner, _, name = path.rpartition(".")
+    holder: Any = module.get_submodule(owner)
+    value = getattr(holder, name)
+    if not isinstance(value, torch.Tensor):
+        raise UnknownError(f"a graph that takes {path}, a {type(value).__name__}")
+    if name in holder._parameters:
+        return "parameter", value
+    return ("buffer" if name in holder._buffers else "attribute"), value
+
+
+def _place(root: torch.nn.Module, path: str, kind: str, tensor: torch.Tensor) -> None:
+    owner, _, name = path.rpartition(".")
+    holder = root
+    for part in filter(None, owner.split(".")):
+        if part not in holder._modules:
+            holder.add_module(part, torch.nn.Module())
+        holder = holder.get_submodule(part)
+    if kind == "parameter":
+        parameter = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+        holder.register_parameter(name, parameter)
+    elif kind == "buffer":
+        holder.register_buffer(name, tensor)
+    else:
+        setattr(holder, name, tensor)
+
+
+def _encode_target(target: Callable[..., Any]) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        name = str(target)
+        if name.partition(".")[0] in TRUSTED_OPS:
+            return name
+    for name, function in _FUNCTIONS.items():
+        if target is function:
+            return name
+    raise UnknownError(f"a graph that calls {target}")
+
+
+def _decode_target(text: str) -> Callable[..., Any]:
+    if text in _FUNCTIONS:
+        return _FUNCTIONS[text]
+    namespace, _, rest = text.partition(".")
+    name, _, overload = rest.partition(".")
+    if namespace not in TRUSTED_OPS:
+        raise ValueError(f"the operator {text} is of no known library")
+    target: Any
+    try:
+        target = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except AttributeError as error:
+        raise ValueError(f"the operator {text} is not installed") from error
+    return target  # type: ignore[no-any-return] # an operator
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.fx.Node):
+        return {"node": value.name}
+    for kind in (tuple, list):
+        if isinstance(value, kind):
+            return {kind.__name__: [_encode(each) for each in value]}
+    if isinstance(value, dict):
+        return {"dict": [[key, _encode(each)] for key, each in value.items()]}
+    if isinstance(value, slice):
+        return {"slice": [_encode(each) for each in (value.start, value.stop, value.step)]}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    for name in _FORMAT_NAMES:
+        if isinstance(value, getattr(torch, name)):
+            return {"torch": str(value).removeprefix("torch.")}
+    raise UnknownError(f"a graph with an argument of {type(value).__name__}")
+
+
+def _decode(value: Any, nodes: Mapping[str, torch.fx.Node]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "node":
+        return nodes[content]
+    if kind == "dict":
+        return {key: _decode(each, nodes) for key, each in content}
+    if kind == "torch":
+        return getattr(torch, content)
+    if kind == "device":
+        return torch.device(content)
+    parts = [_decode(each, nodes) for each in content]
+    if kind == "slice":
+        return slice(*parts)
+    return tuple(parts) if kind == "tuple" else parts

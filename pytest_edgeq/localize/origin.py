@@ -1,0 +1,113 @@
+"""Compare a file with the one that the flow made: dtypes and parameters of outputs, constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.numerics.findings import WRONG_QPARAMS, Finding
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.boundary import qparams
+from pytest_edgeq.tflite.constants import Constant, read_constant
+from pytest_edgeq.tflite.differences import claim_of, explain
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.ops import QDQ
+from pytest_edgeq.tflite.roles import StoredTensor, role_of
+from pytest_edgeq.tflite.same import parameter_difference, unexpected_qparams
+from pytest_edgeq.tflite.subgraph import Op
+
+
+def _same_ops(edge: EdgeFile, origin: EdgeFile) -> Iterator[tuple[Op, Op]]:
+    """Pair ops in order; none where there are others than those that put an op into float."""
+    ops, others = (
+        list(each.graph.subgraphs[each.signature.subgraph].ops) for each in (edge, origin)
+    )
+    if [op.name for op in ops] != [op.name for op in others]:
+        ops, others = ([op for op in each if op.name not in QDQ] for each in (ops, others))
+    if [op.name for op in ops] == [op.name for op in others]:
+        yield from zip(ops, others, strict=True)
+
+
+def left_in_float(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding, ...]]:
+    """Return a finding for each op that gives float32, and codes in the file the flow made."""
+    found: dict[int, tuple[Finding, ...]] = {}
+    for op, other in _same_ops(edge, origin):
+        dtypes, wanted = (
+            [each.graph.tensor(one, index).dtype for index in one.outputs if index >= 0]
+            for each, one in ((edge, op), (origin, other))
+        )
+        if dtypes != wanted and set(dtypes) == {"float32"}:
+            text = f"it gives float32, where the flow's own file gives {wanted[0]}: left in float"
+            found[op.index] = (op.wrong(text),)
+    return found
+
+
+def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding, ...]]:
+    """
+    Hold activations' parameters and constants against those of the file that the flow made.
+
+    Scales come from the calibration, so where no simulated graph has them, that file stands for it.
+
+    Returns:
+        Findings by the index of the op; none where the ops are others.
+    """
+    ours, theirs = (each.graph.subgraphs[each.signature.subgraph] for each in (edge, origin))
+    floats = left_in_float(edge, origin)
+    found: dict[int, tuple[Finding, ...]] = {}
+    for op, other in _same_ops(edge, origin):
+        if op.index in floats:
+            continue
+        told = []
+        # A damaged file may give an op fewer outputs or operands: `same` tells of that.
+        for mine, its in zip(op.outputs, other.outputs, strict=False):
+            if mine < 0 or its < 0:
+                continue
+            actual, wanted = qparams(ours.tensors[mine]), qparams(theirs.tensors[its])
+            if actual is None or wanted is None:
+                continue
+            text = unexpected_qparams("its output", actual, wanted)
+            told += [op.wrong(text, kind=WRONG_QPARAMS)] if text else []
+        told += map(op.wrong, _changed_constants(edge.graph, op, origin.graph, other))
+        if told:
+            found[op.index] = tuple(told)
+    return found
+
+
+def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> list[str]:
+    told = []
+    # The first that both have: of another number of operands `same` tells.
+    for place, (mine, its) in enumerate(zip(op.inputs, other.inputs, strict=False)):
+        if mine < 0 or its < 0:
+            continue
+        tensor, wanted = graph.tensor(op, mine), origin.tensor(other, its)
+        if not tensor.is_constant or not wanted.is_constant or tensor.is_external:
+            continue
+        name = role_of(graph, op, mine) or f"constant operand {place}"
+        held, given = graph.constant(tensor), origin.constant(wanted)
+        if np.array_equal(held, given):
+            problem = parameter_difference(wanted, tensor)
+            told += [f"its {name}: {problem}"] if problem else []
+            continue
+        ours = read_constant(graph, op, StoredTensor(tensor, False, tensor))
+        how = _how(op, ours, read_constant(origin, other, StoredTensor(wanted, False, wanted)))
+        if how is None:
+            count = int((held != given).sum()) if held.shape == given.shape else len(held)
+            how = f"{count} of {len(held)} bytes differ"
+        told.append(f"its {name} is not the one that the flow wrote: {how}")
+    return told
+
+
+def _how(op: Op, ours: Constant, theirs: Constant) -> str | None:
+    """In the words of what must have happened; None where it is not the values that differ."""
+    alike = ours.values.shape == theirs.values.shape and ours.values.size > 0
+    if not alike or ours.dtype != theirs.dtype or np.array_equal(ours.values, theirs.values):
+        return None
+    target: npt.NDArray[Any] = theirs.values.astype(np.float64)
+    if ours.zero_points is not None:
+        target = target - ours.zero_points
+    tolerance = 0.25 if ours.scales is not None else 0.0
+    text = explain(claim_of(op.name, ours, target, tolerance, exact=True))
+    return text.replace("the reference's", "the flow's").replace("the reference gives", "it gave")

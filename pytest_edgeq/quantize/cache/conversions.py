@@ -1,0 +1,261 @@
+"""The steps of a conversion, each run once for equal ingredients."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.litert.digest import UnknownError, digest_of
+from pytest_edgeq.quantize.cache import environment
+from pytest_edgeq.quantize.cache.entries import Entries, Parts, Step
+from pytest_edgeq.quantize.cache.parts import (
+    Simulation,
+    read_file,
+    read_key,
+    read_ranges,
+    read_simulation,
+    write_ranges,
+    write_simulation,
+)
+from pytest_edgeq.quantize.cache.sample_replay import Tagged, streams_of
+from pytest_edgeq.quantize.cache.trace import graph_digest, program_digest
+from pytest_edgeq.runtimes.process_state import seeded
+
+if TYPE_CHECKING:
+    from pytest_edgeq.compare.samples import Sample
+    from pytest_edgeq.quantize.cache.directory import Store
+
+
+class ConversionCache:
+    """Runs the steps of a conversion, or reads their results."""
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        note: Callable[[str], None] = lambda text: None,
+        *,
+        refresh: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self._entries = None if store is None else Entries(store, refresh=refresh)
+        self._note = note
+        self._seed = seed
+
+    @property
+    def is_on(self) -> bool:
+        """Whether results are kept."""
+        return self._entries is not None
+
+    @contextlib.contextmanager
+    def noted_steps(self) -> Iterator[list[Step]]:
+        """Note the steps that run meanwhile; none where nothing is kept."""
+        steps: list[Step] = []
+        if self._entries is not None:
+            self._entries.steps = steps
+        yield steps
+
+    def refuse(self, name: str, why: str) -> None:
+        """Report that a result of a model is not stored, with the reason."""
+        if self.is_on:
+            self._note(f"{name}: not kept in the conversion cache: {why}")
+
+    # --- keys -----------------------------------------------------------------------------------
+
+    def traced_key(self, traced: litert.Traced, preset: str) -> str | None:
+        """
+        Return a key that spares a strict export; None where it cannot be known.
+
+        It holds all that decides on the strict export of a model and its annotations by a preset,
+        as far as it can be seen without that export: the non-strict graph with its source lines,
+        and the source of every module that is not installed.
+        """
+        if not self.is_on:
+            return None
+        try:
+            # The strict export must find the generators and the model as they are now.
+            with seeded(self._seed):
+                program = litert.export(traced.of(_copied(traced.model)), runs=False)
+            digest = program_digest(program, lines=True)
+            return self._digest(
+                (digest, environment.sources(), preset), threads=torch.get_num_threads()
+            )
+        except Exception:  # whatever the model's own code met: the strict export reports it
+            return None
+
+    def prepared_key(
+        self, name: str, make: Callable[[], str], traced_key: str | None = None
+    ) -> str | None:
+        """
+        Return the key of a graph with observers; None where it cannot be known.
+
+        It is made, by `graph_key`, unless an earlier run has stored it under the key of the trace.
+        """
+        if self._entries is None:
+            return None
+        try:
+            if traced_key is None:
+                return make()
+            made = self._entries.once(
+                "export", traced_key, "key", lambda: make().encode(), read_key
+            )
+        except UnknownError as error:
+            self.refuse(name, f"its key cannot be known, because of {error}")
+            return None
+        return made.decode()
+
+    def graph_key(self, graph: torch.fx.GraphModule, *facts: Any) -> str:
+        """
+        Return the key of a graph with observers and of how it was exported.
+
+        Raises:
+            UnknownError: A part of it cannot be identified.
+        """
+        return self._digest((graph_digest(graph), facts), threads=torch.get_num_threads())
+
+    def _key(
+        self, name: str, ingredients: Callable[[], Sequence[Any]], **options: Any
+    ) -> str | None:
+        if not self.is_on:
+            return None
+        try:
+            return self._digest(ingredients(), **options)
+        except UnknownError as error:
+            self.refuse(name, f"its key cannot be known, because of {error}")
+            return None
+
+    def _digest(self, told: Sequence[Any], **options: Any) -> str:
+        fixed = (environment.libraries(), environment.settings(), self._seed)
+        return digest_of(fixed, options, told)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def convert(
+        self,
+        name: str,
+        signatures: Mapping[str, litert.Traced],
+        *,
+        simulations: Mapping[str, Simulation] | None = None,
+        static: bool | None = None,
+        second_pipeline: bool = False,
+        native: litert.Native | None = None,
+    ) -> bytes:
+        """Convert as `litert.convert` does."""
+        programs: dict[str, torch.export.ExportedProgram] = {}
+
+        def ingredients() -> Sequence[Any]:
+            told: list[Any] = [static, environment.second_pipeline() if second_pipeline else None]
+            for key, traced in signatures.items():
+                if simulations is not None:
+                    digest = simulations[key].digest
+                    told.append((key, digest, _shapes(traced), repr(traced.dynamic_shapes)))
+                else:
+                    programs[key] = litert.export(traced)
+                    told.append((key, program_digest(programs[key])))
+            return told
+
+        def make() -> bytes:
+            given = dict(signatures)
+            if simulations is not None:
+                given = {k: each.of(simulations[k].graph()) for k, each in signatures.items()}
+            return litert.convert(
+                given,
+                static=static,
+                second_pipeline=second_pipeline,
+                programs=programs,
+                native=native,
+            )
+
+        # Why a graph has no digest was told where it was made.
+        is_known = simulations is None or all(each.digest for each in simulations.values())
+        key = self._key(name, ingredients) if is_known else None
+        return self._file("convert", key, make)
+
+    def simulate(
+        self,
+        key: str | None,
+        name: str,
+        samples: Iterator[Sample],
+        make: Callable[[Iterator[Sample]], tuple[Simulation, bool]],
+        made_key: Callable[[], str | None],
+    ) -> Simulation:
+        """
+        Return the quantized graph of a model and its calibration samples.
+
+        It is stored only if the key of the graph that was calibrated is the one that was looked up.
+        """
+        if key is None or self._entries is None:
+            return make(samples)[0]
+
+        def calibrate(samples: Iterator[Tagged]) -> tuple[Simulation, Parts | None, bool]:
+            is_current = made_key() == key  # asked before samples change the graph
+            simulation, has_read = make(sample for _, sample in samples)
+            if not is_current:
+                self.refuse(name, "its graph changed since its key was made")
+                return simulation, None, has_read
+            try:
+                parts = write_simulation(simulation)
+            except UnknownError as error:
+                self.refuse(name, f"its quantized graph cannot be stored, because of {error}")
+                return simulation, None, has_read
+            digest = read_simulation(parts).digest
+            return dataclasses.replace(simulation, digest=digest), parts, has_read
+
+        tagged = (("", sample) for sample in samples)
+        return self._entries.calibrated("calibrate", key, tagged, calibrate, read_simulation)
+
+    def calibrate_recipe(
+        self,
+        name: str,
+        float_tflite: bytes,
+        recipe: Any,
+        samples: Mapping[str, Iterator[Sample]],
+        make: Callable[[Mapping[str, Iterator[Sample]]], Any],
+        *,
+        threads: int,
+    ) -> Any:
+        """Return the ranges that a recipe needs, None where it needs none."""
+        key = self._key(name, lambda: (float_tflite, recipe, list(samples)), threads=threads)
+        if key is None or self._entries is None:
+            return make(samples)
+
+        def calibrate(given: Iterator[Tagged]) -> tuple[Any, Parts | None, bool]:
+            ranges = make(streams_of(given, samples))
+            if ranges is None:
+                return None, None, False
+            try:
+                return ranges, write_ranges(ranges), True
+            except UnknownError as error:
+                self.refuse(name, f"its ranges cannot be stored, because of {error}")
+            return ranges, None, True
+
+        tagged = ((name, sample) for name, stream in samples.items() for sample in stream)
+        return self._entries.calibrated("ranges", key, tagged, calibrate, read_ranges)
+
+    def quantize_recipe(
+        self, name: str, float_tflite: bytes, recipe: Any, ranges: Any, make: Callable[[], bytes]
+    ) -> bytes:
+        """Return the file that a recipe makes of a float file and its ranges."""
+        return self._file("quantize", self._key(name, lambda: (float_tflite, recipe, ranges)), make)
+
+    def _file(self, kind: str, key: str | None, make: Callable[[], bytes]) -> bytes:
+        if key is None or self._entries is None:
+            return make()
+        return self._entries.once(kind, key, "tflite", make, read_file)
+
+
+def _copied(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy with the same weights: a forward that counts its calls must not count this."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(each): each for each in tensors})
+
+
+def _shapes(traced: litert.Traced) -> list[Any]:
+    tensors = [*traced.args, *traced.kwargs.values()]
+    return [(list(traced.kwargs), str(t.dtype), tuple(t.shape), t.stride()) for t in tensors]

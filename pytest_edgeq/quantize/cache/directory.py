@@ -1,0 +1,323 @@
+"""The cache directory: verified reads, atomic writes, eviction, and one lock for each key."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from pytest_edgeq.baselines.regular_files import NotRegularError, open_regular
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+DEFAULT_LIMIT: Final = 2 << 30
+"""Bytes above which the entries that were used longest ago are deleted."""
+
+_SUFFIX = ".entry"
+_LONGEST_HEADER = 1 << 16
+
+_TEMPORARY = re.compile(r"\..+\.entry\.[0-9]+-[0-9a-f]+")
+
+_HOUR_NS = 3600 * 10**9
+"""Age of a temporary file whose writer has died, and what clocks of two machines may differ by."""
+
+_GITIGNORE = "# Created by pytest-edgeq: finished conversions, safe to delete.\n*\n"
+
+_REFUSALS = (OSError, ValueError)
+"""Errors of functions that take a path; ValueError if the path contains a NUL."""
+
+Report = Callable[[str], None]
+
+
+class _DamagedError(Exception):
+    """The content of a file is not that of the entry; the text says why."""
+
+
+class _Held(threading.local):
+    """The lock files that the running thread holds."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+
+
+_HELD: Final = _Held()
+
+
+class Store:
+    """
+    Entries of named byte strings, one file each, below one directory.
+
+    Nothing here raises: an entry that cannot be read or written is a miss, and is reported.
+    """
+
+    def __init__(self, directory: Path, warn: Report, *, limit: int = DEFAULT_LIMIT) -> None:
+        self.directory = directory
+        self._warn = warn
+        self._limit = limit
+        self._warned: set[str] = set()
+
+    def read(self, kind: str, key: str) -> dict[str, bytes] | None:
+        """Return the parts of an entry; None where there is none or it is damaged."""
+        path = self._path(kind, key)
+        try:
+            with open_regular(path) as file:
+                parts = _unpack(file, f"{kind}/{key}", self._limit)
+        except FileNotFoundError:
+            return None
+        except (_DamagedError, NotRegularError) as error:
+            self.report_damage(kind, key, str(error))
+            return None
+        except MemoryError:
+            self.report(f"{path} does not fit into memory; the step runs again")
+            return None
+        except _REFUSALS as error:
+            self.report(f"{path} cannot be read ({error}); the step runs again")
+            return None
+        with contextlib.suppress(OSError):  # last use, for the eviction; the content is at hand
+            os.utime(path)
+        return parts
+
+    def write(self, kind: str, key: str, parts: Mapping[str, bytes]) -> None:
+        """Store an entry atomically, and evict others where the directory grows too large."""
+        path = self._path(kind, key)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(8).hex()}")
+        try:
+            self._make_folder(path.parent)
+            try:
+                with temporary.open("wb") as file:
+                    file.writelines(_pack(f"{kind}/{key}", parts))
+                temporary.replace(path)
+            except BaseException:
+                # The first error is reported; eviction deletes what is left.
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+                raise
+        except _REFUSALS as error:
+            self.report(f"{path} cannot be written ({error}); the result is not kept")
+            return
+        self._evict()
+
+    def keys(self, kind: str, prefix: str) -> list[str]:
+        """Return the keys of a kind that begin with a prefix, sorted."""
+        try:
+            names = [path.name for path in (self.directory / kind).iterdir()]
+        except _REFUSALS:
+            return []
+        found = (name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
+        return sorted(name for name in found if name.startswith(prefix))
+
+    @contextlib.contextmanager
+    def lock(self, kind: str, key: str) -> Iterator[None]:
+        """
+        Hold the only lock of a key; wait while another process or thread holds it.
+
+        A thread that holds it goes on at once: its calibration samples may come from a conversion
+        of the same model. The operating system releases the lock of a process that dies.
+        Lock files stay where they are: if one were deleted that a process has opened and not yet
+        locked, the next process would make another one, and both would hold the lock.
+        """
+        path = self.directory / "locks" / f"{kind}-{key}.lock"
+        lock, name = None, ""
+        try:
+            self._make_folder(path.parent)
+            name = os.path.realpath(path)
+            if name not in _HELD.paths:
+                lock = _acquired(path)
+                _HELD.paths.add(name)
+        except (*_REFUSALS, NotImplementedError) as error:
+            self.report(
+                f"{path} cannot be locked ({error}); two processes may convert the same model"
+            )
+        try:
+            yield
+        finally:
+            if lock is not None:
+                try:
+                    lock.release()
+                except OSError as error:
+                    # It counts as held, because to wait for it would be to wait for this process.
+                    self.report(
+                        f"{path} cannot be unlocked ({error}); others may wait for this process"
+                    )
+                else:
+                    _HELD.paths.discard(name)
+
+    def report_damage(self, kind: str, key: str, why: str) -> None:
+        """Report that the content of an entry is not what it should be."""
+        path = self._path(kind, key)
+        self.report(f"{path} is damaged ({why}); the step runs again and replaces it")
+
+    def report(self, text: str) -> None:
+        """Report a problem, once for equal texts."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warn(f"conversion cache: {text}")
+
+    def _path(self, kind: str, key: str) -> Path:
+        return self.directory / kind / f"{key}{_SUFFIX}"
+
+    def _make_folder(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        ignore = self.directory / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text(_GITIGNORE, encoding="utf-8")
+
+    def _evict(self) -> None:
+        now, total = time.time_ns(), 0
+        entries: list[tuple[int, Path, int]] = []
+        refusals: list[OSError] = []
+        for path, status in _files(self.directory):
+            # What a clock that was wrong has dated in the future would never be the oldest.
+            used = status.st_mtime_ns if status.st_mtime_ns <= now + _HOUR_NS else 0
+            if path.suffix == _SUFFIX:
+                entries.append((used, path, status.st_size))
+                total += status.st_size
+            elif _TEMPORARY.fullmatch(path.name) and used < now - _HOUR_NS:
+                _delete(path, refusals)
+        for _, path, size in sorted(entries):
+            if total <= self._limit:
+                break
+            if _delete(path, refusals):
+                total -= size
+        if refusals:
+            self.report(f"an old file cannot be deleted ({refusals[0]}); others go in its place")
+
+
+def size_of(directory: Path) -> tuple[int, int]:
+    """Return the number of entries below a directory, and their bytes."""
+    sizes = [status.st_size for path, status in _files(directory) if path.suffix == _SUFFIX]
+    return len(sizes), sum(sizes)
+
+
+def is_cache(directory: Path) -> bool:
+    """Return whether a directory was made by a `Store`."""
+    try:
+        return (directory / ".gitignore").read_text(encoding="utf-8") == _GITIGNORE
+    except _REFUSALS:
+        return False
+
+
+def clear(directory: Path) -> tuple[int, int]:
+    """
+    Delete all entries below a directory, and leave its lock files, which others may hold.
+
+    Returns:
+        The number of entries deleted, and their bytes.
+
+    Raises:
+        OSError: An entry cannot be deleted; the others are.
+    """
+    refusals: list[OSError] = []
+    sizes = [
+        status.st_size
+        for path, status in _files(directory)
+        if path.suffix == _SUFFIX and _delete(path, refusals)
+    ]
+    if refusals:
+        raise refusals[0]
+    return len(sizes), sum(sizes)
+
+
+def _files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every file in the folders of a directory, without those that cannot be looked at."""
+    for folder, its_status in _listed(directory):
+        if stat.S_ISDIR(its_status.st_mode):
+            for path, status in _listed(folder):
+                if stat.S_ISREG(status.st_mode):
+                    yield path, status
+
+
+def _listed(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """List a folder's files and folders; skip those that vanish or cannot be read."""
+    with contextlib.suppress(*_REFUSALS), os.scandir(folder) as found:
+        for each in list(found):
+            with contextlib.suppress(OSError):  # deleted by another process since it was listed
+                yield Path(each.path), each.stat(follow_symlinks=False)
+
+
+def _delete(path: Path, refusals: list[OSError]) -> bool:
+    """Return whether a file is gone; if not, add the reason to the refusals."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        refusals.append(error)
+        return False
+    return True
+
+
+def _acquired(path: Path) -> BaseFileLock:
+    """
+    Wait for the lock of a file, and return it.
+
+    Raises:
+        OSError: The file cannot be locked.
+        NotImplementedError: Nor can any other of its file system, by an older filelock.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    with warnings.catch_warnings():
+        # A newer one warns and makes a lock that stays when its process is killed.
+        warnings.filterwarnings("error", "flock not supported", UserWarning)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            pass  # and wait below: these settings of warnings are those of every thread
+        except UserWarning as error:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
+        else:
+            return lock
+    lock.acquire()
+    return lock
+
+
+def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
+    """Yield a line of JSON with the lengths of the parts, the parts, and a hash of it all."""
+    header = json.dumps([name, [[part, len(content)] for part, content in parts.items()]])
+    hasher = hashlib.sha256()
+    for piece in (header.encode() + b"\n", *parts.values()):
+        hasher.update(piece)
+        yield piece
+    yield hasher.digest()
+
+
+def _unpack(file: BinaryIO, name: str, limit: int) -> dict[str, bytes]:
+    """
+    Read an entry and verify its hash; lengths are compared with the file's own before.
+
+    Raises:
+        _DamagedError: Not an entry, another one's, cut off, or changed.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size > limit:
+        raise _DamagedError("larger than the whole cache may be")
+    header = file.readline(_LONGEST_HEADER)
+    try:
+        owner, table = json.loads(header)
+        lengths = {str(part): int(count) for part, count in table}
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise _DamagedError("not an entry of this cache") from error
+    hasher = hashlib.sha256(header)
+    expected = file.tell() + sum(lengths.values()) + hasher.digest_size
+    if min(lengths.values(), default=0) < 0 or size != expected:
+        raise _DamagedError(f"expected {expected} bytes, got {size}")
+    parts = {}
+    for part, count in lengths.items():
+        parts[part] = file.read(count)
+        hasher.update(parts[part])
+    if file.read() != hasher.digest():
+        raise _DamagedError("it does not have the hash that it should")
+    if owner != name:
+        raise _DamagedError(f"it is the entry {owner}")
+    return parts

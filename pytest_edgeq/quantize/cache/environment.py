@@ -1,0 +1,278 @@
+"""Libraries, our own code and process settings: the part of a key that all models share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.litert.digest import UnknownError, digest_of
+
+_DISTRIBUTIONS: Final = (
+    "absl-py",
+    "flatbuffers",
+    "immutabledict",
+    "mpmath",
+    "networkx",
+    "opt-einsum",
+    "scipy",
+    "sympy",
+    "torch",
+    "torchao",
+    "litert-torch",
+    "ai-edge-torch",
+    "litert-converter",
+    "ai-edge-litert",
+    "ai-edge-quantizer",
+    "litert-quantizer",
+    "jax",
+    "jaxlib",
+    "xdsl",
+    "ml-dtypes",
+    "numpy",
+)
+
+_SECOND_PIPELINE: Final = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
+"""Packages that litert-torch 0.10.0 imports in its second pipeline only."""
+
+_MODULES: Final = {"absl-py": "absl", **dict.fromkeys(_SECOND_PIPELINE, "tensorflow")}
+"""Packages by distribution, where the two names differ in more than hyphens."""
+
+_VARIABLES: Final = (
+    "TORCH",
+    "LITERT",
+    "ODML",
+    "PYTORCH",
+    "ATEN",
+    "ONEDNN",
+    "DNNL",
+    "MKL",
+    "XNNPACK",
+    "JAX_",
+    "XLA_",
+    "TF_AUTO_MIXED_PRECISION_",
+    "TF_DETERMINISTIC_",
+    "TF_DISABLE_",
+    "TF_ENABLE_",
+    "TF_ONEDNN_",
+    "TF_USE_",
+    "TF_XLA_",
+    "NPY_",
+    "OPENBLAS",
+    "ENABLE_GROUP_NORM_COMPOSITE",
+    "LAYOUT_OPTIMIZE_PARTITIONER",
+    "RESOURCE_CONSTANT_NUMEL_THRESHOLD",
+)
+"""
+Beginnings of the names of environment variables that the libraries read.
+
+TF_ alone would take Terraform's variables in, which differ with each run in CI. litert-torch 0.10.0
+keeps its `config` in variables alone; the last three are its own.
+"""
+
+_SILENT: Final = frozenset(
+    {
+        "LITERT_TORCH_SHOW_PROGRESS",
+        "LITERT_TORCH_SILENCE_TORCH_LOGS",
+        "TORCHINDUCTOR_CACHE_DIR",
+    }
+)
+"""Variables that change no result; the last one torch 2.13 sets itself, when it is imported."""
+
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+
+_CPU: Final = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "model name",
+    "cache size",
+    "flags",
+    "cpu",
+    "isa",
+    "CPU implementer",
+    "CPU architecture",
+    "CPU variant",
+    "CPU part",
+    "Features",
+)
+"""Lines of that file that kernels are chosen by."""
+
+_FP32: Final = ("", "matmul", "conv", "rnn")
+"""Kinds of operators whose precision oneDNN has a setting for; the first is of all others."""
+
+
+@functools.cache
+def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
+    """
+    Return, by distribution, its version and a hash of the list of its files.
+
+    Raises:
+        UnknownError: Its code is imported from elsewhere, such as a working tree that may change.
+    """
+    found = {"python": sys.version}
+    for name in names:
+        module = _MODULES.get(name, name.replace("-", "_"))
+        try:
+            spec = importlib.util.find_spec(module)
+        except ValueError as error:
+            raise UnknownError(f"{module}, which was made in memory") from error
+        if spec is None:
+            continue
+        for place in spec.submodule_search_locations or [spec.origin or "memory"]:
+            if not is_installed(place):
+                raise UnknownError(f"{module}, which is imported from elsewhere: {place}")
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            distribution = importlib.metadata.distribution(name)
+            # Scripts, which lie outside of the packages, hold the path of their interpreter.
+            record = (distribution.read_text("RECORD") or "").splitlines()
+            files = [line for line in record if not line.startswith("../")]
+            found[name] = f"{distribution.version} {digest_of(files)}"
+    return found
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed package or to the standard library."""
+    return file.startswith(_STANDARD) or _SITE in file or _DIST in file
+
+
+_SITE, _DIST = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
+
+_STANDARD: Final = str(Path(os.__file__).parent) + os.sep
+
+
+@functools.cache
+def _own_code() -> str:
+    """Return a hash of the source of our package."""
+    package = Path(__file__).parents[2]
+    hashes = {
+        path.relative_to(package).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(package.rglob("*.py"))
+    }
+    return digest_of(hashes)
+
+
+def libraries() -> dict[str, str]:
+    """
+    Return the versions of every library in the chain, and ours.
+
+    Raises:
+        UnknownError: A library is no installed one, or other code has registered rules with it.
+    """
+    found = litert.registered_by_others()
+    if found:
+        raise UnknownError(f"{found[0]}, which other code has registered with the libraries")
+    installed = _installed(_DISTRIBUTIONS, tuple(sys.path))
+    return {**installed, "pytest-edgeq": _own_code()}
+
+
+def sources() -> dict[str, Any]:
+    """
+    Return all code that a model may run: installed packages by name and version, hashes of others.
+
+    Raises:
+        UnknownError: The file of a loaded module cannot be read.
+    """
+    scripts = sysconfig.get_path("scripts") + os.sep
+    loaded = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or is_installed(file) or file.startswith(scripts):
+            continue
+        # torch's modules of operators have relative names, of no files.
+        if name.partition(".")[0] != "pytest_edgeq" and Path(file).is_absolute():
+            try:
+                status = Path(file).stat()
+                loaded[name] = _source(file, status.st_mtime_ns, status.st_size)
+            except OSError as error:
+                raise UnknownError(f"the module {name}: {error}") from error
+    return {"installed": _packages(tuple(sys.path)), "loaded": loaded}
+
+
+@functools.lru_cache(None)
+def _source(file: str, time: int, size: int) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+@functools.cache
+def _packages(path: tuple[str, ...]) -> list[str]:
+    """Return the names of the folders that hold the names and versions of installed packages."""
+    return sorted({each.name for folder in path for each in Path(folder).glob("*.*-info")})
+
+
+def second_pipeline() -> dict[str, str]:
+    """
+    Return what identifies the libraries that the converter's second pipeline adds.
+
+    Raises:
+        UnknownError: As `libraries` does.
+    """
+    return _installed(_SECOND_PIPELINE, tuple(sys.path))
+
+
+def settings() -> dict[str, str]:
+    """
+    Return the settings of this process and machine that floating-point results depend on.
+
+    The number of torch's threads counts where samples run, not where a graph is converted. The CPU
+    counts for both, since the converter computes constants: entries of one model of CPU are not
+    read on another.
+    """
+    chosen = {
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cpu model": _cpu_model(),
+        "fp32": _fp32_precision(),
+        "denormal": str(sys.float_info.min / 2),  # 0.0 after `torch.set_flush_denormal(True)`
+        "dtype": str(torch.get_default_dtype()),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "autocast": str(torch.is_autocast_enabled("cpu")),
+    }
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLES) and name not in _SILENT
+    }
+    return chosen | variables
+
+
+@functools.cache
+def _cpu_model() -> str:
+    """
+    Return what oneDNN, MKL, XNNPACK and OpenBLAS choose their kernels by.
+
+    torch's capability, AVX512 for instance, stands for many models, whose results differ.
+    """
+    if not _CPU_INFO.exists():
+        return platform.processor()
+    lines = {
+        line for line in _CPU_INFO.read_text().splitlines() if line.split("\t")[0].strip() in _CPU
+    }
+    return digest_of(sorted(lines))
+
+
+def _fp32_precision() -> str:
+    """
+    Return the precision of float32 arithmetic, by kind of operator.
+
+    torch 2.9 added a setting for each kind; once one is used, `get_float32_matmul_precision` raises
+    RuntimeError (torch 2.13).
+    """
+    mkldnn = torch.backends.mkldnn
+    if not hasattr(mkldnn, "matmul"):
+        return torch.get_float32_matmul_precision()
+    kinds = [getattr(mkldnn, kind) if kind else mkldnn for kind in _FP32]
+    # "none" is what was never set; `set_float32_matmul_precision("highest")` sets "ieee".
+    return " ".join(kind.fp32_precision.replace("none", "ieee") for kind in kinds)

@@ -1,0 +1,167 @@
+"""Encode and decode the results that are stored: quantized graphs, ranges, files and keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytest_edgeq.errors import Warned
+from pytest_edgeq.litert.digest import UnknownError, digest_of
+from pytest_edgeq.litert.graphs import decode_graph, decode_tensors, encode_graph, encode_tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """
+    A quantized torch graph, built when it is first used, and what the flow must know of it.
+
+    Attributes:
+        graph: Return the graph, always the same one.
+        static: Whether activations are quantized statically.
+        weights_alone: Whether an op has a quantized weight and a float input.
+        annotated: Module and op type of the weights that the quantizer annotated.
+        strict_refusal: Why strict export refused the model, if it did.
+        warned: What the libraries warned of while they calibrated, each text once.
+        digest: A hash of the graph; None where the graph cannot be stored.
+    """
+
+    graph: Callable[[], torch.fx.GraphModule]
+    static: bool
+    weights_alone: bool
+    annotated: frozenset[tuple[str, str]]
+    strict_refusal: str | None = None
+    warned: tuple[Warned, ...] = ()
+    digest: str | None = None
+
+
+def write_simulation(simulation: Simulation) -> dict[str, bytes]:
+    """
+    Encode a quantized graph.
+
+    Raises:
+        UnknownError: The format cannot hold it.
+    """
+    parts = encode_graph(simulation.graph())
+    facts = {
+        "static": simulation.static,
+        "weights_alone": simulation.weights_alone,
+        "annotated": sorted(simulation.annotated),
+        "strict_refusal": simulation.strict_refusal,
+        "warned": simulation.warned,
+        "digest": digest_of(parts["graph"], parts["tensors"]),
+    }
+    return {**parts, "facts": json.dumps(facts).encode()}
+
+
+def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
+    """
+    Return the quantized graph that `write_simulation` has encoded; built when first used.
+
+    Raises:
+        Exception: The parts are other ones; Python raises what it meets in them.
+    """
+    _check_names(parts, "graph", "tensors", "facts")
+    facts = json.loads(parts["facts"])
+    # Looked at now, because when the graph is built it is too late to calibrate again.
+    if facts["digest"] != digest_of(parts["graph"], parts["tensors"]):
+        raise ValueError("its graph does not have the hash that it should")
+
+    @functools.cache
+    def graph() -> torch.fx.GraphModule:
+        return decode_graph(parts)
+
+    return Simulation(
+        graph,
+        _fact(facts, "static", bool),
+        _fact(facts, "weights_alone", bool),
+        frozenset((module, op) for module, op in _fact(facts, "annotated", list)),
+        _fact(facts, "strict_refusal", str, type(None)),
+        tuple(Warned(*each) for each in _fact(facts, "warned", list)),
+        facts["digest"],
+    )
+
+
+def _fact(facts: Mapping[str, Any], key: str, *types: type) -> Any:
+    if type(facts[key]) not in types:
+        raise ValueError(f"its fact {key!r} is a {type(facts[key]).__name__}")
+    return facts[key]
+
+
+def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
+    """
+    Encode ranges by tensor name.
+
+    Raises:
+        UnknownError: One of them is no array.
+    """
+    arrays: dict[str, torch.Tensor] = {}
+    scalars: list[str] = []
+    for i, each in enumerate(ranges.values()):
+        for j, value in enumerate(each.values()):
+            if not isinstance(value, (np.ndarray, np.generic)):
+                raise UnknownError(f"a range that is a {type(value).__name__}")
+            arrays[f"{i} {j}"] = torch.from_numpy(np.array(value))
+            if isinstance(value, np.generic):  # of a tensor without dimensions
+                scalars.append(f"{i} {j}")
+    table, raw = encode_tensors(arrays)
+    names = [[name, list(each)] for name, each in ranges.items()]
+    told = {"names": names, "tensors": table, "scalars": scalars}
+    return {"ranges": json.dumps(told).encode(), "tensors": raw}
+
+
+def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """
+    Return the ranges that `write_ranges` has encoded.
+
+    Raises:
+        Exception: The parts are other ones; torch and Python raise what they meet in them.
+    """
+    _check_names(parts, "ranges", "tensors")
+    told = json.loads(parts["ranges"])
+    arrays = {
+        place: tensor.numpy()[()] if place in told["scalars"] else tensor.numpy()
+        for place, tensor in decode_tensors(told["tensors"], parts["tensors"]).items()
+    }
+    return {
+        name: {kind: arrays[f"{i} {j}"] for j, kind in enumerate(kinds)}
+        for i, (name, kinds) in enumerate(told["names"])
+    }
+
+
+def read_file(parts: Mapping[str, bytes]) -> bytes:
+    """
+    Return a `.tflite` file.
+
+    Raises:
+        ValueError: The parts are other ones.
+    """
+    _check_names(parts, "tflite")
+    if parts["tflite"][4:8] != b"TFL3":
+        raise ValueError("its part 'tflite' is no such file")
+    return parts["tflite"]
+
+
+def read_key(parts: Mapping[str, bytes]) -> bytes:
+    """
+    Return a key, in hexadecimal.
+
+    Raises:
+        ValueError: The parts are other ones.
+    """
+    _check_names(parts, "key")
+    if not re.fullmatch(rb"[0-9a-f]{64}", parts["key"]):
+        raise ValueError("its part 'key' is none")
+    return parts["key"]
+
+
+def _check_names(parts: Mapping[str, bytes], *names: str) -> None:
+    missing = [name for name in names if name not in parts]
+    if missing:
+        raise ValueError(f"it has no part {missing[0]!r}")

@@ -1,0 +1,255 @@
+"""The `prebuilt` flow: a `.tflite` made elsewhere, and what it should compute."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.foreign import FileReference, is_keras, looks_like_session
+from pytest_edgeq.compare.quantized import Counterpart, QuantizedModel, Reference
+from pytest_edgeq.compare.reference import (
+    as_module,
+    as_tensor,
+    in_train_mode,
+    module_tree,
+    parameters_of,
+    quantizes_by_itself,
+    torch_module,
+)
+from pytest_edgeq.compare.samples import Sample, SampleSpec
+from pytest_edgeq.names import nearest, readable
+from pytest_edgeq.quantize.request import Session, float_file
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.layout import LayoutArgument, Layouts
+from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
+from pytest_edgeq.tflite.source import TflitePath
+from pytest_edgeq.tflite.subgraph import Signature
+
+
+def load_prebuilt(
+    tflite: TflitePath | bytes,
+    reference: Reference | Mapping[str, Reference] | None,
+    name: str,
+    session: Session,
+    layout: LayoutArgument = None,
+    float_tflite: TflitePath | bytes | None = None,
+) -> QuantizedModel:
+    """
+    Open a file, and the float file beside it, and put them together with the references.
+
+    Raises:
+        FileNotFoundError, ValueError, TypeError: As `Edgeq.load` says.
+    """
+    build = session.runtimes.builder(foreign=True)
+    graph = OpGraph.read(tflite, build)
+
+    def opened(content: TflitePath | bytes) -> EdgeFile:
+        other = OpGraph.read(content, build)
+        # Of another layout it says nothing.
+        own = layout if _has_borders_of(other, graph) else None
+        return EdgeFile(other, runtimes=session.runtimes, layout=own, foreign=True)
+
+    float_edge = None if float_tflite is None else opened(float_tflite)
+    if float_edge is not None:
+        _check_borders(graph, float_edge.graph, name)
+    given = float_edge if reference is None else reference
+    references = {
+        key: _reference(as_module(each), opened, key)
+        for key, each in _by_signature(given, [s.key for s in graph.signatures], name).items()
+    }
+    for each in references.values():
+        _check_reference(each, name)
+    files = [each for each in references.values() if isinstance(each, FileReference)]
+    if float_edge is None and len(files) == len(references) > 0:
+        float_edge = _form_among(files, graph)
+    for file in files:
+        file.is_form = float_edge is not None and file.edge.graph is float_edge.graph
+    trees = {
+        key: module_tree(each)
+        for key, each in references.items()
+        if isinstance(each, torch.nn.Module) and not is_keras(each)
+    }
+    modules: ModulePaths | None = None
+    if trees:
+        one = len(graph.signatures) == 1
+        modules = next(iter(trees.values())) if one else SignatureModules(trees)
+    if isinstance(reference, QuantizedModel):
+        modules = reference.edge.modules
+    elif float_edge is not None:
+        float_edge.modules = modules
+    edge = EdgeFile(graph, modules=modules, runtimes=session.runtimes, layout=layout, foreign=True)
+    return QuantizedModel(
+        edge,
+        name=name,
+        flow="prebuilt",
+        float_edge=float_edge,
+        counterparts={
+            each.key: _counterpart(each, edge.layouts, references.get(each.key), name, session)
+            for each in graph.signatures
+        },
+        runtime=session.runtime,
+        directory=session.directory,
+        threads=session.threads,
+        executor=session.executor,
+    )
+
+
+def _reference(
+    given: Any, opened: Callable[[TflitePath | bytes], EdgeFile], key: str | None
+) -> Callable[..., Any]:
+    """Return what is called for a signature: what was given, or the file that it names."""
+    owner = getattr(given, "__self__", None)
+    if isinstance(owner, QuantizedModel) and given == owner.run and owner.edge.is_stateful:
+        # `run` starts anew at each call, samples are a stream.
+        given = owner
+    if isinstance(given, QuantizedModel):
+        given = given.edge.apart()
+    elif isinstance(given, (str, bytes, os.PathLike)):
+        given = opened(given)
+    if not isinstance(given, EdgeFile):
+        reference: Callable[..., Any] = given
+        return reference
+    known = [each.key for each in given.graph.signatures]
+    if len(known) == 1 or given.key is not None or key is None:
+        return FileReference(given)
+    if key not in known:
+        raise ValueError(
+            f"reference: the file has no signature {key!r}{nearest(key, map(str, known))}; it has "
+            f"{known}"
+        )
+    return FileReference(given.at(key))
+
+
+def _form_among(files: Sequence[FileReference], graph: OpGraph) -> EdgeFile | None:
+    """Return the file whose ops can be compared with those of a graph, if all are that file."""
+    first = files[0].edge
+    same = all(each.edge.graph is first.graph and each.is_float for each in files)
+    if not same or not _has_borders_of(first.graph, graph):
+        return None
+    return EdgeFile(first.graph, runtimes=first.runtimes, layout=first.layout, foreign=True)
+
+
+def _has_borders_of(graph: OpGraph, other: OpGraph) -> bool:
+    """Whether two files have the same signatures, with the same inputs and outputs."""
+    ours, theirs = (
+        {
+            signature.key: [
+                sorted((border.name, border.tensor.shape_signature) for border in side)
+                for side in (signature.inputs, signature.outputs)
+            ]
+            for signature in each.signatures
+        }
+        for each in (graph, other)
+    )
+    return ours == theirs
+
+
+def _check_borders(graph: OpGraph, float_graph: OpGraph, name: str) -> None:
+    """Refuse a float file with other signatures, or other inputs or outputs."""
+    for signature in graph.signatures:
+        ours = _borders(signature)
+        theirs = [_borders(each) for each in float_graph.signatures if each.key == signature.key]
+        if theirs != [ours]:
+            where = "" if signature.key is None else f" of the signature {signature.key!r}"
+            raise ValueError(
+                f"{name}: float_tflite: expected the inputs and outputs {ours}{where}, got "
+                f"{theirs[0] if theirs else 'no such signature'}: give the float file of the same "
+                "model"
+            )
+
+
+def _borders(signature: Signature) -> tuple[list[str], list[str]]:
+    inputs, outputs = (
+        sorted(border.name for border in each) for each in (signature.inputs, signature.outputs)
+    )
+    return inputs, outputs
+
+
+def _by_signature(reference: Any, keys: Sequence[str | None], name: str) -> dict[str | None, Any]:
+    if reference is None:
+        return {}
+    if isinstance(reference, Mapping):
+        known = [key for key in keys if key is not None]
+        references: dict[str | None, Any] = {
+            readable(str(key)): each for key, each in reference.items()
+        }
+        for key in references:
+            if key not in known:
+                raise ValueError(
+                    f"{name}: reference: the file has no signature {key!r}"
+                    f"{nearest(str(key), known)}; it has {known}"
+                )
+        return references
+    is_file = isinstance(reference, (str, bytes, os.PathLike, EdgeFile))
+    if is_file or (isinstance(reference, QuantizedModel) and reference.edge.key is None):
+        return dict.fromkeys(keys, reference)
+    if len(keys) > 1:
+        raise ValueError(
+            f"{name}: the file has {len(keys)} signatures {list(keys)}: say which one the "
+            f"reference is for, reference={{{keys[0]!r}: model}}"
+        )
+    return {keys[0]: reference}
+
+
+def _check_reference(reference: Any, name: str) -> None:
+    if inspect.isclass(reference):
+        raise TypeError(f"reference: got the class {reference.__name__}; instantiate it")
+    if looks_like_session(reference):
+        raise TypeError(
+            f"reference: a {type(reference).__name__} cannot be called with a sample; wrap it: "
+            "reference=pytest_edgeq.onnx_reference(session)"
+        )
+    if not callable(reference):
+        raise TypeError(
+            "reference: expected a torch module, a callable, a file or a QuantizedModel, got "
+            f"{type(reference).__name__}"
+        )
+    module = torch_module(reference)
+    if module is not None and in_train_mode(module):
+        raise ValueError(f"{name}: the reference is in train mode; call reference.eval() first")
+
+
+def _in_float(reference: Callable[..., Any]) -> torch.nn.Module | None:
+    """Return the torch module of a reference, as it computes in float; None where there is none."""
+    if not quantizes_by_itself(reference):
+        return torch_module(reference)
+    if isinstance(reference, torch.fx.GraphModule) and litert.holds_quantization(reference):
+        return litert.in_float(reference)
+    return None
+
+
+def _counterpart(
+    signature: Signature,
+    layouts: Layouts,
+    reference: Callable[..., Any] | None,
+    name: str,
+    session: Session,
+) -> Counterpart:
+    names: tuple[str, ...] = ()
+    positional, keeps_names = 0, False
+    if reference is not None:
+        known = parameters_of(reference)
+        names, positional = (*known.positional, *known.keyword_only), len(known.positional)
+        keeps_names = known.takes_any_name and known.takes_any_position
+        inputs = [border.name for border in signature.inputs]
+        if known.takes_any_name and not keeps_names and set(known.positional) <= set(inputs):
+            names += tuple(each for each in inputs if each not in names)
+    spec = SampleSpec.of_signature(signature, names, positional, layouts, keeps_names=keeps_names)
+    module = None if reference is None else _in_float(reference)
+    if module is None:
+        return Counterpart(spec, reference)
+
+    def traced(sample: Sample) -> litert.Traced:
+        # Of one tensor that stands for two inputs torch.export makes one.
+        args = tuple(as_tensor(each).clone() for each in sample.args)
+        kwargs = {key: as_tensor(each).clone() for key, each in sample.kwargs.items()}
+        return litert.Traced(module, args, kwargs)
+
+    key = signature.key or "serving_default"
+    return Counterpart(spec, reference, float_file=float_file(name, key, session, traced))

@@ -1,0 +1,205 @@
+"""
+The `recipe` flow: convert the float model, then quantize the file by ai-edge-quantizer's rules.
+
+Without a recipe it is the `float` flow: the conversion alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.errors import CrashedConversionError
+from pytest_edgeq.quantize.conversion_refusals import refusal
+from pytest_edgeq.quantize.request import Entry, Request
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.op_dtypes import OpDtypes
+
+
+def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> QuantizedModel:
+    """
+    Convert a model, and quantize the file by a recipe.
+
+    Raises:
+        ValueError: No or bad calibration data for a static recipe; a rule that matches no op, or
+            leaves in float what it is for; nothing quantized.
+        RuntimeError: The converter refuses the model, the library the recipe, or the kernels the
+            float file that calibrates.
+    """
+    traced = {entry.key: entry.traced() for entry in request.entries}
+    float_edge = request.edge(convert(request, traced))
+    if recipe is None:
+        return request.finish("float", float_edge)
+    rules = litert.check_rules(recipe, f"{request.name}: {request.quantizer}")
+    ops = scoped_ops(float_edge)
+    winners = litert.match_rules(rules, ops)
+    float_tflite = bytes(float_edge.graph.buffer)
+    threads, cache = request.session.threads, request.session.cache
+    native = request.session.native(request.name)
+    entries = {entry.key: entry for entry in request.entries}
+
+    progress = request.session.progress
+
+    def calibrate(samples: Mapping[str, Iterator[Sample]]) -> Any:
+        streams = {key: _by_name(entries[key], float_edge, samples[key]) for key in entries}
+        try:
+            return litert.calibrate_recipe(
+                float_tflite, recipe, streams, threads=threads, native=native
+            )
+        except (RuntimeError, ValueError):
+            # Where the kernels refuse the float file, this says which op it is, and the way out.
+            float_edge.runner("xnnpack")
+            raise
+
+    sources = [entry.calibration for entry in request.entries]
+    with progress.step("calibrate", request.name, *sources) as step:
+        ranges = cache.calibrate_recipe(
+            request.name,
+            float_tflite,
+            recipe,
+            {key: step.each(entry.calibration_samples()) for key, entry in entries.items()},
+            calibrate,
+            threads=threads,
+        )
+    with progress.step("quantize", request.name):
+        tflite = cache.quantize_recipe(
+            request.name,
+            float_tflite,
+            recipe,
+            ranges,
+            lambda: litert.quantize_recipe(float_tflite, recipe, ranges, native),
+        )
+    edge = request.edge(tflite)
+    _check_taken(rules, ops, winners, _outcomes(float_edge.graph, edge))
+    left_in_float = frozenset(
+        entry.module
+        for entry, winner in zip(float_edge.op_dtypes, winners, strict=False)  # borders come last
+        if winner is not None and not rules[winner].quantizes and entry.module is not None
+    )
+    return request.finish(
+        "recipe", edge, float_edge=float_edge, left_in_float=left_in_float, quantizer=recipe
+    )
+
+
+def convert(request: Request, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
+    """
+    Convert float models, and say whose error it is.
+
+    Raises:
+        RuntimeError: torch.export or the converter refuses the model.
+    """
+    try:
+        return request.session.convert(request.name, signatures, **options)
+    except CrashedConversionError:
+        raise  # it says all there is to say
+    except Exception as error:
+        # Export and lowering in one call: whatever it was, the user gets it whole.
+        told = refusal(request.name, "the converter", error, signatures.values())
+        raise RuntimeError(told) from error
+
+
+def _by_name(
+    entry: Entry, float_edge: EdgeFile, samples: Iterable[Sample]
+) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
+    """Encode samples as the float file takes them."""
+    names = [spec.name for spec in entry.spec.inputs]
+    view = float_edge.at(entry.key)
+    for sample in samples:
+        yield view.encode(names, sample.arrays())
+
+
+def scoped_ops(edge: EdgeFile) -> list[litert.ScopedOp]:
+    """Every op of the float file, then its borders, as rules see them."""
+    graph = edge.graph
+    scoped = []
+    for op, entry in zip(graph.ops, edge.op_dtypes, strict=True):
+        named = op.outputs or [i for i in op.inputs if i >= 0]
+        scope = _scope(graph.tensor(op, i).name for i in named)
+        scoped.append(litert.ScopedOp(op.name, scope, entry.where))
+    for subgraph in graph.subgraphs:
+        place = f"subgraph {subgraph.index}" if len(graph.subgraphs) > 1 else "the model"
+        for name, border in (("INPUT", subgraph.inputs), ("OUTPUT", subgraph.outputs)):
+            scope = _scope(subgraph.tensors[i].name for i in border)
+            scoped.append(litert.ScopedOp(name, scope, f"the {name.lower()} of {place}"))
+    return scoped
+
+
+def _scope(names: Iterable[str]) -> str:
+    return "".join(f"{name};" for name in names if name)
+
+
+def _outcomes(graph: OpGraph, edge: EdgeFile) -> list[str]:
+    """
+    What became of each op of the float file, in the order of `scoped_ops`: a scheme.
+
+    Quantization puts ops in between, and keeps the names of the ops' outputs, which the library
+    requires to be unique.
+    """
+    entries: dict[str, OpDtypes] = {}
+    for op, entry in zip(edge.graph.ops, edge.op_dtypes, strict=True):
+        entries |= {edge.graph.tensor(op, i).name: entry for i in op.outputs}
+    outcomes = [
+        # What gives nothing (it writes a variable) has nothing to be quantized.
+        entries[graph.tensor(op, op.outputs[0]).name].scheme if op.outputs else "integer"
+        for op in graph.ops
+    ]
+    for before, after in zip(graph.subgraphs, edge.graph.subgraphs, strict=True):
+        for was, now in ((before.inputs, after.inputs), (before.outputs, after.outputs)):
+            floats = [
+                after.tensors[j].is_floating_point
+                for i, j in zip(was, now, strict=True)
+                if before.tensors[i].is_floating_point
+            ]
+            outcomes.append("integer" if not floats else "float" if any(floats) else "int8")
+    return outcomes
+
+
+def _check_taken(
+    rules: Sequence[litert.Rule],
+    ops: Sequence[litert.ScopedOp],
+    winners: Sequence[int | None],
+    outcomes: Sequence[str],
+) -> None:
+    """
+    Hold the file to the rules that it was quantized by.
+
+    A rule for one operation promises each op that it applies to; a rule for `*` what the library
+    supports, and so that anything is quantized at all. Left alone are ops on integers, and small
+    weights where the rule asks for that.
+
+    Raises:
+        ValueError: A rule left in float what it promises.
+    """
+    for index, rule in enumerate(rules):
+        applied = [
+            (op, outcome)
+            for op, winner, outcome in zip(ops, winners, outcomes, strict=True)
+            if winner == index
+        ]
+        left = [op for op, outcome in applied if outcome == "float"]
+        quantized = [op for op, outcome in applied if outcome not in ("float", "integer")]
+        if not applied or not rule.quantizes or rule.may_pass_over:
+            continue
+        if quantized and not (left and rule.names_an_operation):
+            continue
+        shown = left or [op for op, _ in applied]
+        done = f"left {len(left)} in float" if left else "quantized none"
+        raise ValueError(
+            "\n".join(
+                [
+                    f"{rule.place}: {done} of the {len(applied)} ops that it applies to",
+                    rule.told,
+                    litert.told_ops(shown),
+                    "  The library passes over ops that have nothing to quantize by this rule: a "
+                    "dynamic or weight-only rule needs a constant weight, a static one floating-"
+                    "point activations. Narrow the rule's regex, or let a no_quantize rule for "
+                    "these ops follow it",
+                ]
+            )
+        )

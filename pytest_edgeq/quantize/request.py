@@ -1,0 +1,312 @@
+"""The input of a flow: checked models, sample inputs and calibration data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.executors.session_executor import SessionExecutor
+from pytest_edgeq.compare.quantized import Counterpart, FloatFile, QuantizedModel
+from pytest_edgeq.compare.reference import module_tree
+from pytest_edgeq.compare.samples import Sample, SampleSpec, read_samples
+from pytest_edgeq.errors import CrashedConversionError
+from pytest_edgeq.names import PRESETS
+from pytest_edgeq.numerics.health import SampleLedger
+from pytest_edgeq.progress import Progress
+from pytest_edgeq.quantize.cache.conversions import ConversionCache
+from pytest_edgeq.quantize.conversion_refusals import refusal
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.process_state import frozen_heap, seeded
+from pytest_edgeq.runtimes.registry import Runtimes
+from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
+from pytest_edgeq.tflite.ops import QDQ
+
+_KEPT = 4
+"""Calibration samples that are kept, to compare the losses of others with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """
+    What the `edgeq` fixture fixes for every model.
+
+    Attributes:
+        runtime: Gives the runtime that is effective now.
+        threads: Cores that may be used.
+        seed: Of the random number generators while a model is quantized.
+        directory: Where files are written; None makes a temporary folder when needed.
+        runtimes: What files can be run on.
+        localize_seconds: How long a check that fails may look for the layer to blame.
+        cache: Runs the steps of conversions, or reads their results.
+        progress: Told of the steps that may take long.
+        native: Return the process that runs native steps of a model's conversion, by the model's
+            name; None for this one.
+        executor: Measures samples elsewhere.
+    """
+
+    runtime: Callable[[], str]
+    threads: int
+    seed: int
+    directory: Path | None
+    runtimes: Runtimes
+    localize_seconds: float = 0
+    cache: ConversionCache = field(default_factory=ConversionCache)
+    progress: Progress = field(default_factory=Progress)
+    native: Callable[[str], litert.Native | None] = lambda name: None
+    executor: SessionExecutor = field(default_factory=SessionExecutor)
+
+    def convert(self, name: str, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
+        """Convert as `ConversionCache.convert` does, and report it."""
+        with self.progress.step("convert", name):
+            return self.cache.convert(name, signatures, native=self.native(name), **options)
+
+
+@dataclass(slots=True)
+class Entry:
+    """
+    One signature that is asked for, checked.
+
+    Attributes:
+        key: The signature's name in the file.
+        model: In eval mode.
+        args: Positional sample inputs.
+        kwargs: Keyword sample inputs.
+        spec: What they say that a sample must be.
+        calibration: As the user gave it; read at most once.
+        name: For texts: the model's, with the signature behind it where there are several.
+        quantizer: For texts.
+        graph: The graph that the user has prepared or converted by PT2E, if the model is one; then
+            `model` is this graph without observers and rounding.
+        ledger: Digests of the calibration samples read, to meet them again among the evaluated.
+        kept: A few of these samples, drawn from all.
+    """
+
+    key: str
+    model: torch.nn.Module
+    args: tuple[torch.Tensor, ...]
+    kwargs: dict[str, torch.Tensor]
+    spec: SampleSpec
+    calibration: Iterable[Any] | None
+    dynamic_shapes: Any
+    name: str
+    quantizer: str
+    graph: torch.fx.GraphModule | None = None
+    ledger: SampleLedger = field(default_factory=SampleLedger)
+    kept: list[Sample] = field(default_factory=list)
+
+    @property
+    def sample(self) -> Sample:
+        """The sample inputs, as a sample."""
+        return Sample(self.args, self.kwargs)
+
+    def traced(self, model: torch.nn.Module | None = None) -> litert.Traced:
+        """What the converter is given: the model, or what a flow made of it."""
+        model = self.model if model is None else model
+        return litert.Traced(model, self.args, self.kwargs, self.dynamic_shapes)
+
+    def calibration_samples(self) -> Iterator[Sample]:
+        """
+        Read the calibration data, once.
+
+        Raises:
+            ValueError: There is none, or a sample that does not fit or is not finite.
+        """
+        if self.calibration is None:
+            raise ValueError(
+                f"{self.name}: quantizer {self.quantizer} needs calibration data and got none: its "
+                "activation ranges come from samples. Pass calibration=[sample, …], inputs as the "
+                "model will see them: dozens for PT2E; 100 or more for recipes, which average over "
+                "samples"
+            )
+        kind, draw = "calibration", random.Random(0)
+        for count, sample in enumerate(
+            read_samples(self.calibration, self.spec, kind, finite=True)
+        ):
+            self.ledger.add(sample.arrays())
+            if count < _KEPT:
+                self.kept.append(sample.clone())
+            elif (place := draw.randrange(count + 1)) < _KEPT:
+                self.kept[place] = sample.clone()
+            yield sample
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """
+    One call of `edgeq.quantize`, checked.
+
+    Attributes:
+        entries: One a signature of the file.
+        strict_export: Whether PT2E flows export strictly.
+        name: Of the model.
+        quantizer: For texts.
+        session: What holds for every model.
+        train: Trains the graph of a QAT quantizer, if given.
+    """
+
+    entries: tuple[Entry, ...]
+    strict_export: bool
+    name: str
+    quantizer: str
+    session: Session
+    train: Callable[[torch.fx.GraphModule], Any] | None = None
+
+    def edge(self, tflite: bytes) -> EdgeFile:
+        """
+        Open a file that the models were converted to.
+
+        Raises:
+            RuntimeError: No interpreter opens it.
+        """
+        first = self.entries[0].model
+        if all(entry.model is first for entry in self.entries):
+            modules: ModulePaths = module_tree(first)
+        else:
+            modules = SignatureModules({e.key: module_tree(e.model) for e in self.entries})
+        try:
+            return EdgeFile(
+                tflite,
+                modules=modules,
+                runtimes=self.session.runtimes,
+            )
+        except ValueError as error:
+            said = str(error).partition("says ")[2].partition("; build")[0] or str(error)
+            raise RuntimeError(
+                f"{self.name}: expected a file that interpreters open, got one that they refuse: "
+                f"{said}\ncause: converter and quantizer wrote it so, without an error: a fault "
+                "upstream. Seen where a recipe quantizes a constant that two ops take in two ways\n"
+                "fix: leave such ops in float by a rule of no_quantize, or quantize by PT2E"
+            ) from error
+
+    def float_file(self, key: str, traced: Callable[[Sample], litert.Traced]) -> FloatFile:
+        """Return the float file of a signature, to be converted when it is asked for."""
+        return float_file(self.name, key, self.session, traced)
+
+    def finish(
+        self,
+        flow: str,
+        edge: EdgeFile,
+        *,
+        simulated: Sequence[Callable[[], torch.nn.Module]] = (),
+        float_edge: EdgeFile | None = None,
+        float_files: Sequence[FloatFile] = (),
+        left_in_float: frozenset[str] = frozenset(),
+        quantizer: Any = None,
+        strict_export: str | None = None,
+    ) -> QuantizedModel:
+        """
+        Check the finished file and put it together with its references.
+
+        Raises:
+            RuntimeError: The runtime cannot allocate or run the file.
+            ValueError: Nothing in it is quantized, or two outputs came out with one name.
+        """
+        if flow != "float":
+            _check_something_is_quantized(edge, self)
+        counterparts: dict[str | None, Counterpart] = {}
+        for index, entry in enumerate(self.entries):
+            view = edge.at(entry.key)
+            if float_edge is not None:
+                _check_outputs_are_kept(view, float_edge.at(entry.key), entry.name)
+            _check_output_names(view, entry.name)
+            # Conversion succeeds for files that no kernel takes; better now than in the first run.
+            names = [spec.name for spec in entry.spec.inputs]
+            view.run(names, entry.sample.arrays(), self.session.runtime())
+            counterparts[entry.key] = Counterpart(
+                entry.spec,
+                entry.model,
+                simulated[index] if simulated else None,
+                float_files[index] if float_files else None,
+                entry.ledger,
+                entry.kept,
+            )
+        return QuantizedModel(
+            edge,
+            name=self.name,
+            flow=flow,
+            counterparts=counterparts,
+            runtime=self.session.runtime,
+            float_edge=float_edge,
+            directory=self.session.directory,
+            threads=self.session.threads,
+            executor=self.session.executor,
+            left_in_float=left_in_float,
+            quantizer=self.quantizer,
+            options=self._options(quantizer, strict_export),
+        )
+
+    def _options(self, quantizer: Any, strict_export: str | None) -> dict[str, str]:
+        """Return the options that op dtypes depend on, as text."""
+        options = {"quantizer": Path(self.quantizer).name}
+        if strict_export is not None:
+            options["strict_export"] = strict_export
+        if self.quantizer not in PRESETS:
+            settings = litert.settings_of(quantizer)
+            options |= {f"quantizer.{path}": text for path, text in settings.items()}
+        return options
+
+
+def float_file(
+    name: str, key: str, session: Session, traced: Callable[[Sample], litert.Traced]
+) -> FloatFile:
+    """Return the float file of a signature, to be converted when it is asked for."""
+
+    def convert(given: litert.Traced) -> bytes:
+        try:
+            with seeded(session.seed), frozen_heap():
+                return session.convert(name, {key: given})
+        except CrashedConversionError:
+            raise  # it says all there is to say
+        except Exception as error:
+            # Export and lowering in one call: whatever it was, the user gets it whole.
+            raise RuntimeError(refusal(name, "the converter", error, [given])) from error
+
+    return FloatFile(traced, convert)
+
+
+def _check_outputs_are_kept(edge: EdgeFile, float_edge: EdgeFile, name: str) -> None:
+    """
+    Refuse a file that a recipe gave more outputs than the model has.
+
+    ai-edge-quantizer 0.10.0, for some outputs that other ops read, too (a GRU's last state): it
+    adds a requantized one, leaves the old one in, and the signature names but one.
+    """
+    before = [border.tensor.name for border in float_edge.signature.outputs]
+    after = [border.tensor.name for border in edge.signature.outputs]
+    if len(after) != len(before):
+        raise ValueError(
+            f"{name}: ai-edge-quantizer made {len(after)} outputs ({', '.join(after)}) of the "
+            f"{len(before)} of the float file: an output that another op reads, too, was "
+            "requantized and left in as well. Quantize by PT2E, leave that op in float by a rule "
+            "of no_quantize, or give out only what no op of the model reads"
+        )
+
+
+def _check_output_names(edge: EdgeFile, name: str) -> None:
+    outputs = edge.signature.outputs
+    nameless = [border for border in outputs if border.name == border.tensor.name]
+    # Of outputs with one name the last is named; where none is, the tensors bear the names.
+    if 0 < len(nameless) < len(outputs):
+        raise ValueError(
+            f"{name}: of {len(outputs)} outputs the file names "
+            f"{len(outputs) - len(nameless)}, so {len(nameless)} could never be read. The "
+            "converter joins the keys of nested outputs with '_', and two keys came out the "
+            f"same ({', '.join(border.tensor.name for border in outputs)}); rename one"
+        )
+
+
+def _check_something_is_quantized(edge: EdgeFile, request: Request) -> None:
+    schemes = {entry.scheme for entry in edge.op_dtypes if entry.op not in QDQ}
+    if schemes <= {"float", "integer"}:
+        counts = ", ".join(f"{n} {op}" for op, n in edge.op_dtypes.counts().items())
+        raise ValueError(
+            f"{request.name}: nothing was quantized by {request.quantizer}: every op of the file "
+            f"computes in float ({counts}). The quantizer annotated or matched no op of this "
+            "model: choose one that knows its ops, or pass quantizer=None if float is meant"
+        )

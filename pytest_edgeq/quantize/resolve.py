@@ -1,0 +1,109 @@
+"""Which flow a quantizer belongs to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.names import PRESETS, unknown_preset
+from pytest_edgeq.quantize.pt2e import quantize_pt2e
+from pytest_edgeq.quantize.recipe import quantize_recipe
+from pytest_edgeq.quantize.request import Request
+from pytest_edgeq.quantize.torchao import quantize_torchao
+
+
+def describe(quantizer: Any) -> str:
+    """
+    Name a quantizer in texts, and refuse what is none before anything is converted.
+
+    Raises:
+        ValueError: A string that is no preset and no `.json` path.
+        TypeError: Something else that is no quantizer.
+    """
+    if quantizer is None:
+        return "None"
+    if isinstance(quantizer, (str, os.PathLike)):
+        name = os.fspath(quantizer)
+        if name not in PRESETS and not name.endswith(".json"):
+            raise ValueError(unknown_preset(name))
+        return name
+    if isinstance(quantizer, list):
+        return "recipe"
+    if litert.is_pt2e_quantizer(quantizer) or litert.is_ao_config(quantizer):
+        return type(quantizer).__name__
+    hint = "; instantiate it" if isinstance(quantizer, type) else ""
+    if hasattr(quantizer, "get_quantization_recipe"):
+        # ai-edge-quantizer's Quantizer and RecipeManager hold a recipe; they are none.
+        hint = "; pass what its get_quantization_recipe() gives"
+    raise TypeError(
+        "quantizer: expected a preset's name, a PT2E Quantizer instance, a torchao AOBaseConfig, "
+        "an ai-edge-quantizer recipe (a list of dicts, or a .json path) or None, got "
+        f"{quantizer!r:.80}{hint}"
+    )
+
+
+def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
+    """
+    Quantize by the flow that the quantizer belongs to; `describe` has let it through.
+
+    Raises:
+        ImportError: There is no converter, or one that cannot be used.
+        ValueError: `train` is missing, or given to a quantizer that nothing can be trained with.
+    """
+    # Where no converter is installed, its ImportError says what to install. It is imported when
+    # something is converted: what is in the cache needs none.
+    litert.converter_name()
+    if any(entry.graph is not None for entry in request.entries):
+        _check_own_graphs(request, quantizer)
+        return quantize_pt2e(request, quantizer)
+    _check_train(request, quantizer)
+    if quantizer is None:
+        return quantize_recipe(request, None)
+    if isinstance(quantizer, str) and quantizer.startswith("pt2e_"):
+        return quantize_pt2e(request, quantizer)
+    if isinstance(quantizer, (str, list)):
+        return quantize_recipe(request, litert.load_recipe(quantizer))
+    if isinstance(quantizer, os.PathLike):
+        return quantize_recipe(request, litert.load_recipe(Path(quantizer)))
+    if litert.is_ao_config(quantizer):
+        return quantize_torchao(request, quantizer)
+    return quantize_pt2e(request, quantizer)
+
+
+def _check_own_graphs(request: Request, quantizer: Any) -> None:
+    names_pt2e = quantizer is None or (
+        quantizer.startswith("pt2e_")
+        if isinstance(quantizer, str)
+        else litert.is_pt2e_quantizer(quantizer)
+    )
+    if not names_pt2e or any(entry.graph is None for entry in request.entries):
+        raise ValueError(
+            f"{request.name} is a graph that PT2E has prepared or converted, which is converted as "
+            f"it is: {request.quantizer} quantizes float models. Leave quantizer= out, or pass the "
+            "float model; of several signatures pass such a graph for each"
+        )
+
+
+def _check_train(request: Request, quantizer: Any) -> None:
+    preset = isinstance(quantizer, str) and quantizer in PRESETS
+    if preset and "_qat_" in quantizer and request.train is None:
+        raise ValueError(
+            f"{request.name}: quantizer {quantizer} needs train=, a function that trains the "
+            "prepared graph in place: train=lambda prepared: fit(prepared, data). Without training "
+            "use 'pt2e_static_int8'"
+        )
+    if request.train is not None and litert.is_ao_config(quantizer):
+        raise ValueError(
+            f"{request.name}: train= is for PT2E quantizers. With torchao train first: "
+            "quantize_(model, QATConfig(base_config, step='prepare')), train the model, and pass "
+            "it with quantizer=QATConfig(base_config, step='convert')"
+        )
+    takes = "_qat_" in quantizer if preset else litert.is_pt2e_quantizer(quantizer)
+    if request.train is not None and not takes:
+        raise ValueError(
+            f"{request.name}: train= is for quantization-aware training, which {request.quantizer} "
+            "is not: use 'pt2e_qat_int8' or a PT2E quantizer with a QAT config, or leave train= out"
+        )

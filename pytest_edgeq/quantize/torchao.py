@@ -1,0 +1,135 @@
+"""
+The `torchao` flow: quantize a copy by `quantize_`, convert it in float, write the weights back.
+
+The converter's first pipeline knows no quantized tensor. So it converts the model with the values
+that its codes stand for, and the codes, scales and zero points go into the file in their place.
+Where the converter has folded the values into others that the codes do not give, its second
+pipeline is used if TensorFlow brings it. It comes second because it gives the
+same ops and numbers for fewer models: no groups, GELU, embeddings or layers' names (litert-torch
+0.10.0 with tf-nightly-cpu 2.22.0.dev20260905; `tests/litert/test_ao_shims.py` watches).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.reference import call_reference
+from pytest_edgeq.quantize.recipe import convert
+from pytest_edgeq.quantize.request import Entry, Request
+from pytest_edgeq.runtimes.edge import EdgeFile
+
+
+def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
+    """
+    Quantize a model by torchao's `quantize_` and convert it.
+
+    The quantized copy is the simulated model; `litert.quantize_ao` says in which codes it differs
+    from what `quantize_` gives. A `.tflite` op of scheme `dynamic` quantizes its
+    activations as its kernels do, whatever the config says of them: row by row, XNNPACK
+    asymmetrically, the others symmetrically.
+
+    Raises:
+        ValueError: Nothing was quantized, or in a way that no `.tflite` can hold.
+        RuntimeError: torchao, torch.export or the converter refuses the model.
+    """
+    by_model: dict[int, torch.nn.Module] = {}
+    for entry in request.entries:
+        if id(entry.model) not in by_model:
+            by_model[id(entry.model)] = litert.quantize_ao(entry.model, config, entry.name)
+    simulated = [by_model[id(entry.model)] for entry in request.entries]
+    by_weights = {key: litert.ao_weights(model, request.name) for key, model in by_model.items()}
+    for entry, model in zip(request.entries, simulated, strict=True):
+        _run(entry, model, config)
+    plain = {key: litert.dequantized(model) for key, model in by_model.items()}
+    traced = {entry.key: entry.traced(plain[id(entry.model)]) for entry in request.entries}
+    float_tflite = convert(request, traced)
+    weights = list(itertools.chain(*by_weights.values()))
+    tflite, missing = litert.write_weights(float_tflite, weights)
+    if missing:
+        weights = []
+        for key, each in by_weights.items():
+            calls = [traced[entry.key] for entry in request.entries if id(entry.model) == key]
+            unused = set.intersection(*map(_unused, calls))
+            weights += [weight for weight in each if weight.name not in unused]
+        tflite, missing = litert.write_weights(float_tflite, weights)
+    if missing:
+        tflite = _second_pipeline(request, simulated, missing)
+    edge = request.edge(tflite)
+    _check_kept(request, edge, weights)
+    made = [functools.partial(by_model.__getitem__, id(entry.model)) for entry in request.entries]
+    return request.finish("torchao", edge, simulated=made, quantizer=config)
+
+
+def _run(entry: Entry, quantized: torch.nn.Module, config: Any) -> None:
+    """Run what torchao made once: not all that it quantizes it can also compute."""
+    try:
+        call_reference(quantized, entry.sample)
+    except Exception as error:
+        raise RuntimeError(
+            f"{entry.name} quantized by {type(config).__name__} does not run in torch: torchao has "
+            "no kernel for a layer; name others by an FqnToConfig\n"
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _unused(traced: litert.Traced) -> set[str]:
+    """Names of the parameters that the model holds and never uses."""
+    with litert.quiet():
+        program = torch.export.export(
+            traced.model, traced.args, dict(traced.kwargs), dynamic_shapes=traced.dynamic_shapes
+        )
+    names = program.graph_signature.inputs_to_parameters
+    return {names[n.name] for n in program.graph.nodes if n.name in names and not n.users}
+
+
+def _second_pipeline(
+    request: Request, simulated: Sequence[torch.nn.Module], missing: Sequence[str]
+) -> bytes:
+    if not litert.second_pipeline():
+        raise ValueError(
+            f"{request.name}: the converter folds {', '.join(missing)} with its neighbours into "
+            "values that the codes do not give, or computes with it in another op than "
+            "FULLY_CONNECTED and EMBEDDING_LOOKUP. Fold a norm's weight into the layer before "
+            "quantizing (of a batch norm: torch.nn.utils.fusion.fuse_linear_bn_eval; of a "
+            "LayerNorm in front: linear.bias += linear.weight @ norm.bias, linear.weight *= "
+            "norm.weight, then bias 0 and weight 1), leave the layer in float by an FqnToConfig, "
+            "take a recipe (recipe_dynamic_wi8_afp32), or install tf-nightly-cpu in place of "
+            "tensorflow-cpu: with it the converter's second pipeline keeps the layer apart"
+        )
+    traced = {
+        entry.key: entry.traced(model)
+        for entry, model in zip(request.entries, simulated, strict=True)
+    }
+    return convert(request, traced, second_pipeline=True)
+
+
+def _check_kept(
+    request: Request, edge: EdgeFile, weights: Sequence[litert.QuantizedWeight]
+) -> None:
+    """Every quantized layer is in the file with its scheme and its dtype."""
+    promised = Counter(
+        ("dynamic" if weight.dynamic else "weight_only", f"int{weight.bits}") for weight in weights
+    )
+    found = Counter((entry.scheme, entry.weight) for entry in edge.op_dtypes)
+    for (scheme, dtype), count in promised.items():
+        if found[scheme, dtype] < count:
+            raise RuntimeError(
+                f"{request.name}: of {count} layers quantized as {scheme} {dtype} the converter "
+                f"kept {found[scheme, dtype]}: {edge.op_dtypes!r}. The rest would run in float"
+            )
+    layers = {weight.name.rpartition(".")[0] for weight in weights}
+    for entry in edge.op_dtypes:
+        if entry.module in layers and entry.scheme == "float" and entry.weight is not None:
+            raise RuntimeError(
+                f"{request.name}: {entry.where} is in float, though its layer is quantized: the "
+                "layer is called several times, and one of the calls is folded with its "
+                "neighbours. Leave the layer in float by an FqnToConfig"
+            )

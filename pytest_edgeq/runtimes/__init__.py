@@ -1,0 +1,10 @@
+"""
+Run `.tflite` files.
+
+- `edge`: `EdgeFile`, a file with its graph, its signature and its runtimes.
+- `registry` names runtimes, `opening` describes a file to open, `runner` opens and runs it,
+  `engines` are the interpreters.
+- `refusals` and `unsafe` explain what kernels cannot run, `crashing_op` finds the op that ends a
+  process.
+- `bounds`: what sound kernels may be off. `workers`: files in other processes.
+"""

@@ -1,0 +1,136 @@
+"""How far a float kernel's result may lie from the real one, relative to what goes in and out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.runtimes.bounds.hybrid import hybrid_position, is_packed
+from pytest_edgeq.runtimes.bounds.site import ULP, elements, option, reach_of
+from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.ops import facts_of
+from pytest_edgeq.tflite.subgraph import Op, Tensor
+
+#: What functions and the operations around a sum are off, in units in the last place: Eigen's
+#: rational approximations of tanh and the logistic function are within 6, measured; twice that.
+_FUNCTION = 12
+
+#: XNNPACK computes eˣ as 2 to the power of x · log₂e (`f32-vexp`): the product, rounded to float32,
+#: is off by 2^−24 of itself, and the constant by a quarter of that; measured 0.8 in all.
+_EXPONENT = 1.25
+
+#: eˣ is infinite in float32 beyond.
+_GREATEST_EXPONENT = math.log(float(np.finfo(np.float32).max))
+
+#: Standard deviations that a sum of roundings stays within: 2n · e^−32 of all values do not.
+_SIGMAS = 8
+
+
+def reduction_length(graph: OpGraph, op: Op) -> int:
+    """How many terms are summed to one output value, the bias among them; 1 where none are."""
+
+    def shape(position: int) -> tuple[int, ...]:
+        return graph.tensor(op, op.inputs[position]).shape
+
+    if summed := facts_of(op.name).summed:
+        return math.prod(n for axis, n in enumerate(shape(1)) if axis in summed) + 1
+    if op.name == "BATCH_MATMUL":
+        return shape(0)[-2 if option(graph, op, "AdjX") else -1]
+    if op.name in ("MEAN", "SUM"):
+        made = elements(graph.tensor(op, op.outputs[0]))
+        return max(math.prod(shape(0)) // max(made, 1), 1)
+    if op.name in ("SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION"):
+        return shape(0)[-1]
+    return len(op.inputs) if op.name == "ADD_N" else 1
+
+
+def float_bound(graph: OpGraph, op: Op, *, exact: bool = False) -> float:
+    """
+    What a sound float kernel's result may be off, relative to the greatest value in or out.
+
+    A sum of n products in any order is off by n · 2^−24 of Σ|w·x| (Higham, Accuracy and Stability
+    of Numerical Algorithms, §3.1), and, its roundings being as good as independent, by 8 · √n of
+    them (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019). Σ|w·x|
+    is at most the greatest input times the greatest row of Σ|w|; of a product of two activations
+    the greatest value of both and of the result stands for it.
+
+    Kernels that quantize their input sum whole numbers, exactly. Against a sum in float64 of
+    `hybrid_input` and float32 weights only the weights' own roundings are left, 8 · √Σw².
+
+    Returns:
+        A factor of the greatest absolute value of the op's inputs and output, for instance 2e-5.
+    """
+    sums, roots = _rows(graph, op)
+    n = reduction_length(graph, op)
+    if exact and hybrid_position(graph, op) is not None:
+        weights = graph.tensor(op, op.inputs[1])
+        # Its own kernel for int4 has codes from 0 to 15, and takes 8 · Σx off in floats.
+        shifted = 2 * 8 * n * float(weights.scales.max()) if is_packed(op, weights) else 0.0
+        return (_SIGMAS * roots + shifted + _FUNCTION) * ULP
+    return (min(n, _SIGMAS * math.sqrt(n)) + _FUNCTION) * ULP * max(1.0, sums)
+
+
+def float_reach(graph: OpGraph, op: Op) -> float:
+    """
+    What `float_bound` is relative to at the least, whatever goes in and out; in the op's unit.
+
+    A DEQUANTIZE may take the zero point off in floats, q · s − z · s: each product is rounded, and
+    |q| · s is at most the result and |z| · s.
+    """
+    given = graph.tensor(op, op.inputs[0])
+    if op.name != "DEQUANTIZE" or not given.is_quantized:
+        return 0.0
+    return float(np.abs(given.zero_points * given.scales).max(initial=0.0))
+
+
+def float_conditioning(op: Op, inputs: Iterable[npt.NDArray[Any]]) -> float:
+    """
+    Return what `float_bound` grows by, because a function multiplies the rounding of its argument.
+
+    The relative error of eˣ is the absolute error of the exponent, which grows with x. Negative
+    exponents add nothing: there |x| · eˣ is less than 1.
+    """
+    if op.name != "EXP":
+        return 0.0
+    finite = [values[np.isfinite(values)] for values in inputs]
+    greatest = max((float(values.max(initial=0.0)) for values in finite), default=0.0)
+    return _EXPONENT * min(greatest, _GREATEST_EXPONENT) * ULP
+
+
+def _rows(graph: OpGraph, op: Op) -> tuple[float, float]:
+    """The greatest Σ|w| and √Σw² of what makes one output value; 1 where weights are not known."""
+    n = reduction_length(graph, op)
+    if op.name == "SUM":
+        return float(n), math.sqrt(n)
+    if not (axes := facts_of(op.name).summed):
+        return 1.0, 1.0
+    weights = graph.tensor(op, op.inputs[1])
+    producer = graph.subgraphs[op.subgraph].producer.get(weights.index)
+    if producer is not None and producer.name == "DEQUANTIZE":
+        weights = graph.tensor(producer, producer.inputs[0])
+    if weights.is_external or not weights.is_constant:
+        return 1.0, 1.0
+    dtype = numpy_dtype(weights.dtype)
+    if dtype is None or (weights.is_quantized and not len(weights.scales)):
+        # Packed codes, or scales by blocks: at most as large as they can be.
+        greatest = float(graph.scales(op.subgraph, weights).max(initial=0.0)) * reach_of(weights)
+        return greatest * n, greatest * math.sqrt(n)
+    values = graph.constant(weights).view(dtype).reshape(weights.shape).astype(np.float64)
+    if weights.is_quantized:
+        values = (values - _along(weights, weights.zero_points)) * _along(weights, weights.scales)
+    return (
+        float(np.abs(values).sum(axis=axes).max(initial=0.0)),
+        float(np.sqrt((values**2).sum(axis=axes)).max(initial=0.0)),
+    )
+
+
+def _along(tensor: Tensor, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    shape = [1] * len(tensor.shape)
+    if len(values) > 1:
+        shape[tensor.quantized_dimension] = len(values)
+    return values.astype(np.float64).reshape(shape)

@@ -1,0 +1,171 @@
+"""
+Curves, norms and roots: what their kernels add to one rounding, in LSB of the output.
+
+Paths are below `tflite/kernels/`. None stands for an op that is not quantized as the rule expects.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pytest_edgeq.runtimes.bounds.fixed import (
+    quantized_multiplier,
+    rescale_excess,
+)
+from pytest_edgeq.runtimes.bounds.site import (
+    ULP,
+    Site,
+    scale_of,
+)
+from pytest_edgeq.runtimes.bounds.tables import table_excess
+from pytest_edgeq.tflite.subgraph import Tensor
+
+
+def table(site: Site) -> float | None:
+    """
+    A table of 256 codes, each computed in float and rounded once.
+
+    Input, function, scaling and the sum with the zero point are off by some units in the last place
+    (`internal/common.h`, `LUTPopulateInt8`; LOGISTIC, TANH, EXP, LOG, ELU, GELU), and functions
+    that change by more than their value where the input does add as much again.
+    """
+    return 16 * ULP * site.reach if site.output.dtype != "int16" else table_excess(site)
+
+
+def sigmoid(site: Site) -> float | None:
+    """
+    LOGISTIC of int16 by a table of σ, 24 entries for each unit of x, and lines between them.
+
+    In LSB of 2^−15: a line over 1/24 is off by max|σ''|/8 · 24^−2 (0.0962 / 8), entries of 2^−16 by
+    1/4, the input by half a step of 1/12288 (σ' ≤ 1/4) and by its multiplier, a whole number of at
+    most 15 bits that is cut, not rounded (|x·σ'| ≤ 0.2239). Beyond the table (255/24), 1 stands for
+    σ. (`internal/reference/integer_ops/logistic.h`; `activations.cc`, `SigmoidPrepare`.)
+    """
+    if site.output.dtype != "int16":
+        return table(site)
+    s_in = scale_of(site.input(0))
+    if s_in is None:
+        return None
+    line = 0.0962251 / 8 / 24**2
+    slopes = 0.5 / 12288 / 4 + 0.2239 * _cut_input(s_in)
+    ending = 1 / (1 + math.exp(255 / 24))
+    return 32768 * max(line + slopes, ending) + 0.25 + 1
+
+
+def tanh(site: Site) -> float | None:
+    """
+    TANH of int16 as 2σ(2x) − 1 by the table of LOGISTIC: everything counts twice.
+
+    (`internal/reference/integer_ops/tanh.h`; |x · tanh'| ≤ 0.4479, tanh' ≤ 1.)
+    """
+    if site.output.dtype != "int16":
+        return table(site)
+    s_in = scale_of(site.input(0))
+    if s_in is None:
+        return None
+    line = 2 * 0.0962251 / 8 / 24**2
+    slopes = 0.5 / 12288 + 0.4479 * _cut_input(s_in)
+    ending = 2 / (1 + math.exp(255 / 24))
+    return 32768 * max(line + slopes, ending) + 0.5 + 1
+
+
+def _cut_input(s_in: float) -> float:
+    """What cutting the multiplier s_in · 3 · 4096 to 15 bits loses, relative."""
+    multiplier = s_in * 4096 * 3
+    while multiplier <= 32767 / 2:
+        multiplier *= 2
+    return 1 - math.floor(multiplier) / multiplier
+
+
+def hard_swish(site: Site) -> float | None:
+    """
+    HARD_SWISH in 16 bits (`internal/reference/hard_swish.h`, `activations.cc`, `HardSwishPrepare`).
+
+    x · 128 is brought to the output's scale · 2^e (e ≤ 0) by a 16-bit multiplier, off by 1/2 and
+    by the multiplier's cut; times relu6(x + 3) / 6, which is off by what its own multiplier, shifts
+    and halving leave, in units of 2^−15; the product is cut towards zero (1 unit) and shifted by e.
+    """
+    s_in = scale_of(site.input(0))
+    if s_in is None or site.output.dtype == "int16":
+        return None
+    out_cut, e = _cut(s_in / 128 / site.scale)
+    gate_cut, gate_shift = _cut(s_in / 128 / (3 / 32768))
+    # Rounded, then doubled by the last bit of a left shift; or rounded, shifted and rounded again.
+    gate = 1.0 if gate_shift > 0 else 0.5 * 2.0**gate_shift + (0.5 if gate_shift < 0 else 0.0)
+    # Halved with x at most 32767 in place of 32768, and rounded down.
+    gate_off = (gate / 2 + 1) / 32768 + gate_cut / 2
+    reach = max(site.reach, 3 / site.scale)
+    return float(1.5 * 2.0**e + (out_cut + gate_off + 4 * ULP) * reach)
+
+
+def _cut(real: float) -> tuple[float, int]:
+    """How far a multiplier is off when 16 bits hold it, relative; and its shift."""
+    significand, shift = quantized_multiplier(real)
+    held = min((int(significand) + (1 << 15)) >> 16, 0x7FFF)
+    return abs(math.ldexp(held, int(shift) - 15) / real - 1), int(shift)
+
+
+def softmax(site: Site) -> float | None:
+    """
+    SOFTMAX of 8 bits in floats: a table of exponentials, a sum of n of them, a division.
+
+    n + 5 float operations (`internal/optimized/optimized_ops.h`, `Softmax`), and exponents that
+    the float scale has moved by 255 · s_in · 2^−24.
+    """
+    x = site.input(0)
+    s_in = scale_of(x)
+    if x is None or s_in is None:
+        return None
+    if site.output.dtype == "int16":
+        return _softmax_16(x)
+    return (x.shape[-1] + 5 + 2 * 255 * s_in) * ULP * site.reach
+
+
+def _softmax_16(x: Tensor) -> float:
+    """
+    SOFTMAX of int16 by two tables of 512 lines (`internal/reference/softmax.h`, `SoftmaxInt16`).
+
+    In LSB of 2^−15: an exponential e is off by half a step of 10/65535 of its input (2.5 · e), by
+    half of what a line over 10/512 loses (0.8 · e), and by up to 1.5 in its entries, whatever its
+    size: below e^−10 it stays there. n of them make the sum, which is 1 or more and by which all
+    are divided; the table of reciprocals and the last rounding add 2.
+    """
+    return (2.5 + 0.8) * 2 + 1.5 * (x.shape[-1] + 1) + 2
+
+
+def log_softmax(site: Site) -> float | None:
+    """LOG_SOFTMAX of 8 bits in floats (`internal/optimized/optimized_ops.h`, `LogSoftmax`)."""
+    x = site.input(0)
+    s_in = scale_of(x)
+    if x is None or s_in is None:
+        return None
+    terms = site.reach + 2 * 256 * s_in / site.scale
+    return (8 * terms + x.shape[-1] / site.scale) * ULP
+
+
+def square_root(site: Site) -> float | None:
+    """SQRT in floats, cut and not rounded (`elementwise.cc`, `SqrtEvalQuantized`)."""
+    return 0.5 + 4 * ULP * site.reach
+
+
+def reciprocal_root(site: Site) -> float | None:
+    """
+    RSQRT of int8: 2^20 / √v, rounded, times 1 / (√s_in · S) (`elementwise.cc`).
+
+    The rounding is 2^−21 · √v ≤ 2^−21 · 16, relative; the root's own Newton steps leave 2^−20.
+    """
+    s_in = scale_of(site.input(0))
+    if s_in is None or site.output.dtype != "int8":
+        return table_excess(site)
+    real = 1 / (math.sqrt(s_in) * site.scale)
+    return rescale_excess(real / 2**20, site.reach) + (2.0**-16 + 2 * ULP) * site.reach
+
+
+def l2_normalized(site: Site) -> float | None:
+    """
+    L2_NORMALIZATION: codes times 128 / √(sum of squares), whose shift depends on the data.
+
+    The double rounding is 1/4 at most (k ≥ 1); the root is 2^−20 off
+    (`internal/reference/integer_ops/l2normalization.h`).
+    """
+    return 0.25 + 2.0**-18 * site.reach

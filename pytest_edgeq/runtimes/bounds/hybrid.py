@@ -1,0 +1,267 @@
+"""
+The input of dynamically quantized kernels as they see it.
+
+With floats outside and integer weights inside, TFLite's kernels quantize the input to int8 at each
+run and sum whole numbers. Symmetric: scale max|x| / 127, `SymmetricQuantizeFloats`. Asymmetric:
+(max(x, 0) − min(x, 0)) / 255 with a rounded zero point, `AsymmetricQuantizeFloats`, both in
+`internal/reference/portable_tensor_utils.cc`. Which, and over what, is the kernel's choice:
+
+| op | over | which |
+| --- | --- | --- |
+| FULLY_CONNECTED | a row of the input | `asymmetric_quantize_inputs` |
+| FULLY_CONNECTED, int4, from 32 to 4 values on | a row | symmetric |
+| FULLY_CONNECTED, int4 by blocks | a row | asymmetric |
+| BATCH_MATMUL | a row of the left side | `asymmetric_quantize_inputs` |
+| CONV_2D, scales that differ, or groups | an image of the batch | asymmetric |
+| CONV_2D, one scale | an image | symmetric |
+| DEPTHWISE_CONV_2D, TRANSPOSE_CONV | an image | asymmetric |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.numerics.arrays import contiguous
+from pytest_edgeq.runtimes.bounds.site import option
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.ops import facts_of
+from pytest_edgeq.tflite.subgraph import Op, Tensor
+
+Floats = npt.NDArray[Any]
+
+_WEIGHTS = ("int8", "uint8", "int4", "int2")
+
+# Elements that are quantized together: a quarter of a MB each of a few arrays.
+_TILE = 1 << 16
+
+# float32 tells halves up to 2^−14 at most: what is as near as this is looked at again.
+_NEAR = 1e-3
+
+
+def hybrid_position(graph: OpGraph, op: Op) -> int | None:
+    """Position of the input that the kernel quantizes at each run; None where it quantizes none."""
+    facts = facts_of(op.name)
+    if not facts.dynamic:
+        return None
+    data = facts.inputs[0]
+    left, right = graph.tensor(op, op.inputs[data]), graph.tensor(op, op.inputs[facts.weights[0]])
+    return data if left.dtype == "float32" and right.dtype in _WEIGHTS else None
+
+
+class _Steps(NamedTuple):
+    """
+    How rows are quantized, a value a row.
+
+    Attributes:
+        factor: What they are multiplied by.
+        zero_point: What is added then.
+        scale: What one step stands for.
+    """
+
+    factor: Floats
+    zero_point: Floats
+    scale: Floats
+
+
+class Halves(NamedTuple):
+    """
+    Where an input is near halfway between two codes.
+
+    Attributes:
+        steps: How it is quantized.
+        near: Lines and parts of them, and the places there.
+    """
+
+    steps: _Steps
+    near: list[tuple[slice, slice, npt.NDArray[np.intp]]]
+
+
+class HybridInput:
+    """Quantization of an op's float input inside the kernel, before the product."""
+
+    def __init__(self, graph: OpGraph, op: Op, *, runtime: str = "builtin") -> None:
+        weights = graph.tensor(op, op.inputs[1])
+        self._turned = op.name == "BATCH_MATMUL" and bool(option(graph, op, "AdjX"))
+        # What gets one scale each: so many values in a row, or an image of the batch.
+        self._by_row = op.name in ("FULLY_CONNECTED", "BATCH_MATMUL")
+        self._size = weights.shape[-1] if op.name == "FULLY_CONNECTED" else None
+        self._is_asymmetric = _is_asymmetric(graph, op, weights, runtime)
+
+    @property
+    def _low(self) -> int:
+        return -128 if self._is_asymmetric else -127
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether values of a shape can be what is quantized; a wrongly wired op takes others."""
+        return len(shape) > 0 and math.prod(shape) % (self._size or 1) == 0
+
+    def seen(self, x: Floats) -> Floats:
+        """
+        The op's input as the kernel sees it after quantizing it.
+
+        Returns:
+            Dequantized, of the same shape and dtype.
+        """
+        return self.look(x)[0]
+
+    def look(self, x: Floats, ends: tuple[float, float] | None = None) -> tuple[Floats, Halves]:
+        """The same, and where the kernel may see another code: `ties` says what that is worth."""
+        rows = self._rows(x)
+        seen = np.empty(rows.shape, x.dtype)
+        near = []
+        with np.errstate(all="ignore"):
+            low, high = _ends(rows, ends)
+            steps = (_asymmetric if self._is_asymmetric else _symmetric)(low, high)
+            # Few are cut in less time than it takes to ask.
+            cuts = x.size <= _TILE or _reaches_beyond(low, high, steps, self._low)
+            for lines, part in _tiles(*rows.shape):
+                own = _Steps._make(each[lines] for each in steps)
+                codes, places = _codes(rows[lines, part], own, self._low if cuts else None)
+                np.multiply(codes, own.scale, out=seen[lines, part], dtype=x.dtype)
+                near.append((lines, part, places))
+        if self._turned:
+            seen = seen.reshape(x.swapaxes(-1, -2).shape)
+            return contiguous(seen.swapaxes(-1, -2)), Halves(steps, near)
+        return seen.reshape(x.shape), Halves(steps, near)
+
+    def ties(self, x: Floats, halves: Halves) -> float:
+        """
+        What the inputs that lie halfway between two codes may be off, in sum.
+
+        A quotient of float32 is known to two units in the last place, so which code such a value
+        takes depends on the order in which a processor multiplies and adds. Each is worth one step.
+
+        Returns:
+            In units of the input; the results are off by as much times the largest weight at most.
+        """
+        rows = self._rows(x)
+        total = 0.0
+        for lines, part, places in halves.near:
+            tile = rows[lines, part]
+            line = places // max(tile.shape[1], 1)
+            values = tile[line, places - line * tile.shape[1]]
+            steps = _Steps._make(each[lines][line, 0] for each in halves.steps)
+            codes, _ = _codes(values, steps, self._low)
+            exact = values.astype(np.float64) / steps.scale
+            apart = np.abs(np.abs(exact - codes) - 0.5)
+            tied = apart <= (np.abs(exact) + 256) * 2.0**-22
+            total += float(steps.scale[tied].sum(dtype=np.float64))
+        return total
+
+    def _rows(self, x: Floats) -> Floats:
+        seen = contiguous(x.swapaxes(-1, -2) if self._turned else x, np.float32)
+        if self._by_row:
+            return seen.reshape(-1, self._size or seen.shape[-1])
+        return seen.reshape(-1, math.prod(seen.shape[-3:]))
+
+
+def _is_asymmetric(graph: OpGraph, op: Op, weights: Tensor, runtime: str) -> bool:
+    # XNNPACK knows no other way (`src/operators/`, `qd8`).
+    if weights.block_scales >= 0 or runtime == "xnnpack":
+        return True
+    if runtime == "builtin" and is_packed(op, weights):
+        return False
+    if op.name in ("FULLY_CONNECTED", "BATCH_MATMUL"):
+        return bool(option(graph, op, "AsymmetricQuantizeInputs"))
+    if op.name == "CONV_2D":
+        has_groups = weights.shape[3] != graph.tensor(op, op.inputs[0]).shape[3]
+        return has_groups or len(np.unique(weights.scales)) > 1
+    return True
+
+
+def is_packed(op: Op, weights: Tensor) -> bool:
+    """
+    Whether FULLY_CONNECTED takes its own kernel for int4, which knows no zero points.
+
+    (`fully_connected.cc`, `Prepare`: even rows of 32 at least, 4 outputs at least.)
+    """
+    if op.name != "FULLY_CONNECTED" or weights.dtype != "int4" or not weights.is_constant:
+        return False
+    n_out, n_in = weights.shape[0], weights.shape[-1]
+    return n_in % 2 == 0 and n_in >= 32 and n_out >= 4
+
+
+def _ends(rows: Floats, known: tuple[float, float] | None) -> tuple[Floats, Floats]:
+    """The least value of each row, and the greatest."""
+    if known is not None and len(rows) == 1:
+        low, high = (np.full((1, 1), end, np.float32) for end in known)
+        return low, high
+    return rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
+
+
+def _symmetric(low: Floats, high: Floats) -> _Steps:
+    """Codes −127 … 127, and their scales, max|x| / 127."""
+    reach = np.maximum(high, -low)
+    empty = reach == 0
+    safe = np.where(empty, np.float32(1), reach)
+    scale = np.where(empty, np.float32(1), safe / np.float32(127))
+    return _steps(np.float32(127) / safe, np.zeros_like(safe), scale)
+
+
+def _asymmetric(low: Floats, high: Floats) -> _Steps:
+    """Over the range with 0 in it."""
+    low = np.minimum(low, 0).astype(np.float64)
+    high = np.maximum(high, 0).astype(np.float64)
+    scale = (high - low) / 255
+    empty = scale == 0
+    scale[empty] = 1.0
+    below, above = low / scale, high / scale
+    # From the end that is nearer to 0 in codes, which the rounding harms less.
+    zero_point = _rounded(np.where(128 - below < 127 + above, -128 - below, 127 - above))
+    zero_point[empty] = 0.0
+    held = scale.astype(np.float32)
+    return _steps(np.float32(1) / held, zero_point.astype(np.float32), held)
+
+
+def _steps(factor: Floats, zero_point: Floats, scale: Floats) -> _Steps:
+    # Of values so small that float32 does not hold their step nothing is known.
+    factor[np.isinf(factor)] = np.nan
+    return _Steps(factor, zero_point, scale)
+
+
+def _tiles(count: int, size: int) -> Iterator[tuple[slice, slice]]:
+    """Lines and parts of them that a processor keeps at hand."""
+    lines, part = max(_TILE // max(size, 1), 1), min(size, _TILE)
+    for line in range(0, count, lines):
+        for start in range(0, size, max(part, 1)):
+            yield slice(line, line + lines), slice(start, start + part)
+
+
+def _reaches_beyond(low: Floats, high: Floats, steps: _Steps, least: int) -> bool:
+    """Whether a code may lie beyond the ends that there are; rounding keeps the order of values."""
+    first, last = (end * steps.factor + steps.zero_point for end in (low, high))
+    return not ((first > least - 0.5).all() and (last < 127.5).all())
+
+
+def _codes(rows: Floats, steps: _Steps, low: int | None) -> tuple[Floats, npt.NDArray[np.intp]]:
+    """
+    Codes less their zero point, and where they are near halfway between two of them.
+
+    Cut to `low` and 127, but where there is no `low`.
+    """
+    exact = rows * steps.factor
+    exact += steps.zero_point
+    codes = np.rint(exact)
+    rest = np.subtract(exact, codes)
+    near = (np.abs(rest, out=rest) > 0.5 - _NEAR).reshape(-1).nonzero()[0]
+    if near.size:
+        # Halves go away from zero, as C's `round` does it.
+        halves = near[rest.reshape(-1)[near] == 0.5]
+        exact = exact.reshape(-1)[halves]
+        codes.reshape(-1)[halves] = exact + np.copysign(np.float32(0.5), exact)
+    if low is not None:
+        np.clip(codes, low, 127, out=codes)
+    codes -= steps.zero_point
+    return codes, near
+
+
+def _rounded(values: Floats) -> Floats:
+    """Half away from zero, as C's `round`. What is cut off, and its double, are exact."""
+    whole: Floats = np.trunc(values)
+    whole += np.trunc(2 * (values - whole))
+    return whole

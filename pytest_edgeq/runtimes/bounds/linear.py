@@ -1,0 +1,270 @@
+"""
+Sums, products and other straight lines: what their kernels add to one rounding, in LSB.
+
+Paths are below `tflite/kernels/`. None stands for an op that is not quantized as the rule expects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from pytest_edgeq.runtimes.bounds.fixed import (
+    double_rounding,
+    quantized_multiplier,
+    rescale_excess,
+)
+from pytest_edgeq.runtimes.bounds.floats import reduction_length
+from pytest_edgeq.runtimes.bounds.site import (
+    ULP,
+    Site,
+    elements,
+    magnitude,
+    option,
+    reach_of,
+    scale_of,
+)
+
+
+def joined(site: Site) -> float | None:
+    """
+    CONCATENATION moves codes.
+
+    `concatenation.cc` asks for equal scales at int8 and int16. uint8 goes through floats:
+    code · s/S − zp · s/S, three roundings of terms that reach twice as far as the output's codes
+    (`internal/optimized/optimized_ops.h`, `ConcatenationWithScaling`).
+    """
+    return 6 * ULP * 2 * site.reach if site.output.dtype == "uint8" else 0.0
+
+
+def product(data: int, weights: int, bias: int | None) -> Callable[[Site], float | None]:
+    """
+    Sums of products, rescaled by s_in · s_w / S.
+
+    The rescaling is off, and the bias, which stands in the file as a whole number of
+    s_in · s_w. The sum itself is exact. The multiplier is computed in double for each channel, for
+    uint8, BATCH_MATMUL and FULLY_CONNECTED with one scale by a product in float
+    (`kernel_util.cc`, `PopulateConvolutionQuantizationParams`, `GetQuantizedConvolutionMultipler`).
+    16×8 with 64-bit sums is rescaled the wide way (`internal/reference/integer_ops/`: `conv.h`,
+    `depthwise_conv.h`, `transpose_conv.h`, `fully_connected.h`; `internal/reference/`:
+    `batch_matmul.h`); with a bias of 32 bits the file chooses, and the worse way counts here.
+    """
+
+    def rule(site: Site) -> float | None:
+        x, w = site.input(data), site.input(weights)
+        s_in = scale_of(x)
+        if x is None or w is None or s_in is None or not len(w.scales):
+            return None
+        product = s_in * w.scales.astype(np.float64)
+        real = product / site.scale
+        excess = rescale_excess(real, site.reach) + ULP * site.reach
+        if x.dtype == "int16":
+            excess = max(excess, rescale_excess(real, site.reach, wide=True))
+        # Float32 holds dequantized weights and inputs within a unit each.
+        terms = reduction_length(site.graph, site.op) * reach_of(w) * reach_of(x)
+        excess += 2 * ULP * terms * float(real.max())
+        has_bias = bias is not None and site.input(bias) is not None
+        return excess + (0.5 * float(real.max()) if has_bias else 0.0)
+
+    return rule
+
+
+def added(site: Site) -> float | None:
+    """
+    ADD and SUB: both sides are brought to a common fine scale, added, and rescaled.
+
+    The common unit is u = 2 · max(s1, s2) / 2^20, or 2^15 for int16. Bringing a side there is a
+    rescaling with a multiplier of at most 1/2 and its two roundings, u · (1/2 + double rounding).
+    (`add.cc`, `sub.cc`, `Prepare`; `internal/reference/integer_ops/add.h`, `AddFunc`.) int16 with
+    scales that are powers of two shifts instead, which is closer.
+    """
+    scales = [scale_of(site.input(0)), scale_of(site.input(1))]
+    if scales[0] is None or scales[1] is None:
+        return None
+    sides = np.array(scales, np.float64)
+    common = 2 * float(sides.max())
+    unit = common / 2 ** (15 if site.output.dtype == "int16" else 20)
+    _, shift = quantized_multiplier(sides / common)
+    sides_off = float(np.sum(0.5 + double_rounding(shift))) * unit / site.scale
+    return sides_off + rescale_excess(unit / site.scale, site.reach) + 4 * ULP * magnitude(site)
+
+
+def multiplied(site: Site) -> float | None:
+    """MUL: the product of codes times s1 · s2 / S, computed in float (`mul.cc`, `Prepare`)."""
+    first, second = scale_of(site.input(0)), scale_of(site.input(1))
+    if first is None or second is None:
+        return None
+    return rescale_excess(first * second / site.scale, site.reach) + 2 * ULP * site.reach
+
+
+def divided(site: Site) -> float | None:
+    """
+    DIV: times the reciprocal of the divisor's code, held in 31 bits.
+
+    Three Newton steps leave it a few units of 2^−29 off; the quotient carries 29 bits or more
+    before it is shifted, so that its double rounding is below 2^−20 of an LSB
+    (`internal/reference/div.h`, `DivElementwise`). The multiplier comes from two float operations.
+    """
+    if scale_of(site.input(0)) is None or scale_of(site.input(1)) is None:
+        return None
+    return 2.0**-20 + (2 * ULP + 2.0**-26) * site.reach
+
+
+def rescaled(site: Site) -> float | None:
+    """
+    RELU and its kin, ABS, QUANTIZE of codes: times s_in / S, computed in float or double.
+
+    (`activations.cc`, `ReluPrepare`; `quantize.cc`, `Prepare`; `elementwise.cc`,
+    `SetAbsOutputMultiplier`.) Bounds of the activation are rounded to codes, as r is.
+    """
+    s_in = scale_of(site.input(0))
+    if s_in is None:
+        return None
+    return rescale_excess(s_in / site.scale, site.reach) + ULP * site.reach
+
+
+def quantized(site: Site) -> float | None:
+    """
+    QUANTIZE: floats are divided by the scale, or multiplied by its inverse, and rounded.
+
+    Two float operations (`internal/optimized/optimized_ops.h`, `AffineQuantize`).
+    """
+    x = site.input(0)
+    if x is not None and x.is_floating_point:
+        return 2 * ULP * site.reach
+    return rescaled(site)
+
+
+def leaky(site: Site) -> float | None:
+    """LEAKY_RELU: a multiplier above zero, one below (`activations.cc`, `LeakyReluPrepare`)."""
+    s_in = scale_of(site.input(0))
+    if s_in is None:
+        return None
+    slope = abs(float(option(site.graph, site.op, "Alpha") or 0.0))
+    real = s_in / site.scale * np.array([1.0, slope] if slope else [1.0])
+    return rescale_excess(real, site.reach) + 2 * ULP * site.reach
+
+
+def parametric(site: Site) -> float | None:
+    """PRELU: s_in / S above zero, s_in · s_alpha / S below (`activations.cc`, `PreluPrepare`)."""
+    s_in, s_alpha = scale_of(site.input(0)), scale_of(site.input(1))
+    if s_in is None or s_alpha is None:
+        return None
+    real = np.array([s_in, s_in * s_alpha]) / site.scale
+    return rescale_excess(real, site.reach) + 2 * ULP * site.reach
+
+
+def squared_difference(site: Site) -> float | None:
+    """
+    SQUARED_DIFFERENCE: both sides at u = 2 · max(s1, s2) / 2^7, the difference d squared, rescaled.
+
+    Sides that are off by e in sum make d² off by 2de + e², and d² u² ≤ reach · S where it is not
+    clipped (`squared_difference.cc`).
+    """
+    scales = [scale_of(site.input(0)), scale_of(site.input(1))]
+    if scales[0] is None or scales[1] is None:
+        return None
+    sides = np.array(scales, np.float64)
+    unit = 2 * float(sides.max()) / 2**7
+    real = unit**2 / site.scale
+    _, shift = quantized_multiplier(sides / (2 * float(sides.max())))
+    off = float(np.sum(0.5 + double_rounding(shift)))
+    difference = math.sqrt(2 * site.reach / real)
+    return real * (2 * difference * off + off**2) + rescale_excess(real, 2 * site.reach)
+
+
+def mean(site: Site) -> float | None:
+    """
+    MEAN: the exact sum of codes times s_in / (n · S).
+
+    The general way divides the significand by n, cutting the rest off, and then holds shift and
+    significand as they come (`internal/reference/reduce.h`, `QuantizedMeanOrSum`). Over height and
+    width of four dimensions that are kept, the multiplier comes from floats, and the zero point,
+    rescaled and rounded by itself, adds up to another half
+    (`internal/optimized/integer_ops/mean.h`).
+    """
+    x = site.input(0)
+    s_in = scale_of(x)
+    if x is None or s_in is None:
+        return None
+    n = max(elements(x) // max(elements(site.output), 1), 1)
+    real = s_in / site.scale
+    significand, shift = (int(value) for value in quantized_multiplier(real))
+    power = min(n.bit_length() - 1, 31 + shift)
+    held = (significand << power) // n
+    off = abs(math.ldexp(held, shift - power - 31) * n / real - 1)
+    excess = float(double_rounding(shift - power)) + off * site.reach + 4 * ULP * magnitude(site)
+    if len(x.shape) == 4 and site.output.shape[1:3] == (1, 1):
+        offset = float(x.zero_points[0]) * real
+        alone = abs(offset - round(offset)) + 3 * ULP * abs(offset)
+        planar = rescale_excess(real / n, site.reach + abs(offset)) + 3 * ULP * site.reach + alone
+        excess = max(excess, planar)
+    return excess
+
+
+def summed(site: Site) -> float | None:
+    """
+    SUM: the exact sum of codes, times s_in / S, less the zero points' share, in floats.
+
+    The six operations lose what the greatest of the two amounts to
+    (`internal/optimized/reduce.h`, `QuantizedMeanOrSum`).
+    """
+    x = site.input(0)
+    s_in = scale_of(x)
+    if x is None or s_in is None:
+        return None
+    n = max(elements(x) // max(elements(site.output), 1), 1)
+    return 6 * ULP * (n * reach_of(x) * s_in / site.scale + site.reach)
+
+
+def summed_whole(site: Site) -> float:
+    """SUM of the reference kernels rescales the whole sum (`internal/reference/reduce.h`)."""
+    s_in = scale_of(site.input(0))
+    return 0.0 if s_in is None else rescale_excess(s_in / site.scale, site.reach)
+
+
+def averaged(site: Site) -> float | None:
+    """
+    AVERAGE_POOL_2D: the exact sum of codes divided by their number, rounded half away from zero.
+
+    Nothing is rescaled (`internal/optimized/integer_ops/pooling.h`, `AveragePool`).
+    """
+    return 4 * ULP * magnitude(site) if scale_of(site.input(0)) is not None else None
+
+
+def interpolated(site: Site) -> float | None:
+    """
+    RESIZE_BILINEAR between codes, with places in units of 2^−10 pixel.
+
+    The step from one output pixel to the next is rounded to such a unit, so that the places drift;
+    a place that is off by δ is off by δ times the difference of two neighbours, at most all codes,
+    in each direction (`internal/reference/resize_bilinear.h`, `ResizeBilinearInteger`). uint8 uses
+    floats and cuts after adding 1/2.
+    """
+    x = site.input(0)
+    if scale_of(x) is None or x is None or len(x.shape) != 4:
+        return None
+    if site.output.dtype == "uint8":
+        return 64 * ULP * site.reach
+    corners = bool(option(site.graph, site.op, "AlignCorners"))
+    centers = bool(option(site.graph, site.op, "HalfPixelCenters"))
+    span = 255 if site.output.dtype == "int8" else 65535
+    return 4 * ULP * site.reach + span * sum(
+        _drift(x.shape[axis], site.output.shape[axis], corners=corners, centers=centers)
+        for axis in (1, 2)
+    )
+
+
+def _drift(before: int, after: int, *, corners: bool, centers: bool) -> float:
+    """How many pixels the worst place along one axis is off."""
+    ends = corners and after > 1
+    n_in, n_out = (before - 1, after - 1) if ends else (before, after)
+    step = (1024 * n_in + n_out // 2) // n_out
+    places = np.arange(after)
+    held = places * step + (step // 2 - 512 if centers else 0)
+    real = (places + 0.5) * (n_in / n_out) - 0.5 if centers else places * (n_in / n_out)
+    # Beyond the border both take the border's pixel.
+    off = np.clip(held / 1024, 0, before - 1) - np.clip(real, 0, before - 1)
+    return float(np.abs(off).max())

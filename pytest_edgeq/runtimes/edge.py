@@ -1,0 +1,241 @@
+"""A `.tflite` file that runs: graph, op-dtype map and interpreters, made when first needed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.errors import CopyError
+from pytest_edgeq.names import nearest, readable
+from pytest_edgeq.runtimes.runner import BUILT_IN, Copied, Runner, Runtimes, source_of
+from pytest_edgeq.tflite.boundary import decode, encode
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, mismatch_hint
+from pytest_edgeq.tflite.mapped import MappedFile
+from pytest_edgeq.tflite.modules import ModulePaths
+from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from pytest_edgeq.tflite.source import TflitePath
+from pytest_edgeq.tflite.subgraph import Signature
+
+
+class EdgeFile:
+    """
+    One `.tflite` file and all that is read from it.
+
+    Raises:
+        FileNotFoundError, ValueError, TypeError: As `open_tflite` and `Layouts` say.
+        CopyError: It was written from another file, and cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: TflitePath | bytes | OpGraph,
+        *,
+        modules: ModulePaths | None = None,
+        threads: int = 1,
+        layout: LayoutArgument = None,
+        runtimes: Runtimes = BUILT_IN,
+        foreign: bool = False,
+        copied: Copied | None = None,
+    ) -> None:
+        build = runtimes.builder(foreign=foreign)
+        try:
+            self.graph = source if isinstance(source, OpGraph) else OpGraph.read(source, build)
+        except ValueError as error:
+            if copied is None:
+                raise
+            raise CopyError(f"{copied.what} cannot be read: {error}") from error
+        self.modules = modules
+        self.threads = threads
+        self.runtimes = runtimes
+        self.foreign = foreign
+        self._copied = copied
+        self.layout = layout
+        self.layouts = Layouts(layout, self.graph.signatures)
+        self._key: str | None = None
+        self._views: dict[str, EdgeFile] = {}
+        self._runners: dict[tuple[str, bool], Runner] = {}
+
+    @property
+    def key(self) -> str | None:
+        """The signature that was chosen of several; else None."""
+        return self._key
+
+    @property
+    def signatures(self) -> tuple[Signature, ...]:
+        """The entry points that are looked at: the chosen one, else all of the file."""
+        if self._key is None:
+            return self.graph.signatures
+        return tuple(each for each in self.graph.signatures if each.key == self._key)
+
+    @property
+    def signature(self) -> Signature:
+        """
+        The entry point that is run.
+
+        Raises:
+            ValueError: The file has several, and none was chosen.
+        """
+        if len(self.signatures) > 1:
+            keys = [each.key for each in self.signatures]
+            raise ValueError(
+                f"the file has {len(keys)} signatures {keys}, and a run of one would leave the "
+                f"others unseen: choose with model.signature({keys[0]!r})"
+            )
+        return self.signatures[0]
+
+    def at(self, key: str) -> EdgeFile:
+        """
+        The same file with one signature chosen, and with interpreters of its own, made once.
+
+        Raises:
+            ValueError: The file has no such signature.
+        """
+        key = readable(key)
+        keys = [each.key or "" for each in self.graph.signatures]
+        if key not in keys:
+            raise ValueError(
+                f"the file has no signature {key!r}{nearest(str(key), keys)}; it has {keys}"
+            )
+        if len(keys) == 1:
+            return self
+        if key not in self._views:
+            view = self._views[key] = copy.copy(self)
+            view._key = key
+            view._runners = {}
+        return self._views[key]
+
+    def apart(self) -> EdgeFile:
+        """The same file, with the same signature chosen, and interpreters of its own."""
+        other = copy.copy(self)
+        other._views, other._runners = {}, {}
+        return other
+
+    @functools.cached_property
+    def op_dtypes(self) -> OpDtypeMap:
+        """What each op computes in."""
+        return OpDtypeMap(self.graph, self.modules)
+
+    def runner(self, runtime: str, *, keep: bool = False) -> Runner:
+        """
+        The interpreter for a runtime, allocated at the first call.
+
+        Raises:
+            ValueError: Unknown runtime, or one that keeps no intermediate tensors.
+            RuntimeError: The kernels cannot allocate the file.
+        """
+        # Also for one made before: it reads on from a file that may have been written anew.
+        source = source_of(self.graph)
+        key = (runtime, keep)
+        if key not in self._runners:
+            self._runners[key] = Runner(
+                source,
+                self.graph,
+                self.signature,
+                runtime,
+                self.threads,
+                self.modules,
+                self.runtimes,
+                keep=keep,
+                foreign=self.foreign,
+                copied=self._copied,
+            )
+        return self._runners[key]
+
+    def restart(self) -> None:
+        """Let a file that keeps state from run to run start anew."""
+        if self.is_stateful:
+            for runner in self._runners.values():
+                runner.close()
+            self._runners.clear()
+
+    @functools.cached_property
+    def is_stateful(self) -> bool:
+        """Whether it keeps values from run to run."""
+        # Asked at each run, and every tensor of the file is looked at to tell.
+        return self.graph.is_stateful
+
+    @property
+    def path(self) -> Path | None:
+        """Where the file lies; None for one held in memory."""
+        buffer = self.graph.buffer
+        return buffer.path if isinstance(buffer, MappedFile) else None
+
+    def by_border(
+        self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """
+        Give inputs by the file's names.
+
+        They are matched by name where the file knows the names (as litert-torch writes them:
+        `args_0`, … and keywords), else by position.
+
+        Raises:
+            ValueError: Other inputs than the file takes.
+        """
+        borders = self.signature.inputs
+        given = dict(zip(names, arrays, strict=True))
+        known = {border.name for border in borders}
+        if known != set(given):
+            # Names that agree in part would be matched by position to others' inputs.
+            if len(given) != len(borders) or known & set(given):
+                raise ValueError(
+                    f"the file takes the inputs {[border.name for border in borders]}, "
+                    f"got {list(given)}"
+                )
+            return dict(zip((border.name for border in borders), arrays, strict=True))
+        return given
+
+    def encode(
+        self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """
+        Turn inputs into what the file takes, by the file's names.
+
+        Inputs are matched as `by_border` says, and turned into the file's layout.
+
+        Raises:
+            ValueError, TypeError: Other inputs, shapes or dtypes than the file takes.
+        """
+        given = self.by_border(names, arrays)
+        encoded = {}
+        for border in self.signature.inputs:
+            value = self.layouts.to_file(border, given[border.name])
+            wanted = border.tensor.shape_signature
+            if len(wanted) != value.ndim or any(
+                expected not in (-1, actual)
+                for expected, actual in zip(wanted, value.shape, strict=True)
+            ):
+                # The interpreter would resize itself to whatever comes, without a word.
+                raise ValueError(
+                    f"input {border.name!r}: the file expects shape {list(wanted)}, got "
+                    f"{list(value.shape)}{mismatch_hint(value.shape, wanted)}"
+                )
+            encoded[border.name] = encode(value, border)
+        return encoded
+
+    def run(
+        self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]], runtime: str
+    ) -> list[npt.NDArray[Any]]:
+        """Codes as the file gives them, in the model's own order."""
+        return self.runner(runtime).run(self.encode(names, arrays))
+
+    def decode(self, codes: Sequence[npt.NDArray[Any]]) -> list[np.ndarray[Any, Any]]:
+        """Codes to floats, each output by its own parameters, in the reference's layout."""
+        return [
+            self.layouts.from_file(border, decode(value, border))
+            for value, border in zip(codes, self.signature.outputs, strict=True)
+        ]
+
+    def turned(self, codes: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Codes as the file gives them, in the reference's layout."""
+        return [
+            self.layouts.from_file(border, value)
+            for value, border in zip(codes, self.signature.outputs, strict=True)
+        ]

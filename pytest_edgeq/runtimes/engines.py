@@ -1,0 +1,344 @@
+"""The built-in runtimes: LiteRT's and TensorFlow's interpreters, and LiteRT's CompiledModel."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.names import NEEDS_TENSORFLOW, printable, readable
+from pytest_edgeq.numerics.arrays import contiguous
+from pytest_edgeq.runtimes.process_state import destructors_without_stderr, paused_collector
+from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
+
+Source = Path | bytes
+Arrays = list[npt.NDArray[Any]]
+
+_RESOLVERS = {
+    "xnnpack": "BUILTIN",
+    "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
+    "reference": "BUILTIN_REF",
+}
+
+
+class Engine:
+    """What runs one signature of one file: made once and used for every sample."""
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        """
+        Run one sample.
+
+        Returns:
+            The outputs as the file gives them, the caller's own, in the model's own order.
+        """
+        raise NotImplementedError
+
+    def tensor(self, index: int) -> npt.NDArray[Any]:
+        """Return a tensor as the last run left it; only of an engine that keeps them all."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of what is more than memory."""
+
+
+class InterpreterEngine(Engine):
+    """
+    An interpreter, allocated once.
+
+    Raises:
+        RuntimeError, ValueError: The kernels cannot allocate the file, or an output is a handle.
+        ModuleNotFoundError: TensorFlow is not installed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        signature: Signature,
+        runtime: str,
+        threads: int,
+        *,
+        keep: bool = False,
+    ) -> None:
+        for border in signature.outputs:
+            # The interpreter hands out a handle's own memory as if it were numbers, and dies of it.
+            if border.tensor.dtype in ("resource", "variant"):
+                raise RuntimeError(
+                    f"output {border.name!r} is {border.tensor.dtype}, which cannot be read here"
+                )
+        where: dict[str, Any] = (
+            {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
+        )
+        self._signature = signature
+        self._allocated = {border.tensor.index: border.tensor.shape for border in signature.inputs}
+        if runtime == "tensorflow":
+            with warnings.catch_warnings():
+                # TensorFlow 2.21 warns that its interpreter moves to LiteRT.
+                warnings.simplefilter("ignore")
+                self._interpreter = _tensorflow().lite.Interpreter(**where, num_threads=threads)
+        else:
+            from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+            resolver = OpResolverType[_RESOLVERS[runtime]]
+            self._interpreter = Interpreter(
+                **where,
+                num_threads=threads,
+                experimental_op_resolver_type=resolver,
+                experimental_preserve_all_tensors=keep,
+            )
+        try:
+            self._interpreter.allocate_tensors()
+        except (RuntimeError, ValueError):
+            if not signature.has_free_shapes:
+                raise
+            self._allocated = {}
+        # Its own runner sizes and allocates everything again at each call, so it is only for the
+        # signatures that nothing else can run.
+        self._runner = None
+        if signature.key is not None and signature.subgraph != 0:
+            [stored] = (
+                key
+                for key in self._interpreter.get_signature_list()
+                if readable(key) == signature.key
+            )
+            self._runner = self._interpreter.get_signature_runner(stored)
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        """
+        Run one sample.
+
+        Raises:
+            RuntimeError, ValueError: The kernels fail.
+            KeyError: The signature has no name for an output of its subgraph.
+        """
+        if self._runner is not None:
+            outputs = self._runner(**inputs)
+            return [outputs[border.name] for border in self._signature.outputs]
+        interpreter = self._interpreter
+        shapes = {
+            border.tensor.index: np.shape(inputs[border.name]) for border in self._signature.inputs
+        }
+        if shapes != self._allocated:
+            # Not allocated with these shapes, should the kernels refuse them.
+            self._allocated = {}
+            for index, shape in shapes.items():
+                interpreter.resize_tensor_input(index, shape)
+            interpreter.allocate_tensors()
+            self._allocated = shapes
+        for border in self._signature.inputs:
+            interpreter.set_tensor(border.tensor.index, inputs[border.name])
+        interpreter.invoke()
+        return [interpreter.get_tensor(border.tensor.index) for border in self._signature.outputs]
+
+    def tensor(self, index: int) -> npt.NDArray[Any]:
+        """
+        A tensor of the signature's subgraph as the last run left it, the caller's own.
+
+        Only of an engine that keeps them all. A resource must not be asked for: the process dies.
+        """
+        value: npt.NDArray[Any] = self._interpreter.get_tensor(index, self._signature.subgraph)
+        return value
+
+
+def _tensorflow() -> Any:
+    """Import TensorFlow (seconds, and 400 MB), which only this runtime needs."""
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ModuleNotFoundError(NEEDS_TENSORFLOW)
+    with paused_collector():
+        return importlib.import_module("tensorflow")
+
+
+class CompiledEngine(Engine):
+    """
+    LiteRT's CompiledModel on the CPU, with buffers that are made once for each shape of input.
+
+    What it would answer with the memory of somebody else is refused: ai-edge-litert 2.3.0 fills
+    no output that is an input, that stands twice in the list, or that no op computes, and keeps the
+    shape of the buffer for an output whose shape depends on values; all without a word.
+
+    Raises:
+        RuntimeError: It cannot run the file.
+    """
+
+    def __init__(self, source: Source, graph: OpGraph, signature: Signature, threads: int) -> None:
+        from ai_edge_litert.compiled_model import CompiledModel
+        from ai_edge_litert.options import CpuOptions, Options
+
+        _refuse_what_it_leaves_out(graph, signature)
+        options = Options(cpu_options=CpuOptions(num_threads=threads))
+        make = CompiledModel.from_buffer if isinstance(source, bytes) else CompiledModel.from_file
+        self._model = make(
+            source if isinstance(source, bytes) else str(source),
+            environment=_environment(),
+            options=options,
+        )
+        self._source, self._threads = source, threads
+        self._signature = signature
+        self._index = graph.signatures.index(signature)
+        info = self._model.get_signature_by_index(self._index)
+        # Of a file without signatures it makes one up.
+        self._key = info["key"]
+        self._names: list[str] = info["outputs"]
+        for side, borders in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+            names = [border.name for border in borders]
+            known = [printable(name) for name in info[side]]
+            if len(known) != len(names) or (signature.key is not None and known != names):
+                raise RuntimeError(f"CompiledModel knows the {side} {known}, the file {names}")
+        self._shapes = [border.tensor.shape for border in signature.inputs]
+        self._outputs = [_dtype_of(border) for border in signature.outputs]
+        self._checked = False
+        try:
+            self._allocate()
+        except RuntimeError:
+            if not signature.has_free_shapes:
+                raise
+            self._shapes = []
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        """
+        Run one sample.
+
+        Raises:
+            RuntimeError: The kernels fail, or a shape depends on values.
+        """
+        arrays = [np.asarray(inputs[border.name]) for border in self._signature.inputs]
+        shapes = [array.shape for array in arrays]
+        if shapes != self._shapes:
+            # Not allocated with these shapes, should it refuse them.
+            self._shapes = []
+            for position, shape in enumerate(shapes):
+                if -1 in self._signature.inputs[position].tensor.shape_signature:
+                    self._model.resize_input_tensor(position, shape, self._index)
+            self._allocate()
+            self._check_room(inputs)
+            self._shapes = shapes
+        for buffer, array in zip(self._ins, arrays, strict=True):
+            # As bytes, because it knows few dtypes by name, and not int16 or int64.
+            buffer.write(contiguous(array).reshape(-1).view(np.int8))
+        self._model.run_by_index(self._index, self._ins, self._outs)
+        if not self._checked:
+            # It notices that a shape depends on values only after the first run.
+            if self._shapes_now() != self._sizes:
+                raise RuntimeError(_SHAPE_BY_VALUES)
+            self._checked = True
+        return [
+            buffer.read(n_bytes, np.int8).view(dtype).reshape(shape)
+            for buffer, n_bytes, dtype, shape in self._reads
+        ]
+
+    @functools.cached_property
+    def _interpreter(self) -> InterpreterEngine:
+        return InterpreterEngine(self._source, self._signature, "xnnpack", self._threads)
+
+    def _check_room(self, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
+        """
+        Hold the outputs' buffers against what these inputs of another shape give.
+
+        Where a file reads a length by SHAPE to compute one by it, as Keras does for any batch,
+        CompiledModel keeps room for the file's own length, writes past it, and the process dies of
+        it sooner or later (ai-edge-litert 2.3.0).
+        """
+        made = zip(self._signature.outputs, self._interpreter.run(inputs), self._sizes, strict=True)
+        for border, array, size in made:
+            if array.shape != size:
+                raise RuntimeError(
+                    f"Failed to register output: {border.name!r} has room for {list(size)}, and "
+                    f"becomes {list(array.shape)}"
+                )
+
+    def _allocate(self) -> None:
+        # Asked first: asking for shapes allocates the tensors, which refuses what cannot run.
+        self._shapes_now()
+        self._ins: Sequence[Any] = self._model.create_input_buffers(self._index)
+        self._outs: Sequence[Any] = self._model.create_output_buffers(self._index)
+        self._sizes = [tuple(buffer.get_tensor_details()["shape"]) for buffer in self._outs]
+        self._reads = [
+            (buffer, math.prod(shape) * dtype.itemsize, dtype, shape)
+            for buffer, shape, dtype in zip(self._outs, self._sizes, self._outputs, strict=True)
+        ]
+        self._checked = False
+
+    def _shapes_now(self) -> list[tuple[int, ...]]:
+        details = self._model.get_output_tensor_details(self._key)
+        return [tuple(details[name]["shape"]) for name in self._names]
+
+
+_SHAPE_BY_VALUES = "Failed to register output: its shape is another after the run"
+
+
+def _dtype_of(border: SignatureTensor) -> np.dtype[Any]:
+    dtype = numpy_dtype(border.tensor.dtype)
+    if dtype is None:
+        raise RuntimeError(
+            f"output {border.name!r} is {border.tensor.dtype}, which cannot be read here"
+        )
+    return dtype
+
+
+def _refuse_what_it_leaves_out(graph: OpGraph, signature: Signature) -> None:
+    borders = {border.tensor.index: border for border in (*signature.inputs, *signature.outputs)}
+    names = Counter(border.tensor.name for border in borders.values())
+    if signature.key is None and max(names.values(), default=0) > 1:
+        raise RuntimeError(
+            f"CompiledModel tells tensors apart by name: {max(names.values())} inputs or outputs "
+            f"are called {max(names, key=lambda name: names[name])!r}"
+        )
+    computed = graph.subgraphs[signature.subgraph].producer
+    times = Counter(border.tensor.index for border in signature.outputs)
+    inputs = {border.tensor.index for border in signature.inputs}
+    for border in signature.outputs:
+        tensor = border.tensor
+        if tensor.index in inputs:
+            problem = "is an input, too"
+        elif times[tensor.index] > 1:
+            problem = f"is listed {times[tensor.index]} times"
+        elif tensor.index not in computed and not tensor.is_constant:
+            # As the interpreter says it at the run.
+            raise RuntimeError(f"Tensor data is null: output {border.name!r} is computed by no op")
+        else:
+            continue
+        raise RuntimeError(
+            f"CompiledModel leaves memory unwritten: output {border.name!r} {problem}"
+        )
+
+
+@functools.cache
+def _environment() -> Any:
+    """
+    One environment for all models of the process.
+
+    Without folders of plugins it would look for compilers of other chips' vendors below its own
+    package, and try to load them for each file: 16 folders, six lines on stderr each time.
+
+    It is never destroyed, and the one that the library makes for its buffers only in silence: each
+    writes `DestroyAccelerator` to stderr when Python exits, behind the last line of pytest. No API
+    sets the level of this log, or returns that other environment (ai-edge-litert 2.3.0).
+    """
+    from ai_edge_litert.environment import Environment, EnvironmentOptions
+    from ai_edge_litert.tensor_buffer import TensorBuffer
+
+    package = importlib.util.find_spec("ai_edge_litert")
+    folder = Path(*(package.submodule_search_locations or [])) if package else Path()
+    nowhere = str(folder / "no-plugins")
+    environment = Environment.create(
+        options=EnvironmentOptions(
+            runtime_path=str(folder),
+            compiler_plugin_path=nowhere,
+            dispatch_library_path=nowhere,
+        )
+    )
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.capsule))
+    with destructors_without_stderr():
+        TensorBuffer.create_from_host_memory(np.zeros(1, np.int8)).get_tensor_details()
+    return environment

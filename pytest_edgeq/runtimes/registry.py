@@ -1,0 +1,210 @@
+"""
+The runtimes that a session can choose from.
+
+This module is cheap to import: the plugin checks the names of runtimes before any test runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from pytest_edgeq.names import RUNTIMES, nearest
+from pytest_edgeq.runtimes.workers.target_spec import KERNELS, split_runtime
+
+if TYPE_CHECKING:
+    from pytest_edgeq.numerics.target_machine import TargetMachine
+    from pytest_edgeq.runtimes.opening import Isolation, Remote
+    from pytest_edgeq.tflite.mapped import Buffer
+    from pytest_edgeq.tflite.runtimes import Runtime
+
+
+# What `--edgeq-runtime`, an ini file and a header line can all spell.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+_WHERE_TO_REGISTER = (
+    "a runtime of your own comes from the pytest hook pytest_edgeq_runtimes(config), which must "
+    "stand in a plugin, or in a conftest.py that pytest reads before it collects: in the rootdir "
+    "or the testpaths, or beside what the command line names; a target, such as a board, from "
+    "edgeq_targets. Outside pytest: Edgeq(runtimes={name: runner}, targets={name: command})"
+)
+_NOT_FOR_BARE_FILES = (
+    "a runtime of your own, or a target, is known to models from edgeq.quantize and edgeq.load "
+    "only: instead of a path or bytes, give edgeq.load(path)"
+)
+
+
+class Closable(Protocol):
+    """What is closed when the session ends."""
+
+    def close(self) -> None:
+        """Let go of everything; more than once does no harm."""
+
+
+class Runtimes:
+    """
+    The runtimes of a session: the built-in ones, the user's own, and those of targets.
+
+    Raises:
+        ValueError: A name that is a built-in one's, that stands twice, or that an option could not
+            spell; or an unknown target to check.
+        TypeError: Not a mapping, a name that is no string, or a runner that cannot be called.
+    """
+
+    def __init__(
+        self,
+        own: Mapping[str, Runtime] = MappingProxyType({}),
+        *,
+        targets: Mapping[str, Remote] = MappingProxyType({}),
+        check_targets: Sequence[str] = (),
+        hint: str = _WHERE_TO_REGISTER,
+        isolation: Isolation | None = None,
+    ) -> None:
+        if not isinstance(own, Mapping):
+            raise TypeError(f"runtimes: expected a dict of name → runner, got {type(own).__name__}")
+        for name, runner in own.items():
+            _check_name(name, "runtime")
+            _check_runner(name, runner)
+        self.own = dict(own)
+        for name in targets:
+            _check_name(name, "target")
+            if name in self.own:
+                raise ValueError(f"runtimes: {name!r} is a runtime and a target")
+        self.targets = dict(targets)
+        self.isolation = isolation
+        self._hint = hint
+        self._opened: weakref.WeakSet[Closable] = weakref.WeakSet()
+        for name in check_targets:
+            if split_runtime(name, self.targets) is None:
+                raise ValueError(
+                    f"{name!r} names no target{nearest(name, self._far_names)}; "
+                    f"targets: {', '.join(self._far_names) or 'none'}"
+                )
+        self.check_targets = tuple(check_targets)
+
+    def isolated(self, isolation: Isolation) -> Runtimes:
+        """Return the same runtimes, whose files run where an isolation has them run."""
+        return Runtimes(
+            self.own,
+            targets=self.targets,
+            check_targets=self.check_targets,
+            hint=self._hint,
+            isolation=isolation,
+        )
+
+    def builder(self, *, foreign: bool) -> Callable[[Buffer], None] | None:
+        """Return what builds the interpreter of a file; None for this process."""
+        if self.isolation is None:
+            return None
+        return functools.partial(self.isolation.build, foreign=foreign)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that is valid, the built-in ones first."""
+        return (*RUNTIMES, *self.own, *self._far_names)
+
+    @property
+    def _far_names(self) -> list[str]:
+        return [
+            full
+            for name in self.targets
+            for full in (name, *(f"{name}:{kernels}" for kernels in KERNELS))
+        ]
+
+    def target_of(self, runtime: str) -> Remote | None:
+        """Return the target that a runtime is of; None for one of this machine."""
+        found = split_runtime(runtime, self.targets)
+        return None if found is None else self.targets[found[0]]
+
+    def machine_of(self, runtime: str) -> TargetMachine | None:
+        """
+        Return the machine of a target's runtime, which is started if it was not; else None.
+
+        Raises:
+            RuntimeError: It does not start.
+        """
+        target = self.target_of(runtime)
+        return None if target is None else target.machine or target.start()
+
+    @property
+    def machines(self) -> tuple[TargetMachine, ...]:
+        """Return the machines of the targets that were started."""
+        known = (target.machine for target in self.targets.values())
+        return tuple(machine for machine in known if machine is not None)
+
+    def kernels_of(self, runtime: str) -> str:
+        """Return the built-in runtime whose kernels a target's runtime has; else its own name."""
+        found = split_runtime(runtime, self.targets)
+        return runtime if found is None else found[1]
+
+    def check(self, name: str) -> str:
+        """
+        Give the name back if there is a runtime of this name.
+
+        Raises:
+            ValueError: There is none; lists those that there are.
+        """
+        if not isinstance(name, str) or name not in self.names:
+            raise ValueError(self.unknown(name))
+        return name
+
+    def unknown(self, name: object) -> str:
+        """Say that no runtime has this name, and which ones there are."""
+        return (
+            f"unknown runtime {name!r}{nearest(str(name), self.names)}; "
+            f"valid: {', '.join(self.names)}\n  {self._hint}"
+        )
+
+    def opened(self, runner: Closable) -> None:
+        """Take note of what is to be closed at the end, should it still be in use then."""
+        self._opened.add(runner)
+
+    def close(self) -> None:
+        """
+        Close every session of a user's own runtime that is still open, and end the targets.
+
+        Raises:
+            RuntimeError: One could not be closed.
+        """
+        errors = []
+        for target in self.targets.values():
+            target.close()
+        for runner in list(self._opened):
+            try:
+                runner.close()
+            except Exception as error:  # the others are closed all the same
+                errors.append(error)
+        self._opened.clear()
+        if errors:
+            said = "; ".join(f"{type(error).__name__}: {error}" for error in errors)
+            raise RuntimeError(f"a runtime of yours could not be closed: {said}") from errors[0]
+
+
+def _check_name(name: object, kind: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"runtimes: expected a name, got {name!r}")
+    if name in RUNTIMES:
+        raise ValueError(
+            f"runtimes: {name!r} is the name of a built-in runtime ({', '.join(RUNTIMES)}); give "
+            "yours another"
+        )
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"runtimes: {name!r} is no name for a {kind}: letters, digits, '_', '.' and '-'"
+        )
+
+
+def _check_runner(name: str, runner: object) -> None:
+    if not callable(runner):
+        raise TypeError(
+            f"runtime {name!r}: expected a runner, called with the path of a .tflite file and a "
+            f"signature's key, got {type(runner).__name__}"
+        )
+
+
+BUILT_IN = Runtimes(hint=_NOT_FOR_BARE_FILES)
+"""The runtimes of a file that no session opened."""

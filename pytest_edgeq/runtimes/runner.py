@@ -1,0 +1,348 @@
+"""
+Run a `.tflite` file: one engine a file, a runtime and a signature.
+
+`Runtime` and `RuntimeSession` say what a user's own runtime must be.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.errors import CopyError, CrashedError, UnreadableError, UnrunnableError
+from pytest_edgeq.runtimes.engines import Arrays, CompiledEngine, Engine, InterpreterEngine, Source
+from pytest_edgeq.runtimes.opening import Opening
+from pytest_edgeq.runtimes.refusals import refusal
+from pytest_edgeq.runtimes.registry import BUILT_IN, Runtimes
+from pytest_edgeq.runtimes.unsafe import unsafe_ops
+from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.mapped import MappedFile
+from pytest_edgeq.tflite.modules import ModulePaths
+from pytest_edgeq.tflite.op_dtypes import entry_of
+from pytest_edgeq.tflite.runtimes import Runtime, RuntimeSession
+from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
+
+__all__ = [
+    "BUILT_IN",
+    "KEEPING",
+    "Copied",
+    "Runner",
+    "Runtime",
+    "RuntimeSession",
+    "Runtimes",
+    "open_here",
+    "source_of",
+]
+
+
+# Kernels without a delegate, which would compute whole stretches of the file in its own memory.
+KEEPING = ("builtin", "reference")
+
+
+def open_here(opening: Opening) -> Engine:
+    """
+    Open a file in this process, or on its target.
+
+    Raises:
+        RuntimeError, ValueError: The kernels cannot allocate the file.
+        ModuleNotFoundError: The runtime needs a package that is not installed.
+    """
+    source, signature = opening.source, opening.signature
+    if opening.target is not None:
+        return opening.target.open(opening)
+    if opening.own is not None:
+        return _OwnEngine(opening.own, source, signature)
+    if opening.runtime == "compiled":
+        return CompiledEngine(source, opening.graph, signature, opening.threads)
+    return InterpreterEngine(source, signature, opening.runtime, opening.threads, keep=opening.keep)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copied:
+    """
+    What a file was written from that is not the user's own.
+
+    Attributes:
+        what: What to call it in texts.
+        ops: By subgraph and index of its ops, what to call them: their names in the user's file.
+    """
+
+    what: str
+    ops: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+
+class Runner:
+    """
+    One file on one runtime, opened once and used for every sample.
+
+    Args:
+        source: Path or content of the file.
+        graph: Its graph.
+        signature: The entry point to run.
+        runtime: Its name.
+        threads: Of an interpreter.
+        modules: To name the op that refuses.
+        runtimes: Those that there are.
+        keep: Keep every intermediate tensor, for `tensor` to read.
+        foreign: Whether the file was made elsewhere.
+        copied: What the file was written from, where it is not the user's; refusals are a
+            `CopyError` then.
+
+    Raises:
+        ValueError: Unknown runtime, or one that keeps no intermediate tensors.
+        RuntimeError: The kernels cannot allocate the file; says which op and why.
+        ModuleNotFoundError: The runtime needs a package that is not installed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        graph: OpGraph,
+        signature: Signature,
+        runtime: str,
+        threads: int = 1,
+        modules: ModulePaths | None = None,
+        runtimes: Runtimes = BUILT_IN,
+        *,
+        keep: bool = False,
+        foreign: bool = False,
+        copied: Copied | None = None,
+    ) -> None:
+        self._graph = graph
+        self._copied = copied
+        self._runtime = runtimes.check(runtime)
+        kernels = runtimes.kernels_of(runtime)
+        self._modules = modules
+        self._runtimes = runtimes
+        self._opening = Opening(
+            source,
+            graph,
+            signature,
+            runtime,
+            threads,
+            runtimes.own.get(runtime),
+            runtimes.target_of(runtime),
+            kernels,
+            modules,
+            keep=keep,
+            foreign=foreign,
+        )
+        if keep and kernels not in KEEPING:
+            keeping = [name for name in runtimes.names if runtimes.kernels_of(name) in KEEPING]
+            raise ValueError(
+                f"the {runtime} runtime keeps no intermediate tensors; these do: "
+                f"{', '.join(keeping)}"
+            )
+        self._file = "the .tflite file" if copied is None else copied.what
+        try:
+            for op, cause in () if runtime in runtimes.own else unsafe_ops(graph, kernels):
+                told = f"cannot load {self._file}: {self._where(op)}\ncause: {cause}"
+                raise UnrunnableError(kernels, told)
+            self._engine = self._open(self._opening)
+        except (RuntimeError, ValueError, MemoryError) as error:
+            raise self._refusal("load", error, {}) from error.__cause__
+        if self._opening.own is not None:
+            runtimes.opened(self._engine)
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        """
+        Run one sample.
+
+        Args:
+            inputs: Arrays of the file's own dtypes by the signature's input names.
+
+        Returns:
+            The outputs as the file gives them, in the model's own order.
+
+        Raises:
+            RuntimeError: The kernels fail; says which op and why.
+        """
+        try:
+            return self._engine.run(inputs)
+        except (RuntimeError, ValueError, KeyError, MemoryError) as error:
+            # KeyError: the signature has no name for an output of its subgraph.
+            raise self._refusal("run", error, inputs) from error.__cause__
+
+    def tensor(self, index: int) -> npt.NDArray[Any]:
+        """
+        A tensor of the subgraph as the last run left it; of a runner that keeps them.
+
+        Raises:
+            UnreadableError: It is a handle, whose memory interpreters take for numbers.
+        """
+        subgraph = self._graph.subgraphs[self._opening.signature.subgraph]
+        tensor = subgraph.tensors[index]
+        if tensor.dtype in ("resource", "variant"):
+            raise UnreadableError(f"tensor {tensor.name!r} is {tensor.dtype}: it is not read")
+        is_stored = index not in subgraph.producer and index not in subgraph.inputs
+        if is_stored and 0 in tensor.shape and not tensor.is_variable:
+            # The empty shape that RESHAPE makes a scalar by: interpreters have no memory for it.
+            return np.empty(tensor.shape, numpy_dtype(tensor.dtype))
+        return self._engine.tensor(index)
+
+    def close(self) -> None:
+        """Let go of what is more than memory, such as a user's own session."""
+        self._engine.close()
+
+    def _open(self, opening: Opening) -> Engine:
+        isolation = self._runtimes.isolation
+        return open_here(opening) if isolation is None else isolation.open(opening)
+
+    def _refusal(
+        self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
+    ) -> UnrunnableError | CopyError:
+        refused = self._refused(what, error, inputs)
+        if self._copied is None:
+            return refused
+        if isinstance(refused, CrashedError):
+            first = refused.told.splitlines()[0]
+            return CopyError(f"the {refused.runtime} runtime {first} ({self._file})")
+        # Its ops have other numbers.
+        return CopyError(re.sub(r" ?Node number \d+ \(\w+\) failed to \w+\.?", "", str(refused)))
+
+    def _refused(
+        self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
+    ) -> UnrunnableError:
+        if isinstance(error, UnrunnableError):
+            return error
+        said = str(error)
+        what = f"{what} {self._file}"
+        if isinstance(error, _OwnError):
+            return UnrunnableError(self._runtime, f"cannot {what}{said}")
+        if self._runtime == "compiled":
+            said = self._words_of_the_interpreter(inputs) or said
+        return refusal(what, said, self._graph, self._runtime, self._where, self._load)
+
+    def _where(self, op: Op) -> str:
+        if self._copied is not None:
+            return self._copied.ops.get((op.subgraph, op.index), op.name)
+        return entry_of(self._graph, op, self._modules).where
+
+    def _load(self, content: bytes, kernels: str) -> Engine:
+        build = self._runtimes.builder(foreign=self._opening.foreign)
+        graph = OpGraph.read(content, build)
+        opening = replace(
+            self._opening,
+            source=content,
+            graph=graph,
+            signature=graph.signatures[0],
+            runtime=kernels if self._opening.target is None else self._runtime,
+            kernels=kernels,
+            threads=1,
+            keep=False,
+        )
+        return self._open(opening)
+
+    def _words_of_the_interpreter(self, inputs: Mapping[str, npt.NDArray[Any]]) -> str:
+        """
+        Ask the interpreter of the same kernels what is wrong.
+
+        CompiledModel says no more than "Failed to allocate tensors"; which op and why goes to
+        stderr (ai-edge-litert 2.3.0).
+        """
+        try:
+            engine = self._open(replace(self._opening, runtime="xnnpack", kernels="xnnpack"))
+            if inputs:
+                engine.run(inputs)
+        except (RuntimeError, ValueError, KeyError) as error:
+            return str(error)
+        return ""
+
+
+class _OwnError(RuntimeError):
+    """A user's own runtime failed, or gave something else than it must."""
+
+
+class _OwnEngine(Engine):
+    """A session of a user's own runtime; nothing that it gives is trusted."""
+
+    def __init__(self, runner: Runtime, source: Source, signature: Signature) -> None:
+        self._signature = signature
+        folder = None
+        if isinstance(source, bytes):
+            folder = tempfile.TemporaryDirectory(prefix="edgeq-")
+            path = Path(folder.name) / "model.tflite"
+            path.write_bytes(source)
+        else:
+            path = source
+        try:
+            self._session = runner(path, signature.key)
+        except Exception as error:
+            if folder is not None:
+                folder.cleanup()
+            raise _OwnError(_told(error)) from error
+        # Also where nobody closes it: when the model goes, at the latest when Python ends.
+        self._close = weakref.finalize(self, _close, self._session, folder)
+        if not callable(self._session):
+            raise _OwnError(
+                f": the runner gave {type(self._session).__name__}, expected a session that can be "
+                "called with the inputs by name"
+            )
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        """Run one sample and check what came back."""
+        if not self._close.alive:
+            raise _OwnError(": its session was closed; load or quantize the model again")
+        try:
+            outputs = self._session({name: np.array(value) for name, value in inputs.items()})
+        except Exception as error:
+            raise _OwnError(_told(error)) from error
+        if not isinstance(outputs, Mapping):
+            raise _OwnError(
+                f": the runner gave {type(outputs).__name__}, expected a dict of arrays by the "
+                "outputs' names"
+            )
+        wanted = [border.name for border in self._signature.outputs]
+        if set(outputs) != set(wanted):
+            raise _OwnError(f": the runner gave the outputs {list(outputs)}, the file has {wanted}")
+        return [_checked(outputs[border.name], border) for border in self._signature.outputs]
+
+    def close(self) -> None:
+        """Close the session, once."""
+        self._close()
+
+
+def _told(error: Exception) -> str:
+    return f": the runner raised {type(error).__name__}: {error}"
+
+
+def _close(session: object, folder: tempfile.TemporaryDirectory[str] | None) -> None:
+    try:
+        close = getattr(session, "close", None)
+        if close is not None:
+            close()
+    finally:
+        if folder is not None:
+            folder.cleanup()
+
+
+def _checked(value: object, border: SignatureTensor) -> npt.NDArray[Any]:
+    """Give an own copy of an output that is what the file says, or refuse it."""
+    tensor = border.tensor
+    dtype = numpy_dtype(tensor.dtype)
+    shape = tensor.shape_signature
+    expected = f": output {border.name!r}: expected {tensor.dtype} {list(shape)}"
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        raise _OwnError(f"{expected}, the runner gave {type(value).__name__}, no numpy array")
+    if (
+        value.dtype != dtype
+        or value.ndim != len(shape)
+        or any(want not in (-1, length) for want, length in zip(shape, value.shape, strict=True))
+    ):
+        raise _OwnError(f"{expected}, the runner gave {value.dtype} {list(value.shape)}")
+    return np.array(value)
+
+
+def source_of(graph: OpGraph) -> Source:
+    """What an interpreter opens: the path of a mapped file, the content of one held in memory."""
+    buffer = graph.buffer
+    return buffer.path if isinstance(buffer, MappedFile) else buffer

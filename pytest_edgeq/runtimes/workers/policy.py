@@ -1,0 +1,287 @@
+"""Which files run in the child process, and which have survived there."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from pytest_edgeq.errors import CrashedConversionError, CrashedError, UnrunnableError
+from pytest_edgeq.names import DEFAULT_RUNTIME, ISOLATE_MODES
+from pytest_edgeq.runtimes.opening import Opening
+from pytest_edgeq.runtimes.runner import open_here
+from pytest_edgeq.runtimes.workers.sending import sent, source_file
+from pytest_edgeq.tflite.mapped import Buffer, MappedFile
+from pytest_edgeq.tflite.source import build_interpreter
+
+if TYPE_CHECKING:
+    from pytest_edgeq.runtimes.engines import Engine
+    from pytest_edgeq.runtimes.workers.child_process import Child
+    from pytest_edgeq.tflite.graph import OpGraph
+
+
+_Result = TypeVar("_Result")
+
+_KIND: Final = "isolate"
+"""Of the entries of the cache directory that say what has survived."""
+
+_survived: set[str] = set()
+"""Of this process, whatever the session."""
+
+_digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
+
+
+class Store(Protocol):
+    """Keeps entries for other processes and sessions; those that cannot be read are missing."""
+
+    def read(self, kind: str, key: str, /) -> object | None:
+        """Return an entry; None where there is none."""
+
+    def write(self, kind: str, key: str, value: dict[str, Any], /) -> object:
+        """Keep an entry."""
+
+
+class Isolation:
+    """
+    Opens files in this process or in a child process.
+
+    Raises:
+        ValueError: All is to run in a child on a system where there is none.
+    """
+
+    def __init__(
+        self,
+        mode: str = "auto",
+        *,
+        seconds: float,
+        memory: int,
+        store: Store | None = None,
+        refresh: bool = False,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        assert mode in ISOLATE_MODES, "callers have looked"
+        if os.name != "posix":
+            if mode == "on":
+                raise ValueError("isolate: 'on' needs Linux or macOS; expected auto or off here")
+            mode = "off"
+        self._mode = mode
+        self._seconds = seconds
+        self._memory = memory
+        self._store = store
+        self._refresh = refresh
+        self._note = note
+
+    @property
+    def is_on(self) -> bool:
+        """Whether everything runs in the child, conversions included."""
+        return self._mode == "on"
+
+    @property
+    def child(self) -> Child:
+        """The child process; it is started by its first call."""
+        from pytest_edgeq.runtimes.workers.child_process import child_of
+
+        return child_of(self._memory)
+
+    def native(self, name: str) -> IsolatedConversion | None:
+        """Return what runs the native steps of a model's conversion; None for this process."""
+        if not self.is_on:
+            return None
+        return IsolatedConversion(name, self.child, self._seconds, self._note)
+
+    def open(self, opening: Opening) -> Engine:
+        """
+        Open a file.
+
+        Raises:
+            CrashedError: The child ended.
+            RuntimeError, ValueError: The kernels refuse the file, or, where everything is to run in
+                the child, the user's own runtime cannot be sent there.
+        """
+        if opening.target is not None:
+            return open_here(opening)  # another process already
+        if self._mode == "off" or not (
+            self.is_on or opening.foreign or opening.runtime != DEFAULT_RUNTIME
+        ):
+            return open_here(opening)
+        key = "" if self.is_on else self._key(opening, b"")
+        if key and opening.own is None and self._has_survived(key):
+            return open_here(opening)
+        try:
+            own = self._sent(opening)
+        except Exception as error:  # whatever the objects do that the runner holds
+            return self._unsent(opening, error)
+        if own is not None and not self.is_on:
+            key = self._key(opening, own)
+            if self._has_survived(key):
+                return open_here(opening)
+        # Only now, as it imports pebble.
+        from pytest_edgeq.runtimes.workers.engine import IsolatedEngine, TriedEngine
+
+        if self.is_on:
+            return IsolatedEngine(opening, self.child, self._seconds, own)
+        return TriedEngine(
+            opening,
+            lambda: IsolatedEngine(opening, self.child, self._seconds, own),
+            lambda: self._remember(key),
+        )
+
+    def build(self, content: Buffer, *, foreign: bool) -> None:
+        """
+        Build an interpreter of a file that nothing has looked at.
+
+        Raises:
+            CrashedError: The child ended.
+            RuntimeError, ValueError: The interpreter refuses the file.
+        """
+        source = content.path if isinstance(content, MappedFile) else content
+        if self._mode == "off" or not (self.is_on or foreign):
+            build_interpreter(source)
+            return
+        digest = hashlib.sha256(content).hexdigest()
+        told = [digest, _versions(DEFAULT_RUNTIME), _cpu()]
+        key = "" if self.is_on else hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        if key and self._has_survived(key):
+            return
+        from pytest_edgeq.runtimes.workers.death import DeathError, file_fact
+
+        try:
+            self.child.call(self._seconds, build_interpreter, source)
+        except DeathError as error:
+            facts = [file_fact(source, digest, len(content))]
+            first = f"crashed in the step open: expected a model, got {error.death.what}"
+            lines = [first, *error.death.told(facts, own=None)]
+            raise CrashedError("reference", "\n".join(lines)) from error.__cause__
+        if key:
+            self._remember(key)
+
+    def _sent(self, opening: Opening) -> bytes | None:
+        return None if opening.own is None else sent(opening.own)
+
+    def _unsent(self, opening: Opening, error: Exception) -> Engine:
+        why = f"{type(error).__name__}: {error}".splitlines()[0][:120]
+        if self.is_on:
+            raise UnrunnableError(
+                opening.runtime,
+                "cannot run in a child process: expected a runner that can be sent there\n"
+                f"cause: it holds what cannot be copied ({why})\n"
+                "fix: make the runner a function or a class of an importable module, which opens "
+                "files and devices when it is called; or --edgeq-isolate=auto",
+            ) from error
+        self._note(f"runtime {opening.runtime!r} was not tried in a child process first: {why}")
+        return open_here(opening)
+
+    # --- what has survived ----------------------------------------------------------------------
+
+    def _key(self, opening: Opening, own: bytes) -> str:
+        told = [
+            _digest_of(opening.graph),
+            opening.signature.key,
+            opening.runtime,
+            hashlib.sha256(own).hexdigest(),
+            _source_digest(opening.own),
+            _versions(opening.runtime),
+            _cpu(),
+        ]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+    def _has_survived(self, key: str) -> bool:
+        if key in _survived:
+            return True
+        known = (
+            self._store is not None
+            and not self._refresh
+            and self._store.read(_KIND, key) is not None
+        )
+        if known:
+            _survived.add(key)
+        return known
+
+    def _remember(self, key: str) -> None:
+        if key not in _survived:
+            _survived.add(key)
+            if self._store is not None:
+                self._store.write(_KIND, key, {})
+
+
+class IsolatedConversion:
+    """Runs native steps of a conversion in the child, as `litert.Native` says."""
+
+    def __init__(
+        self, name: str, process: Child, seconds: float, note: Callable[[str], None]
+    ) -> None:
+        self._name = name
+        self._child = process
+        self._seconds = seconds
+        self._note = note
+
+    def call(self, step: str, function: Callable[..., _Result], /, *arguments: Any) -> _Result:
+        """
+        Call a function in the child.
+
+        Raises:
+            CrashedConversionError: The child ended.
+            Exception: What the function raises.
+        """
+        from pytest_edgeq.runtimes.workers.death import DeathError
+
+        try:
+            return self._child.call(self._seconds, function, *arguments)
+        except DeathError as error:
+            death = error.death
+            lines = [
+                f"{self._name}: expected a result of the step {step}, got {death.what}",
+                *death.told([], own=None),
+            ]
+            raise CrashedConversionError("\n".join(lines)) from error.__cause__
+
+    def stays(self, step: str, why: str, /) -> None:
+        """Take note that a step runs in this process, and why."""
+        self._note(f"{self._name}: the step {step} ran in this process, not in a child: {why}")
+
+
+def _digest_of(graph: OpGraph) -> str:
+    if graph not in _digests:
+        _digests[graph] = hashlib.sha256(graph.buffer).hexdigest()
+    return _digests[graph]
+
+
+def _source_digest(runner: object) -> str:
+    """Return a hash of the file that defines a user's own runner; nothing where there is none."""
+    if runner is None:
+        return ""
+    try:
+        return hashlib.sha256(Path(source_file(runner)).read_bytes()).hexdigest()
+    except OSError:  # typed at a prompt
+        return ""
+
+
+@functools.cache
+def _versions(runtime: str) -> str:
+    """Return the version of what runs files on a built-in runtime."""
+    names = ("tensorflow", "tensorflow-cpu") if runtime == "tensorflow" else ("ai-edge-litert",)
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+@functools.cache
+def _cpu() -> str:
+    """Return what tells CPUs with other kernels apart."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    lines = re.compile(r"^(?:model name|flags|Features|CPU part)\s*:.*$", re.MULTILINE)
+    told = set(lines.findall(info.read_text()))
+    return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""Try a target: start it, and run a file of one op on its kernels."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_edgeq.numerics.target_machine import TargetMachine
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.workers.target import Target
+from pytest_edgeq.tflite.model_objects import packed
+
+_KERNELS = ("xnnpack", "builtin")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """
+    What a trial found.
+
+    Attributes:
+        machine: The far side.
+        start: Milliseconds until it answered.
+        runs: Milliseconds of one run, to and fro, by kernels.
+    """
+
+    machine: TargetMachine
+    start: float
+    runs: dict[str, float]
+
+
+def try_target(target: Target) -> Trial:
+    """
+    Start a target, if it does not run, and run a file of one op.
+
+    Raises:
+        RuntimeError: It does not start, does not run the file, or gives something else.
+    """
+    began = time.perf_counter()
+    machine = target.start()
+    start = time.perf_counter() - began
+    edge = EdgeFile(_negation(), runtimes=Runtimes(targets={target.name: target}))
+    inputs = {"x": np.array([3], np.float32)}
+    runs = {}
+    for kernels in _KERNELS:
+        runner = edge.runner(f"{target.name}:{kernels}")
+        began = time.perf_counter()
+        [result] = runner.run(inputs)
+        runs[kernels] = (time.perf_counter() - began) * 1e3
+        if result.tolist() != [-3.0]:
+            raise RuntimeError(
+                f"the {target.name}:{kernels} runtime computes something else: expected [-3.0] of "
+                f"NEG of 3, got {result.tolist()}"
+            )
+    return Trial(machine, start * 1e3, runs)
+
+
+def _negation() -> bytes:
+    """Return a file that gives −x."""
+    from ai_edge_litert import schema_py_generated
+
+    schema: Any = schema_py_generated
+    model, graph, op, code = (
+        schema.ModelT(),
+        schema.SubGraphT(),
+        schema.OperatorT(),
+        schema.OperatorCodeT(),
+    )
+    for name in ("x", "y"):
+        tensor = schema.TensorT()
+        tensor.name, tensor.shape = name, [1]
+        graph.tensors = [*(graph.tensors or ()), tensor]
+    code.builtinCode = schema.BuiltinOperator.NEG
+    op.inputs, op.outputs = [0], [1]
+    graph.inputs, graph.outputs, graph.operators = [0], [1], [op]
+    model.version, model.operatorCodes, model.subgraphs = 3, [code], [graph]
+    model.buffers = [schema.BufferT()]
+    return packed(model)
