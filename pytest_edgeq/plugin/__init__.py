@@ -448,7 +448,7 @@ def pytest_runtest_makereport(
     journal = config.stash[journal_key]
     if call.when == "call":
         report.__dict__["edgeq"] = memory_of(config).record(owner_of(item))
-        used = fixture_values(item, "quantized", "QuantizedModel")
+        used = fixture_values(item, "compare.quantized", "QuantizedModel")
         report.__dict__["edgeq_uses"] = [journal.add_model(model) for model in used]
     taken = journal.take()
     if call.when == "setup":  # of a test that a plugin runs again

@@ -88,7 +88,7 @@ class Artifacts:
         samples = [compared_samples(each) for each in comparisons.values()]
         attached = None if error is None else attached_samples(error)
         models = [call.model for call in calls if call.model is not None]
-        models += fixture_values(item, "quantized", "QuantizedModel")
+        models += fixture_values(item, "compare.quantized", "QuantizedModel")
         return Evidence(
             models=models,
             samples=samples if attached is None else [attached, *samples],

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import pytest_edgeq
 from fixtures.models import normal
 from pytest_edgeq import Edgeq, litert
 from pytest_edgeq.litert import Traced
@@ -315,11 +316,13 @@ def test_every_setting_counts(change: Callable[[], Any]) -> None:
 
 def test_our_own_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two releases, too."""
-    package = Path(environment.__file__).parent.parent
+    package = Path(pytest_edgeq.__file__).parent
     copied = shutil.copytree(package, tmp_path / "package")
-    monkeypatch.setattr(environment, "__file__", str(copied / "cache" / "environment.py"))
+    monkeypatch.setattr(
+        environment, "__file__", str(copied / "quantize" / "cache" / "environment.py")
+    )
     before = environment._own_code.__wrapped__()
-    with (copied / "flows/pt2e.py").open("a") as source:
+    with (copied / "quantize/pt2e.py").open("a") as source:
         source.write("# one more line\n")
     assert environment._own_code.__wrapped__() != before
 

@@ -36,7 +36,7 @@ _OWN = "/pytest_edgeq/"
 
 _SENT = "<dynamic-code>"
 
-_CHILD = "/isolate/child.py"
+_CHILD = "/workers/child.py"
 
 
 @dataclass(frozen=True, slots=True)
