@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq
-from pytest_edgeq.cli.group import edgeq as command
+from pytest_edgeq.cli import edgeq as command
 from pytest_edgeq.compare.file_health import state_findings, static_findings
 from pytest_edgeq.errors import UnmatchedError
 from pytest_edgeq.runtimes.edge import EdgeFile

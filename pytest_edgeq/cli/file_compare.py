@@ -1,20 +1,26 @@
-"""Errors of one file against another, on the same samples; without torch."""
+"""Errors of one file against another, on samples of `.npz` files; without torch."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.compare.file_health import static_findings
 from pytest_edgeq.compare.measurement import Measurement, Outcome
 from pytest_edgeq.compare.reference import in_file_order
+from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.subgraph import SignatureTensor
 
-Arrays = Sequence[npt.NDArray[Any]]
+Array = npt.NDArray[Any]
+Arrays = Sequence[Array]
 
 
 def compare_files(
@@ -68,3 +74,86 @@ def _run(
         return edge.run(names, arrays, runtime)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {edge.path}: {error}") from None
+
+
+_NUMBERED = ("args", "arr")
+"""Names by position: of litert-torch's inputs, and of `np.savez(path, first, second)`."""
+
+
+def read_samples(
+    paths: Sequence[Path], inputs: Sequence[SignatureTensor]
+) -> Iterator[tuple[str, list[Array]]]:
+    """
+    Yield the samples of several files, one after another.
+
+    Raises:
+        OSError: A file cannot be read.
+        TypeError: A `.npy` file.
+        ValueError: No `.npz` file, an array that is missing or has another shape, or arrays with
+            different numbers of samples.
+    """
+    for path in paths:
+        try:
+            loaded = np.load(path)
+        except (ValueError, EOFError, zipfile.BadZipFile):
+            # What numpy says of it is how to unpickle it, which runs code.
+            raise ValueError(
+                f"{path} is no .npz file: write np.savez(path, {inputs[0].name}=…)"
+            ) from None
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise TypeError(
+                f"{path} holds one array without a name: write np.savez(path, {inputs[0].name}=…)"
+            )
+        with loaded:
+            columns = [
+                _split(_read(loaded, path, key), path, border)
+                for key, border in zip(_keys(loaded, path, inputs), inputs, strict=True)
+            ]
+        counts = {border.name: len(each) for border, each in zip(inputs, columns, strict=True)}
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{number} of {name!r}" for name, number in counts.items())
+            raise ValueError(f"{path}: expected as many samples of each input, got {told}")
+        for number, arrays in enumerate(zip(*columns, strict=True)):
+            yield f"{path.name}[{number}]", list(arrays)
+
+
+def _keys(loaded: Mapping[str, Array], path: Path, inputs: Sequence[SignatureTensor]) -> list[str]:
+    """Return the name of the array for each input."""
+    names = [border.name for border in inputs]
+    known = list(loaded)
+    missing = [name for name in names if name not in known]
+    if not missing:
+        return names
+    if len(missing) == len(names):
+        for stem in _NUMBERED:
+            numbered = [f"{stem}_{position}" for position in range(len(names))]
+            if all(name in known for name in numbered):
+                return numbered
+    raise ValueError(
+        f"{path} has no array {missing[0]!r}{nearest(missing[0], known)}; it holds {known}, and "
+        f"the model takes {names}"
+    )
+
+
+def _read(loaded: Mapping[str, Array], path: Path, key: str) -> Array:
+    try:
+        array = loaded[key]
+    except ValueError as error:
+        raise ValueError(f"{path}: the array {key!r} cannot be read: {error}") from None
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+def _split(array: Array, path: Path, border: SignatureTensor) -> Array:
+    """Return an array whose first axis counts samples."""
+    wanted = border.tensor.shape_signature
+    if array.ndim == len(wanted) + 1:
+        return array
+    if array.ndim == len(wanted):
+        is_batch = wanted[:1] == (1,) or (wanted[:1] == (-1,) and len(wanted) > 1)
+        if is_batch and len(array) != 1:
+            return array[:, np.newaxis]  # samples in one batch, for a model of batches of any size
+        return array[np.newaxis]
+    raise ValueError(
+        f"{path}: array for the input {border.name!r}: expected shape {list(wanted)}, or n of them "
+        f"as {['n', *wanted]}, got {list(array.shape)}".replace("'n'", "n")
+    )

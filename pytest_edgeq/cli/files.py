@@ -1,13 +1,16 @@
-"""Open the `.tflite` files that a command names, and describe their inputs and outputs."""
+"""Open the files and runtimes that a command names, and describe inputs and outputs."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pytest_edgeq.cli.text import table
+from pytest_edgeq.names import RUNTIMES
 
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.edge import EdgeFile
@@ -29,6 +32,36 @@ def open_file(path: Path, runtimes: Runtimes | None = None) -> EdgeFile:
     from pytest_edgeq.runtimes.registry import BUILT_IN
 
     return EdgeFile(path, runtimes=BUILT_IN if runtimes is None else runtimes, foreign=True)
+
+
+@contextlib.contextmanager
+def project_runtimes(name: str) -> Iterator[Runtimes]:
+    """
+    Give the runtimes that this one is of; a target that was started is ended.
+
+    Raises:
+        ValueError: There is no such runtime.
+        RuntimeError: pytest does not read the project's ini.
+    """
+    from pytest_edgeq.runtimes.registry import Runtimes
+
+    if name in RUNTIMES:
+        yield Runtimes()
+        return
+    # The ini is read for a name that it may have given alone: pytest takes a moment.
+    from pytest_edgeq.plugin.project_targets import project_targets
+    from pytest_edgeq.runtimes.workers.target import make_targets
+
+    commands, seconds = project_targets()
+    found = Runtimes(
+        targets=make_targets(commands, seconds),
+        hint="a target is one of edgeq_targets in the ini file that pytest reads here",
+    )
+    found.check(name)
+    try:
+        yield found
+    finally:
+        found.close()
 
 
 def border_document(border: SignatureTensor) -> dict[str, Any]:

@@ -1,16 +1,30 @@
-"""Tables and paragraphs for a terminal."""
+"""Tables, paragraphs and JSON documents for a terminal."""
 
 from __future__ import annotations
 
+import json
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
 WIDTH = 100
 """Columns that texts keep to where their words allow it."""
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document instead of text."
+)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a document with sorted keys; NaN and infinity must be in it as text."""
+    text = json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    click.echo(text)
 
 
 def table(

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pytest
 from click.testing import CliRunner, Result
 
-from pytest_edgeq.cli.group import edgeq
+from pytest_edgeq.cli import edgeq
 from pytest_edgeq.cli.text import WIDTH
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pytest_edgeq.cli.group import edgeq
+from pytest_edgeq.cli import edgeq
 from tests.cli.conftest import CONVERTED, Run, module, without_torch
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pytest_edgeq.cli.group import edgeq
+from pytest_edgeq.cli import edgeq
 from pytest_edgeq.runtimes.workers.emulated_root import EmulatedRootError, is_finished, make_root
 from pytest_edgeq.runtimes.workers.private_apt import ubuntu_sources
 

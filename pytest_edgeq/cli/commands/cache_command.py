@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pytest_edgeq.cli.document import json_option, print_json
 from pytest_edgeq.cli.files import PATH
+from pytest_edgeq.cli.text import json_option, print_json
 from pytest_edgeq.cli.trouble import TroubleError, exit_codes, in_sentences
 
 _BELOW = Path(".pytest_cache", "d", "edgeq")

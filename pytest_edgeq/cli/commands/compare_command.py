@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_edgeq.cli.budget_option import budget_option
-from pytest_edgeq.cli.document import json_option, print_json
-from pytest_edgeq.cli.files import PATH, open_file
-from pytest_edgeq.cli.text import count, hanging, metric_tables, wrapped
+from pytest_edgeq.cli.files import PATH, open_file, project_runtimes
+from pytest_edgeq.cli.text import count, hanging, json_option, metric_tables, print_json, wrapped
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
-from pytest_edgeq.names import DEFAULT_RUNTIME, RUNTIMES
+from pytest_edgeq.names import DEFAULT_RUNTIME, RUNTIMES, nearest
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.budget import Budget, Violation
     from pytest_edgeq.numerics.comparison import Comparison
+
+
+def _parse_budget(
+    ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
+) -> Budget | None:
+    """
+    Return the budget that all bounds make; None without any.
+
+    Raises:
+        click.BadParameter: No `metric=bound`, an unknown metric, or a bound that Budget refuses.
+    """
+    if not given:
+        return None
+    from pytest_edgeq.numerics.budget import Budget
+    from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
+
+    metrics = (*UPPER_BOUNDED, *LOWER_BOUNDED)
+    bounds: dict[str, Any] = {}
+    for each in given:
+        metric, separator, text = each.partition("=")
+        if not separator:
+            raise click.BadParameter(f"expected metric=bound, such as sqnr_db=30, got {each!r}")
+        if metric not in metrics:
+            raise click.BadParameter(
+                f"unknown metric {metric!r}{nearest(metric, metrics)}; there are "
+                f"{', '.join(metrics)}"
+            )
+        if metric in bounds:
+            raise click.BadParameter(f"{metric} is bounded twice")
+        try:
+            bounds[metric] = float(text)
+        except ValueError:
+            raise click.BadParameter(f"{metric}: expected a number, got {text!r}") from None
+    try:
+        return Budget(**bounds)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command(
@@ -43,7 +79,13 @@ if TYPE_CHECKING:
     help=f"What runs both files: {', '.join(RUNTIMES)}, or a target of this project.",
 )
 @click.option("--signature", help="The entry point to run, of files with several.")
-@budget_option
+@click.option(
+    "--budget",
+    multiple=True,
+    metavar="METRIC=BOUND",
+    callback=_parse_budget,
+    help="A bound for every output, such as sqnr_db=30 or max_abs_error=0.1; may be repeated.",
+)
 @json_option
 @click.pass_context
 def command(
@@ -100,9 +142,7 @@ def _compared(
     a: Path, b: Path, inputs: tuple[Path, ...], runtime: str, signature: str | None
 ) -> Comparison:
     from pytest_edgeq.check.assertions.bare_files import bare_isolation
-    from pytest_edgeq.cli.file_compare import compare_files
-    from pytest_edgeq.cli.npz import read_samples
-    from pytest_edgeq.cli.project_runtimes import project_runtimes
+    from pytest_edgeq.cli.file_compare import compare_files, read_samples
 
     with project_runtimes(runtime) as known:
         runtimes = known.isolated(bare_isolation())

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_edgeq.cli.document import json_option, print_json
 from pytest_edgeq.cli.files import PATH, open_file
-from pytest_edgeq.cli.text import count, wrapped
+from pytest_edgeq.cli.text import count, json_option, print_json, wrapped
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
 
 if TYPE_CHECKING:

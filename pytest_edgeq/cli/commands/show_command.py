@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_edgeq.cli.document import json_option, print_json
 from pytest_edgeq.cli.files import PATH, border_document, border_table, open_file
-from pytest_edgeq.cli.text import count, hanging, indented, table
+from pytest_edgeq.cli.text import count, hanging, indented, json_option, print_json, table
 from pytest_edgeq.cli.trouble import FOUND, TroubleError, exit_codes, in_sentences
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from pytest_edgeq.cli.document import json_option, print_json
 from pytest_edgeq.cli.files import PATH
+from pytest_edgeq.cli.text import json_option, print_json
 from pytest_edgeq.cli.trouble import exit_codes, in_sentences
 
 
