@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -88,8 +87,7 @@ class Evaluation:
 
     def remark(self, data: Mapping[str, Any]) -> str:
         """Name limits that wrong outputs would pass, and the number of samples that would do."""
-        told = list(self._exchangeable(data))
-        told += [
+        told = [
             f"output {name!r}: {metric}: {cannot_fail(output, self._flow, metric)}"
             for name, output, given in self._judged(data)
             for metric in accepted(output, given)
@@ -97,18 +95,6 @@ class Evaluation:
         ]
         left = len(told) - _SHOWN
         return "; ".join([*told[:_SHOWN], *([f"and {left} more"] if left > 0 else [])])
-
-    def _exchangeable(self, data: Mapping[str, Any]) -> Iterator[str]:
-        """Name the SQNR limits that outputs of another sample would keep, but zeros not."""
-        from pytest_edgeq.check.exchanged import exchanged_sqnr_db  # imports torch
-
-        exchanged = exchanged_sqnr_db(self._comparison)
-        for name, output, given in self._judged(data):
-            other = exchanged.get(name, -math.inf)
-            if 0 < given.get("sqnr_db", 0.0) <= other:
-                needed = samples_needed(output, self._flow, "sqnr_db", other)
-                would_do = "" if needed is None else _would_do(needed)
-                yield f"output {name!r}: sqnr_db: the output of another sample would pass{would_do}"
 
     def _judged(self, data: Mapping[str, Any]) -> Iterator[tuple[str, OutputErrors, Limits]]:
         """The outputs where zeros are no right answer, with their limits in the stage total."""
@@ -201,47 +187,31 @@ def limits_of(
     return found
 
 
-def samples_needed(
-    output: OutputErrors, flow: str, metric: str, wrong: float | None = None
-) -> int | None:
+def samples_needed(output: OutputErrors, flow: str, metric: str) -> int | None:
     """
-    Estimate how many samples give a metric a limit that a wrong output fails.
+    Estimate how many samples give a metric a limit that an output of zeros fails.
 
     The same samples, each as many times, stand for more of their kind: sums over samples then
     spread by 1/√n, as those of other samples would.
 
     Returns:
-        A multiple of the number of samples measured; None where no number would do.
+        The number of samples measured times a power of two; None where no number would do.
     """
-    n = len(output.samples)
-
-    def would_do(times: int) -> bool:
-        found = limits_of(output, flow, times, [metric])
-        if wrong is None:
-            return not accepted(output, found)
-        return not accepts(metric, found[metric], wrong)
-
-    most = 1
-    while not would_do(most):
-        most *= 2
-        if n * most > _MOST_SAMPLES:
+    number = n = len(output.samples)
+    while accepted(output, limits_of(output, flow, number // n, [metric])):
+        number *= 2
+        if number > _MOST_SAMPLES:
             return None
-    least = most // 2  # which would not do
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (least, middle) if would_do(middle) else (middle, most)
-    return n * most
+    return number
 
 
 def cannot_fail(output: OutputErrors, flow: str, metric: str) -> str:
     """Return a text: the limit of a metric accepts zeros, and how many samples prevent that."""
     subject = "zeros or a guess" if metric == "top1_agreement" else "zeros"
     needed = samples_needed(output, flow, metric)
-    return f"{subject} would pass{'' if needed is None else _would_do(needed)}"
-
-
-def _would_do(needed: int) -> str:
-    return f" ({max(needed, FEWEST_SAMPLES)} samples would do)"
+    if needed is None:
+        return f"{subject} would pass"
+    return f"{subject} would pass ({max(needed, FEWEST_SAMPLES)} samples would do)"
 
 
 def accepted(output: OutputErrors, given: Limits) -> list[str]:
