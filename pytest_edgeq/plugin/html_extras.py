@@ -36,7 +36,7 @@ def _extras(journal: PhaseJournal) -> Iterator[dict[str, Any]]:
                 if importlib.util.find_spec("PIL") is None:
                     yield extras.html(f"<p>{NEEDS_REPORT}</p>")
                     return
-                from pytest_edgeq.report.html.pictures import png_url
+                from pytest_edgeq.report.html.view import png_url
 
                 sqnr_db = float(sample["sqnr_db"])
                 told = f"sample {sample['index']}, input {position}: {sqnr_db:.1f} dB"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pytest_edgeq.numerics.findings import FILE, Finding
-from pytest_edgeq.report.schema import schema_problem
 from pytest_edgeq.report.whole_files import write_whole
 from pytest_edgeq.versions import producer
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 FORMAT = "pytest-edgeq run"
 VERSION = 1
 """Of the schema in `run.schema.json`: a reader of version n refuses what is newer."""
-
-_SCHEMA = Path(__file__).with_name("run.schema.json")
 
 
 class Failure(TypedDict):
@@ -307,11 +304,6 @@ def read_run(path: Path) -> Run:
             f"{path}: expected version {VERSION} of the record or an older one, got {version}\n"
             "fix: read it with the pytest-edgeq that wrote it, or a newer one"
         )
-    schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
-    if problem := schema_problem(data, schema) or _reference_problem(data):
-        raise ValueError(
-            f"{path}: {problem}: it is not whole\nfix: write it anew (pytest --edgeq-json)"
-        )
     return Run(data)
 
 
@@ -319,38 +311,23 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name}, which is no number of JSON")
 
 
-def _reference_problem(data: Mapping[str, Any]) -> str:
-    """Say which part of a record names a model or an op that it does not hold, else ""."""
-    models = data["models"]
-    for key, model in models.items():
-        for border in (*model["inputs"], *model["outputs"]):
-            # Scales are float32, and 0 where nothing was calibrated.
-            if border["scale"] and not 1e-46 < border["scale"] < 3.5e38:
-                return f"the record.models.{key[:60]}: a scale is none of float32"
-    for index, test in enumerate(data["tests"]):
-        where = f"the record.tests[{index}]"
-        named = [*test["models"], *(each["model"] for each in test["events"])]
-        if unknown := [key for key in named if key is not None and key not in models]:
-            return f"{where}: the model {unknown[0][:60]!r} is none of the record's"
-        for event in test["events"]:
-            if "comparison" in event and (wrong := _comparison_problem(event["comparison"])):
-                return f"{where}: {wrong}"
-    return ""
+@contextlib.contextmanager
+def showing(path: Path) -> Iterator[Run]:
+    """
+    Read the record of a run that is then shown.
 
-
-def _comparison_problem(comparison: Mapping[str, Any]) -> str:
-    """Say which parts of a comparison do not belong together, else ""."""
-    stages = comparison["stages"]
-    outputs = set(stages["total"]["outputs"])
-    for name, stage in stages.items():
-        if set(stage["outputs"]) != outputs:
-            return f"the stage {name} has other outputs than the stage total"
-    for output, sides in comparison["points"].items():
-        if len({len(values) for values in sides.values()}) > 1:
-            return f"the points of {output[:60]!r} are not as many on each side"
-    for sample in comparison["worst_samples"]:
-        for picture in sample["pictures"].values():
-            size = picture["height"] * picture["width"] * picture["channels"]
-            if size <= 0 or len(base64.b64decode(picture["pixels"])) != size:
-                return "a picture has other bytes than its height and width ask for"
-    return ""
+    Raises:
+        OSError: It cannot be read, or a view of it cannot be written.
+        ValueError: It is no record, one of a newer version, or damaged.
+    """
+    run = read_run(path)
+    try:
+        yield run
+    except OSError:
+        raise
+    # A record may come from anywhere, and views read it as the schema has it.
+    except Exception as error:
+        raise ValueError(
+            f"{path}: the record is not whole ({type(error).__name__}: {error})\n"
+            "fix: write it anew (pytest --edgeq-json)"
+        ) from error

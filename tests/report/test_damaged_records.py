@@ -1,4 +1,4 @@
-"""Records of runs that are not what their schema says: refused with the place."""
+"""Records of runs that are not what their schema says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from pytest_edgeq.cli import edgeq
 from pytest_edgeq.report.run import read_run
 from tests.report.runs import full_run
 
@@ -32,50 +34,30 @@ def test_a_sound_record_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    "damage",
     [
-        (lambda d: d["models"]["bad-1"].pop("ops"), "the record.models.bad-1 lacks ops"),
-        (lambda d: d["tests"].insert(0, []), "the record.tests[0]: expected object, got []"),
-        (
-            lambda d: d["tests"][0].update(seconds="x"),
-            ".tests[0].seconds: expected number, got 'x'",
-        ),
-        (lambda d: d["tests"][0].update(seconds=-1), ".seconds: expected at least 0, got -1"),
-        (lambda d: d["tests"][0].update(seconds=10**400), ".seconds: expected number, got 1000"),
-        (lambda d: d["tests"][1]["failure"].update(phase="x"), ".failure.phase: expected one of ["),
-        (lambda d: d["tests"][0].update(models=["x"]), "tests[0]: the model 'x' is none of the re"),
-        (lambda d: d["models"]["bad-1"].update(sha256="x"), ".sha256: expected a text like ^[0-9a"),
-        (lambda d: d["models"]["bad-1"]["outputs"][0].update(scale=-1), "a scale is none of float"),
-        (lambda d: _comparison(d)["stages"].update(x={}), ".stages.x: expected one of ['conversi"),
-        (lambda d: _comparison(d)["stages"].pop("total"), ".stages lacks total"),
-        (
-            lambda d: _comparison(d)["stages"]["total"]["outputs"].clear(),
-            "has other outputs than t",
-        ),
-        (
-            lambda d: _comparison(d)["points"]["boxes"]["edge"].pop(),
-            "the points of 'boxes' are not",
-        ),
-        (lambda d: _picture(d).update(pixels="?"), ".pixels: expected base64, got '?'"),
-        (lambda d: _picture(d).update(height=3), "a picture has other bytes than its height and w"),
-        (
-            lambda d: d["baselines"]["pruned"].append(3),
-            ".baselines.pruned[0]: expected string, got",
-        ),
+        lambda d: d["models"]["bad-1"].pop("ops"),
+        lambda d: d["tests"].insert(0, []),
+        lambda d: d["tests"][0].update(seconds="x"),
+        lambda d: d["tests"][0].update(seconds=10**400),
+        lambda d: _comparison(d)["stages"].pop("total"),
+        lambda d: _comparison(d)["points"]["boxes"]["edge"].pop(),
+        lambda d: _picture(d).update(pixels="?"),
     ],
+    ids=[*"abcdefg"],
 )
-def test_a_damaged_record_is_refused_with_the_place(
-    tmp_path: Path, damage: Damage, told: str
-) -> None:
-    """By the schema that the package ships, and by what it cannot say."""
+def test_a_damaged_record_is_refused(tmp_path: Path, damage: Damage) -> None:
+    """By one sentence, whatever reads it first."""
     data = copy.deepcopy(dict(full_run().data))
     damage(data)
     path = tmp_path / "run.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match="it is not whole\nfix: ") as caught:
-        read_run(path)
-    assert str(caught.value).startswith(f"{path}: the record")
-    assert told in str(caught.value)
+
+    done = CliRunner().invoke(edgeq, ["report", str(path), "--html", str(tmp_path / "run.html")])
+
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"Error: {path}: the record is not whole (")
+    assert "fix: write it anew (pytest --edgeq-json)" in done.stderr
 
 
 @pytest.mark.parametrize(

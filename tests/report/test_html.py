@@ -25,7 +25,7 @@ from pytest_edgeq.report.html.distribution import distribution, limits_of, point
 from pytest_edgeq.report.html.layers import layer_points
 from pytest_edgeq.report.html.page import html_page
 from pytest_edgeq.report.html.stages import noise_by_output, stage_sentence
-from pytest_edgeq.report.html.text_blocks import text_blocks
+from pytest_edgeq.report.html.view import text_blocks
 from pytest_edgeq.report.run import Run
 from tests.report.runs import (
     SCALE,
@@ -365,12 +365,12 @@ def test_infinite_errors_stand_at_the_edge_and_unmatched_ops_are_gaps() -> None:
     """A triangle is no measurement."""
     points = layer_points(layers(model()["ops"]))
     assert points is not None
-    assert points.local_markers[0] == "triangle"
-    assert points.local[0] > np.nanmax(points.local[1:])
-    assert math.isnan(points.local[1])
-    assert points.local_told[:2] == ["∞ dB, 0 LSB", "not measured"]
+    assert points.columns["local_marker"][0] == "triangle"
+    assert points.columns["local"][0] > np.nanmax(points.columns["local"][1:])
+    assert math.isnan(points.columns["local"][1])
+    assert points.columns["local_told"][:2] == ["∞ dB, 0 LSB", "not measured"]
     assert points.culprit == 2
-    assert points.emphasis[2] > 0
+    assert points.columns["alpha"][2] > 0
     nothing = layers(model()["ops"])
     for row in nothing["rows"]:
         row |= {"local_sqnr_db": None, "cumulative_sqnr_db": None}

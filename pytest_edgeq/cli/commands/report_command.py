@@ -38,14 +38,13 @@ def command(ctx: click.Context, record: Path, markdown: Path | None, html: Path 
 
     Prints the table of its models and the first line of each failure.
     """
-    from pytest_edgeq.report.run import read_run
+    from pytest_edgeq.report.run import showing
     from pytest_edgeq.report.terminal import table_lines
     from pytest_edgeq.report.whole_files import write_whole
 
     if html is not None and find_spec("bokeh") is None:
         raise click.UsageError(f"--html: {NEEDS_REPORT}")
-    with in_sentences():
-        run = read_run(record)
+    with in_sentences(), showing(record) as run:
         for text, failed in table_lines(run):
             click.secho(text, fg="red" if failed else None)
         failures = [test for test in run.tests if test["failure"] is not None]

@@ -78,15 +78,16 @@ def _node_data(edge: EdgeFile, folder: Path, record: Path | None) -> list[Path]:
 
     if record is None:
         return write_node_data(edge, folder)
-    from pytest_edgeq.report.run import read_run
+    from pytest_edgeq.report.run import showing
 
-    layers = read_run(record).layers_of(edge)
-    if not layers:
-        raise TroubleError(
-            f"{record}: the run has measured no ops of this file: expected a test that calls "
-            "edgeq.localize or edgeq.check on it"
-        )
-    return write_node_data(edge, folder, layers)
+    with showing(record) as run:
+        layers = run.layers_of(edge)
+        if layers:
+            return write_node_data(edge, folder, layers)
+    raise TroubleError(
+        f"{record}: the run has measured no ops of this file: expected a test that calls "
+        "edgeq.localize or edgeq.check on it"
+    )
 
 
 def _findings(edge: EdgeFile) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:

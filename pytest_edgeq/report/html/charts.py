@@ -141,30 +141,13 @@ _FEW_OPS = 50
 
 def layer_chart(points: LayerPoints) -> Chart:
     """Return local and cumulative error of each op over depth."""
-    low, high = points.range
+    (low, high), index = points.range, points.columns["index"]
     chart = _figure(
         360,
-        x_range=Range1d(points.index.min() - 0.6, points.index.max() + 0.6),
+        x_range=Range1d(index.min() - 0.6, index.max() + 0.6),
         y_range=Range1d(low, high),
     )
-    source = ColumnDataSource(
-        {
-            "index": points.index,
-            "left": points.index - 0.5,
-            "right": points.index + 0.5,
-            "op": points.ops,
-            "module": points.modules,
-            "verdict": points.verdicts,
-            "local": points.local,
-            "cumulative": points.cumulative,
-            "local_told": points.local_told,
-            "cumulative_told": points.cumulative_told,
-            "clipped": points.clipped,
-            "local_marker": points.local_markers,
-            "cumulative_marker": points.cumulative_markers,
-            "alpha": points.emphasis,
-        }
-    )
+    source = ColumnDataSource(dict(points.columns))
     # The strip of an op is what the pointer meets, so that any height of the chart will do.
     strips = chart.add_glyph(
         source,
@@ -190,7 +173,7 @@ def layer_chart(points: LayerPoints) -> Chart:
             Scatter(
                 x="index",
                 y=name,
-                size=7 if len(points.ops) <= _FEW_OPS else 4,
+                size=7 if len(index) <= _FEW_OPS else 4,
                 marker=field(f"{name}_marker"),
                 fill_color=color,
                 line_color=color,

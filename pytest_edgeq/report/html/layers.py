@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,40 +16,18 @@ _MARGIN = 4.0
 """dB between the finite errors and the marks of those that are not."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerPoints:
+class LayerPoints(NamedTuple):
     """
-    The ops of a file in execution order, a column each; unmatched ops have NaN for an error.
+    The ops of a file in execution order.
 
     Attributes:
-        index: Of the op.
-        ops: Names of the ops.
-        modules: Paths of the torch modules; `–` where not known.
-        verdicts: Of localizing.
-        local: SQNR in dB of the op by itself; an infinite one lies at the edge of the chart.
-        cumulative: SQNR in dB up to the op.
-        local_told: The same as text, with the error in LSB.
-        cumulative_told: The same as text, with the error in LSB.
-        local_markers: Marker of each point: a triangle where it is infinite.
-        cumulative_markers: The same of the cumulative error.
-        clipped: Share of the codes at qmin or qmax, as text.
-        emphasis: Opacity of the op's strip: above 0 for an op that is not sound.
+        columns: Of the chart's source. Unmatched ops have NaN for an error; an infinite error lies
+            at the edge of the chart, and its marker is a triangle.
         culprit: Index of the op to blame.
         range: Least and greatest value of the axis, in dB.
     """
 
-    index: npt.NDArray[np.int64]
-    ops: Sequence[str]
-    modules: Sequence[str]
-    verdicts: Sequence[str]
-    local: npt.NDArray[np.float64]
-    cumulative: npt.NDArray[np.float64]
-    local_told: Sequence[str]
-    cumulative_told: Sequence[str]
-    local_markers: Sequence[str]
-    cumulative_markers: Sequence[str]
-    clipped: Sequence[str]
-    emphasis: npt.NDArray[np.float64]
+    columns: Mapping[str, Any]
     culprit: int | None
     range: tuple[float, float]
 
@@ -66,22 +43,24 @@ def layer_points(layers: Mapping[str, Any]) -> LayerPoints | None:
     finite = [value for value in measured if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     bounds = low - _MARGIN, high + _MARGIN
-    return LayerPoints(
-        index=np.array([row["index"] for row in rows]),
-        ops=[row["op"] for row in rows],
-        modules=[row["module"] or "–" for row in rows],
-        verdicts=[row["verdict"] for row in rows],
-        local=_placed(local, bounds),
-        cumulative=_placed(cumulative, bounds),
-        local_told=[_told(row, "local") for row in rows],
-        cumulative_told=[_told(row, "cumulative") for row in rows],
-        local_markers=[_marker(value, "circle") for value in local],
-        cumulative_markers=[_marker(value, "square") for value in cumulative],
-        clipped=[_percent(number_of(row["clipped"])) for row in rows],
-        emphasis=np.array([_EMPHASIS.get(row["verdict"], 0.0) for row in rows]),
-        culprit=layers["culprit"],
-        range=(bounds[0] - _MARGIN, bounds[1] + _MARGIN),
-    )
+    index = np.array([row["index"] for row in rows])
+    columns = {
+        "index": index,
+        "left": index - 0.5,
+        "right": index + 0.5,
+        "op": [row["op"] for row in rows],
+        "module": [row["module"] or "–" for row in rows],
+        "verdict": [row["verdict"] for row in rows],
+        "local": _placed(local, bounds),
+        "cumulative": _placed(cumulative, bounds),
+        "local_told": [_told(row, "local") for row in rows],
+        "cumulative_told": [_told(row, "cumulative") for row in rows],
+        "clipped": [_percent(number_of(row["clipped"])) for row in rows],
+        "local_marker": [_marker(value, "circle") for value in local],
+        "cumulative_marker": [_marker(value, "square") for value in cumulative],
+        "alpha": np.array([_EMPHASIS.get(row["verdict"], 0.0) for row in rows]),
+    }
+    return LayerPoints(columns, layers["culprit"], (bounds[0] - _MARGIN, bounds[1] + _MARGIN))
 
 
 _EMPHASIS = {"lowering": 0.22, "quantization": 0.12}

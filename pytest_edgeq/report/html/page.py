@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pytest_edgeq.report.html.text_blocks import text_blocks
-from pytest_edgeq.report.html.view import PageLimits, model_views
+from pytest_edgeq.report.html.view import PageLimits, model_views, text_blocks
 from pytest_edgeq.report.model_rows import number_of
 from pytest_edgeq.report.whole_files import write_whole
 
