@@ -12,7 +12,7 @@ import pytest
 
 from fixtures.tflite.writer import FileWriter, GraphWriter
 from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
-from pytest_edgeq.numerics.matches import match_counts
+from pytest_edgeq.numerics.error_sums import match_counts
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.choices import choices
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fixtures.models import ResidualNet, TwelveOutputs, TwoInputs, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.numerics.health import CALIBRATION_OVERLAP
+from pytest_edgeq.numerics.findings import CALIBRATION_OVERLAP
 
 pytestmark = pytest.mark.figures
 

@@ -20,8 +20,8 @@ from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.check.evaluation import Evaluation, accepted, limits_of, samples_needed
 from pytest_edgeq.check.remember import errors_to_remember
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
-from pytest_edgeq.numerics.evaluated import EvaluatedSamples
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
+from pytest_edgeq.numerics.samples import EvaluatedSamples
 from tests.bench.detection.flatfile import FlatFile
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -22,7 +22,7 @@ from pytest_edgeq import Comparison, Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.compare.measurement import Measurement, SampleRunner
 from pytest_edgeq.compare.parallel import in_order, on_one_thread, state_of
 from pytest_edgeq.compare.samples import read_samples
-from pytest_edgeq.numerics.calibration import UNKNOWN
+from pytest_edgeq.numerics.checks import UNKNOWN
 from pytest_edgeq.runtimes.runner import Runner
 from tests.bench.detection.edits import edited, ops_of
 from tests.bench.detection.flatfile import FlatFile

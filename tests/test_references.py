@@ -20,7 +20,7 @@ from torch import nn
 from fixtures.models import normal, seeded
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Edgeq
-from pytest_edgeq.numerics.health import STATEFUL_REFERENCE, UNCALIBRATED_ACTIVATION
+from pytest_edgeq.numerics.findings import STATEFUL_REFERENCE, UNCALIBRATED_ACTIVATION
 
 
 @pytest.fixture

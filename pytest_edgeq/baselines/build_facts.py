@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_edgeq.numerics.checks import SampleLedger
+from pytest_edgeq.numerics.samples import SampleLedger
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Tensor

@@ -27,6 +27,7 @@ from pytest_edgeq.baselines.paired_limits import (
 )
 from pytest_edgeq.numerics.findings import (
     BUILD_CHANGED,
+    BY_SAMPLE,
     ERRORS_REGRESSED,
     FILE,
     LOSS_KINDS,
@@ -36,7 +37,6 @@ from pytest_edgeq.numerics.findings import (
     Finding,
     Harm,
 )
-from pytest_edgeq.numerics.fingerprints import BY_SAMPLE
 
 _SHOWN_ROWS: Final = 4
 """The first ones tell it; the others are metrics of the same loss."""

@@ -13,7 +13,7 @@ from pytest_edgeq.compare.reference import in_file_order, undisturbed
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.localize.localizer import ClippedRange, Localizer
 from pytest_edgeq.localize.mistakes import BIT_DB, FAR
-from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
     CLIPPED_ACTIVATION,

@@ -9,11 +9,10 @@ from typing import Any, Final
 from pytest_edgeq.baselines.paired_limits import FEWEST_SAMPLES, at_least, floor_db
 from pytest_edgeq.numerics.bootstrap import limits
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.evaluated import EvaluatedSamples
 from pytest_edgeq.numerics.findings import NOT_STORED, USELESS, Finding, Place
 from pytest_edgeq.numerics.metrics import json_number
-from pytest_edgeq.numerics.results import OutputErrors
-from pytest_edgeq.numerics.wiped import accepts, is_below_a_step, wiped
+from pytest_edgeq.numerics.results import OutputErrors, accepts, is_below_a_step, wiped
+from pytest_edgeq.numerics.samples import EvaluatedSamples
 
 _MOST_SAMPLES: Final = 1 << 13
 """Up to which a number of samples that would do is looked for."""

@@ -16,7 +16,7 @@ from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.localize.origin import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
-from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
     BIAS_AT_INT32_LIMIT,
@@ -35,8 +35,7 @@ from pytest_edgeq.numerics.findings import (
     input_findings,
 )
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
-from pytest_edgeq.numerics.results import StageErrors
-from pytest_edgeq.numerics.wiped import is_below_a_step
+from pytest_edgeq.numerics.results import StageErrors, is_below_a_step
 from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.conformance import RULE_NAMES

@@ -26,10 +26,10 @@ from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsMerger, OpsPart
 from pytest_edgeq.localize.rows import LayerErrors
-from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.distances import Distances
 from pytest_edgeq.numerics.findings import BLOCKING, CANNOT_RUN, FILE, MISFIT, Finding
+from pytest_edgeq.numerics.metrics import Distances
 from pytest_edgeq.progress import Step
 
 if TYPE_CHECKING:

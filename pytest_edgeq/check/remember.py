@@ -29,8 +29,13 @@ from pytest_edgeq.numerics.findings import (
     Place,
     text_of,
 )
-from pytest_edgeq.numerics.results import UPPER_BOUNDED, OutputErrors, StageErrors
-from pytest_edgeq.numerics.wiped import is_below_a_step, wiped
+from pytest_edgeq.numerics.results import (
+    UPPER_BOUNDED,
+    OutputErrors,
+    StageErrors,
+    is_below_a_step,
+    wiped,
+)
 
 _NO_SIGNAL = (
     "the reference is zero in all elements, so that no bound could fail; give samples in which it "

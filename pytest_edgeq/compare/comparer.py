@@ -20,15 +20,10 @@ from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.compare.tally import Tally
 from pytest_edgeq.numerics.arrays import contiguous
-from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import Place
-from pytest_edgeq.numerics.health import (
-    STATEFUL_REFERENCE,
-    Finding,
-    overlap_finding,
-    repeated_finding,
-)
+from pytest_edgeq.numerics.findings import STATEFUL_REFERENCE, Finding, Place
+from pytest_edgeq.numerics.samples import overlap_finding, repeated_finding
 from pytest_edgeq.progress import Progress, Step
 
 if TYPE_CHECKING:

@@ -8,7 +8,12 @@ import numpy as np
 
 from pytest_edgeq.errors import UnmatchedError
 from pytest_edgeq.names import nearest
-from pytest_edgeq.numerics.checks import has_default_parameters, uncalibrated_finding
+from pytest_edgeq.numerics.checks import (
+    check_bias,
+    check_scales,
+    has_default_parameters,
+    uncalibrated_finding,
+)
 from pytest_edgeq.numerics.findings import (
     BLOCKING,
     STATE_MISMATCH,
@@ -17,7 +22,6 @@ from pytest_edgeq.numerics.findings import (
     Finding,
     Place,
 )
-from pytest_edgeq.numerics.health import check_bias, check_scales
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.unsafe import unsafe_ops
 from pytest_edgeq.tflite.boundary import qparams

@@ -18,7 +18,7 @@ from pytest_edgeq.compare.foreign import FileReference
 from pytest_edgeq.compare.reference import name_of
 from pytest_edgeq.compare.samples import Sample, SampleSpec
 from pytest_edgeq.names import readable
-from pytest_edgeq.numerics.health import SampleLedger
+from pytest_edgeq.numerics.samples import SampleLedger
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import qparams
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.compare.measurement import Arrays
-from pytest_edgeq.numerics.calibration import Calibration
-from pytest_edgeq.numerics.evaluated import EvaluatedLedger
-from pytest_edgeq.numerics.health import SampleLedger
+from pytest_edgeq.numerics.checks import Calibration
+from pytest_edgeq.numerics.samples import EvaluatedLedger, SampleLedger
 
 _NOTHING = (math.inf, -math.inf)
 """The range of no values."""

@@ -41,7 +41,7 @@ from pytest_edgeq.localize.rows import (
     LayerError,
     LayerErrors,
 )
-from pytest_edgeq.numerics.calibration import Reason
+from pytest_edgeq.numerics.checks import Reason
 from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
     FILE,

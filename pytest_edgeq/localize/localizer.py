@@ -45,7 +45,7 @@ from pytest_edgeq.localize.readers import (
 from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
 from pytest_edgeq.localize.structure import Structure
 from pytest_edgeq.numerics.arrays import contiguous
-from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration, Reason, keeps_nothing
+from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
 from pytest_edgeq.numerics.health import more_than_chance
 from pytest_edgeq.runtimes.bounds import float_bound, float_reach, rounding_bound

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_edgeq.localize.rows import Evidence, LayerError
-from pytest_edgeq.numerics.calibration import LEAST_SCALE, Reason, keeps_nothing
+from pytest_edgeq.numerics.checks import LEAST_SCALE, Reason, keeps_nothing
 from pytest_edgeq.numerics.health import more_than_chance
 from pytest_edgeq.tflite.ops import BOUNDED, facts_of
 

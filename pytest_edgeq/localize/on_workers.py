@@ -24,7 +24,7 @@ from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.compare.tally import Tally
 from pytest_edgeq.localize.against_torch import OutputCheck, Standard
 from pytest_edgeq.localize.localizer import Localizer, SampleErrors
-from pytest_edgeq.numerics.distances import Distances
+from pytest_edgeq.numerics.metrics import Distances
 from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
 

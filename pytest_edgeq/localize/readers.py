@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pytest_edgeq.localize.measured import Codes, Measured, code_limits
-from pytest_edgeq.numerics.calibration import Reason
+from pytest_edgeq.numerics.checks import Reason
 from pytest_edgeq.numerics.findings import WRONG_OP, WRONG_QPARAMS, Finding
 from pytest_edgeq.numerics.health import CLIPPED_LSB
 from pytest_edgeq.tflite.boundary import code_range, qparams

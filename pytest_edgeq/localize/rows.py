@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from pytest_edgeq.numerics.calibration import UNKNOWN, Calibration, Reason
+from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason
 from pytest_edgeq.numerics.findings import NO_HARM, WRONG_KINDS, Finding, Harm, Place
 from pytest_edgeq.numerics.metrics import json_number
 

@@ -34,9 +34,8 @@ from typing import Any, Final
 import numpy as np
 
 from .confidence import LEVEL, student
-from .metrics import json_number
+from .metrics import Array, json_number
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
-from .sums import Array
 
 CHOICE_METRICS: Final = ("top1_agreement",)
 """Metrics that say something of an output that holds a choice."""

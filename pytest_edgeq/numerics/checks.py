@@ -1,26 +1,22 @@
-"""Health checks that need no inference: scales, biases, samples met twice."""
+"""Health checks that need no inference: scales and biases; and what a calibration explains."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from .findings import (
     BAD_SCALE,
     BIAS_AT_INT32_LIMIT,
-    CALIBRATION_OVERLAP,
-    CALIBRATION_REPEATED,
     NO_HARM,
-    SAMPLES,
     UNCALIBRATED_ACTIVATION,
     Finding,
     Harm,
     Place,
 )
-from .sums import Array
+from .metrics import Array
 
 _INT32 = np.iinfo(np.int32)
 
@@ -30,12 +26,6 @@ Share of the codes that the values of a range that was meant span at least.
 
 Inputs in steps of 1 are whole numbers, which are told from others; outputs are rounded to them.
 """
-
-_BY_CHANCE = 1e-3
-"""Samples met again of which less than this share would be by chance are the same ones."""
-
-_SIGMAS = 3
-"""How many standard deviations above its share by chance a count is none."""
 
 
 def check_scales(place: Place, scales: Array) -> list[Finding]:
@@ -155,145 +145,109 @@ def check_bias(place: Place, values: Array) -> list[Finding]:
     ]
 
 
-_REPEATED = 4
-"""How often one sample must be given to be a mistake: fewer may be all there are."""
+LEAST_SCALE: Final = 2.0**-12
+"""The least scale that torchao's observers give (`eps` of its quantizers)."""
+
+_AT_LEAST_SCALE = "PT2E gives no scale below 2⁻¹²"
+
+_CHANGED = "the model's weights or code changed after the calibration"
+
+# More samples do not help.
+_AVERAGES = (
+    "averages the ranges of the samples, and cuts about half of them at the ends: if they are "
+    "alike, pt2e_static_int8 keeps the least and the greatest value of all"
+)
 
 
-class SampleLedger:
+class Reason(NamedTuple):
     """
-    Remembers samples by a digest of 16 bytes each, to know calibration samples when met again.
+    Why a range does not fit.
 
-    A digest takes in number, dtype, shape and bytes of the arrays: 0 and 0.0 are two samples.
+    Attributes:
+        causes: What is known of it, a clause each.
+        fix: What to change; empty where the cause says it.
     """
 
-    def __init__(self) -> None:
-        self._digests: set[bytes] = set()
-        # Of a few elements each: tells a new sample from the known ones without reading it whole.
-        self._glances: set[bytes] = set()
-        self._repeated: set[bytes] = set()
-        self._n_added = 0
-        self._numbers = _WholeNumbers()
+    causes: tuple[str, ...] = ()
+    fix: str = ""
 
-    def add(self, arrays: Iterable[Array]) -> None:
-        """Remember one sample."""
-        known = [np.asarray(array) for array in arrays]
-        digest = sample_digest(known)
-        if digest in self._digests:
-            self._repeated.add(digest)
-        self._glances.add(sample_digest(map(_glance, known)))
-        self._digests.add(digest)
-        self._n_added += 1
-        self._numbers.add(known)
+    def __str__(self) -> str:
+        """Return one clause."""
+        return "; ".join((*self.causes, *([self.fix] if self.fix else [])))
 
-    @property
-    def chance(self) -> float:
-        """
-        Return the share of honest new samples that are known by chance.
 
-        It is that of the known ones that were met more than once (Good, The population frequencies
-        of species, 1953), one more and three standard deviations of their number counted as such,
-        where samples are a few whole numbers, such as a user's and an article's. It is 0 of
-        floats, and of whole numbers of which less than one sample in a thousand would be known if
-        all were as likely.
-        """
-        if self._numbers.bits > math.log2(max(self._n_added, 1) / _BY_CHANCE):
-            return 0.0
-        repeats = self._n_added - len(self._digests) + len(self._repeated) + 1
-        return min(1.0, (repeats + _SIGMAS * math.sqrt(repeats)) / (self._n_added + 1))
+class Calibration(NamedTuple):
+    """
+    How the evaluated samples relate to those of the calibration.
+
+    Attributes:
+        evaluated: How many samples were evaluated.
+        known: How many of them the file was calibrated on; 0, too, where a loaded file does not
+            tell.
+        averages: Whether the file's ranges are averages over samples, as of a recipe; False where
+            a loaded file does not tell.
+    """
+
+    evaluated: int = 0
+    known: int = 0
+    averages: bool = False
 
     @property
-    def fingerprint(self) -> str:
-        """Return SHA-256 over the different samples, in whatever order; empty without any."""
-        return hashlib.sha256(b"".join(sorted(self._digests))).hexdigest() if self._digests else ""
+    def is_own(self) -> bool:
+        """Whether the file was calibrated on every sample that was evaluated."""
+        return 0 < self.evaluated <= self.known
 
-    @property
-    def n_added(self) -> int:
-        """Return the number of samples, those that are alike, too."""
-        return self._n_added
-
-    def __contains__(self, arrays: Iterable[Array]) -> bool:
-        """Return whether the sample was added before."""
-        asked = [np.asarray(array) for array in arrays]
-        return (
-            sample_digest(map(_glance, asked)) in self._glances
-            and sample_digest(asked) in self._digests
+    def too_wide(self, scale: float | None = None) -> Reason:
+        """Return why a range is mostly unused, or the check that tells the causes apart."""
+        if scale == LEAST_SCALE:
+            return Reason((_AT_LEAST_SCALE,), "leave what is so small in float, or scale it up")
+        if self.is_own:
+            cause = (
+                f"the file was calibrated on {self._samples}, so they are not the cause: another "
+                "calibration sample is an outlier (compare the greatest values of each), or "
+                f"{_CHANGED}"
+            )
+            return Reason((cause,))
+        return Reason(
+            fix="compare the values of the calibration samples, one of which may be an outlier, "
+            "with those of the evaluated samples, which may be preprocessed otherwise"
         )
 
-    def __len__(self) -> int:
-        """Return the number of different samples."""
-        return len(self._digests)
-
-
-class _WholeNumbers:
-    """How many samples there can be, as far as the least and greatest numbers met tell it."""
-
-    def __init__(self) -> None:
-        self._ends: dict[int, tuple[int, int, int]] = {}
-        self._floats = False
-
-    def add(self, arrays: Iterable[Array]) -> None:
-        for place, array in enumerate(arrays):
-            if array.dtype.kind not in "biu":
-                self._floats = True
-            elif array.size:
-                size, low, high = self._ends.get(place, (0, 1, 0))
-                ends = int(array.min()), int(array.max())
-                if size:
-                    ends = min(low, ends[0]), max(high, ends[1])
-                self._ends[place] = (max(size, array.size), *ends)
+    def too_narrow(self, *, on_more: bool = False) -> Reason:
+        """Return the cause of a range that clips values, or the calibration that mends it."""
+        if self.is_own:
+            own = f"the file was calibrated on {self._samples}, so others will not widen it"
+            if self.averages:
+                own += (
+                    f": either a recipe {_AVERAGES}, or {_CHANGED} (then a file built anew has "
+                    "another range)"
+                )
+            else:
+                own += f": {_CHANGED}"
+            return Reason((own,))
+        more = ", and on more" if on_more else ""
+        averages = f"; a recipe {_AVERAGES}" if self.averages else ""
+        return Reason(
+            fix=f"calibrate with samples like those evaluated, preprocessed alike{more}{averages}"
+        )
 
     @property
-    def bits(self) -> float:
-        """Base-2 logarithm of the number of samples; infinite of floats."""
-        if self._floats:
-            return math.inf
-        return sum(size * math.log2(high - low + 1) for size, low, high in self._ends.values())
+    def _samples(self) -> str:
+        if self.evaluated == 1:
+            return "the one sample evaluated"
+        return f"all {self.evaluated} samples evaluated"
 
 
-_GLANCE = 64
-"""Elements of an array that are looked at first."""
+def keeps_nothing(reach: float, needed: float) -> bool:
+    """Whether a range keeps one value in a hundred at most: calibration gave it next to nothing."""
+    return 0 < reach <= needed / 100
 
 
-def _glance(array: Array) -> Array:
-    # Of one that is not contiguous, flat[...] copies the elements asked for alone.
-    return np.asarray(array.flat[:: max(1, array.size // _GLANCE)])
+ON_NOTHING: Final = Reason(
+    ("the calibration samples are zero there, or next to it",),
+    "calibrate with samples like those evaluated, preprocessed alike",
+)
+"""Why an input's range keeps nothing."""
 
-
-def sample_digest(arrays: Iterable[Array]) -> bytes:
-    """Return a digest of 16 bytes over number, dtype, shape and bytes of a sample's arrays."""
-    digest = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        digest.update(f"{array.dtype.str}{array.shape}:".encode())
-        digest.update(array.tobytes())
-    return digest.digest()
-
-
-def repeated_finding(ledger: SampleLedger) -> Finding | None:
-    """
-    Return the finding for a calibration by one sample that was given again and again; else None.
-
-    By a loader that gives the same always, or as `[sample] * 64`.
-    """
-    if len(ledger) != 1 or ledger.n_added < _REPEATED:
-        return None
-    return Finding(
-        kind=CALIBRATION_REPEATED,
-        place=SAMPLES,
-        expected="different calibration samples",
-        got=f"one, {ledger.n_added} times: ranges hold what it reaches, and cut off the others",
-        fix="look at the loader, and give dozens that differ",
-    )
-
-
-def overlap_finding(n_overlap: int, n_total: int, *, chance: float = 0.0) -> Finding | None:
-    """Return the finding for evaluated samples that the calibration had seen; None without any."""
-    expected = n_total * chance
-    if n_overlap <= expected + _SIGMAS * math.sqrt(expected * (1 - chance)):
-        return None
-    return Finding(
-        kind=CALIBRATION_OVERLAP,
-        place=SAMPLES,
-        symptom=f"{n_overlap} of {n_total} evaluated samples were also used to calibrate: the "
-        "errors look smaller than they are",
-        fix="evaluate on samples that the calibration has not seen",
-    )
+UNKNOWN: Final = Calibration()
+"""Nothing is known of the calibration samples."""

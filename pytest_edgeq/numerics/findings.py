@@ -530,3 +530,11 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 def input_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings on inputs, which explain what is lost behind them."""
     return tuple(each for each in findings if each.kind in INPUT_KINDS)
+
+
+BY_SAMPLE: Final = "by sample "
+"""
+Begins a fingerprint over a digest of each sample.
+
+One without it is over the bytes of all samples, which a single process has to read in order.
+"""

@@ -8,12 +8,138 @@ answer the result is NaN, and every bound is written so that NaN fails it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from .side import Side
-from .sums import Array
+Array: TypeAlias = npt.NDArray[Any]
+
+_CHUNK = 8192
+"""OpenBLAS uses threads from 10 000 elements on, and its sum then depends on their number."""
+
+
+def total(values: Iterable[float]) -> float:
+    """Return the correctly rounded sum; NaN if it is not finite, so that it fails every bound."""
+    try:
+        found = math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.nan
+    return found if math.isfinite(found) else math.nan
+
+
+def dot(left: Array, right: Array) -> float:
+    """
+    Return the sum of products of two flat float64 arrays of the same length.
+
+    Summed in chunks that BLAS does on one thread: the number of cores must not show in the figures.
+    """
+    whole = left.size // _CHUNK * _CHUNK
+    if not whole:
+        return float(np.dot(left, right))
+    shape = (-1, _CHUNK)
+    chunks = np.vecdot(left[:whole].reshape(shape), right[:whole].reshape(shape))
+    return float(chunks.sum() + np.dot(left[whole:], right[whole:]))
+
+
+class Side:
+    """
+    An array, and what is computed of it once for all that look at it.
+
+    In a comparison the reference is part of two stages and of the health checks, and so is the
+    output of the file. Not by `functools.cached_property`, whose lock all threads share before
+    Python 3.12.
+
+    Attributes:
+        array: as given.
+        flat: its elements in float64, flattened.
+        power: the sum of their squares; not finite where an element is not, or where it overflows.
+        finite: where the elements are finite; None where all are.
+    """
+
+    __slots__ = (
+        "_ends",
+        "_first_maxima",
+        "_magnitude",
+        "_maxima",
+        "array",
+        "finite",
+        "flat",
+        "power",
+    )
+
+    def __init__(self, array: Array) -> None:
+        self.array = np.asarray(array)
+        # Others, such as complex numbers, are refused by those who know the output's name.
+        known = self.array if self.array.dtype.kind in "biuf" else np.empty(0)
+        self.flat: Array = known.astype(np.float64, copy=False).ravel()
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.power = dot(self.flat, self.flat)
+        self.finite: Array | None = None
+        if not math.isfinite(self.power):
+            finite = np.isfinite(self.flat)
+            self.finite = None if finite.all() else finite
+        self._ends: tuple[float, float] | None = None
+        self._first_maxima: Array | None = None
+        self._magnitude: float | None = None
+        self._maxima: Array | None = None
+
+    @classmethod
+    def of(cls, values: Array | Side) -> Side:
+        """Return the side itself, or an array as one."""
+        return values if isinstance(values, cls) else cls(values)  # type: ignore[arg-type]
+
+    @property
+    def n_nonfinite(self) -> int:
+        """How many elements are not finite."""
+        if self.finite is None:
+            return 0
+        return self.flat.size - int(np.count_nonzero(self.finite))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest finite element; +inf and −inf where there is none."""
+        if self._ends is None:
+            values = self.flat if self.finite is None else self.flat[self.finite]
+            self._ends = (math.inf, -math.inf)
+            if values.size:
+                self._ends = (float(values.min()), float(values.max()))
+        return self._ends
+
+    @property
+    def magnitude(self) -> float:
+        """The sum of the absolute values."""
+        if self._magnitude is None:
+            self._magnitude = float(np.abs(self.flat).sum())
+        return self._magnitude
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether it is of rank 2, with several elements a row."""
+        return self.array.ndim == 2 and self.array.shape[1] > 1
+
+    @property
+    def first_maxima(self) -> Array:
+        """Index of the first maximum of each row."""
+        if self._first_maxima is None:
+            self._first_maxima = np.asarray(self.array.argmax(axis=1))
+        return self._first_maxima
+
+    @property
+    def maxima(self) -> Array:
+        """Maximum of each row."""
+        if self._maxima is None:
+            self._maxima = np.asarray(self.array.max(axis=1))
+        return self._maxima
+
+    @property
+    def first(self) -> int:
+        """Number of rows whose first element is a maximum; 0 where rows are no classes."""
+        if not self.has_classes:
+            return 0
+        return int(np.count_nonzero(self.array[:, 0] == self.maxima))
+
 
 _FLOAT32_SLACK = 2.0**-22
 """Four float32 roundings of half an ulp: the dequantized value and the scale, on both sides."""
@@ -142,3 +268,42 @@ def worst_low(values: Sequence[float]) -> float:
 def json_number(value: float | None) -> float | str | None:
     """Return the number as JSON can hold it: ``"nan"``, ``"inf"`` and ``"-inf"`` are text there."""
     return value if value is None or math.isfinite(value) else str(value)
+
+
+class Distances:
+    """Keeps the greatest distance of each output over the samples."""
+
+    def __init__(self, worst: Sequence[float] | None = None) -> None:
+        self.worst = None if worst is None else list(worst)
+
+    @staticmethod
+    def between(actual: Sequence[Array], reference: Sequence[Array]) -> list[float]:
+        """Return the sum of the squared differences of each output; NaN in one is infinite."""
+        return [_distance(one, two) for one, two in zip(actual, reference, strict=True)]
+
+    def exceeds(self, distances: Sequence[float]) -> bool:
+        """Add a sample, and return whether an output of it is further off than all before."""
+        before = [-1.0] * len(distances) if self.worst is None else self.worst
+        self.worst = [max(pair) for pair in zip(distances, before, strict=True)]
+        return self.worst != before
+
+
+def _distance(one: Array, two: Array) -> float:
+    with np.errstate(all="ignore"):
+        apart = np.where(one == two, 0.0, one.astype(np.float64) - two)
+        apart[np.isnan(one) & np.isnan(two)] = 0.0
+        total = float(np.square(apart).sum())
+    return total if math.isfinite(total) else math.inf
+
+
+def least_sqnr_db(reference: Sequence[Array], actual: Sequence[Array]) -> float:
+    """Return the least SQNR over the outputs of one sample; −inf where shapes differ."""
+    least = math.inf
+    for expected, got in zip(reference, actual, strict=True):
+        if expected.shape != got.shape:
+            return -math.inf
+        signal = expected.astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            noise = float(np.square(signal - got).sum())
+            least = min(least, sqnr_db(float(np.square(signal).sum()), noise))
+    return least

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .sums import Array
+from .metrics import Array
 
 CONFIDENCE = 0.95
 """Of each bound."""

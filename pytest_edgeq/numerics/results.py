@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -102,7 +103,7 @@ class OutputErrors:
         worst_sample: index of that sample (the first one, where all are degenerate).
         cosine_similarity: Σfq / (√Σf² · √Σq²).
         top1_agreement: share of rows where the top-1 class agrees; None of another rank than 2. Of
-            an output that holds a choice the share of rows that match (`numerics.matches`).
+            an output that holds a choice the share of rows that match (`error_sums.match_counts`).
         chosen: whether it holds a choice: labels, sorted boxes, masks of a comparison.
         max_abs_index: the element of max_abs_error, or the first non-finite one;
             None without elements.
@@ -251,3 +252,52 @@ class StageErrors:
         measured = [metric(output) for output in self.outputs.values()]
         values = [value for value in measured if value is not None]
         return worst(values) if values else None
+
+
+FIXED_SCALES = (1 / 256, 1 / 128, 1 / 32768)
+"""
+Scales that TFLite fixes for SOFTMAX, LOGISTIC and TANH.
+
+Where nothing is detected all values are less than a step, of a sound model, too; of a range that
+was calibrated they are not.
+"""
+
+
+def wiped(errors: OutputErrors) -> dict[str, float]:
+    """
+    Return every metric that zeros in place of this output would have on the same samples.
+
+    The top-1 agreement is that of the first class, which the argmax of zeros is, or of a guess
+    among all classes, whichever is more. Empty where the reference is zero itself.
+    """
+    samples = errors.samples
+    signal = math.fsum(each.signal for each in samples)
+    if not signal:
+        return {}
+    n = sum(each.n for each in samples)
+    peak = max(each.peak for each in samples)
+    metrics = {
+        "max_abs_error": peak,
+        "mean_abs_error": math.fsum(each.magnitude for each in samples) / n,
+        "rmse": math.sqrt(signal / n),
+        "sqnr_db": 0.0,
+        "worst_sample_sqnr_db": 0.0,
+        "cosine_similarity": 0.0,
+    }
+    if errors.scale:
+        metrics["max_lsb_error"] = peak / errors.scale
+    if rows := sum(each.rows for each in samples):
+        guessed = 0.0 if errors.chosen else rows**2 / n
+        metrics["top1_agreement"] = max(sum(each.first for each in samples), guessed) / rows
+    return metrics
+
+
+def accepts(metric: str, limit: float, value: float) -> bool:
+    """Whether a metric of this value is within this limit."""
+    return value >= limit if metric in LOWER_BOUNDED else value <= limit
+
+
+def is_below_a_step(errors: OutputErrors) -> bool:
+    """Whether the reference's values are less than a step of a scale that no calibration set."""
+    rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
+    return errors.scale in FIXED_SCALES and rms < errors.scale

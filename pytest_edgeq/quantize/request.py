@@ -17,7 +17,7 @@ from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.compare.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.errors import CrashedConversionError
 from pytest_edgeq.names import PRESETS
-from pytest_edgeq.numerics.health import SampleLedger
+from pytest_edgeq.numerics.samples import SampleLedger
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantize.cache.conversions import ConversionCache
 from pytest_edgeq.quantize.conversion_refusals import refusal

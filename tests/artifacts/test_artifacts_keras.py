@@ -26,7 +26,7 @@ from pytest_edgeq import (
     assert_runtimes_agree,
     assert_within_budget,
 )
-from pytest_edgeq.numerics.health import STATEFUL_REFERENCE
+from pytest_edgeq.numerics.findings import STATEFUL_REFERENCE
 from pytest_edgeq.tflite.roles import roles_of
 
 # TensorFlow is imported and converts, in a process of its own.

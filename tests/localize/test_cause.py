@@ -11,7 +11,7 @@ import pytest
 from pytest_edgeq.localize.cause import blame
 from pytest_edgeq.localize.mistakes import lossy
 from pytest_edgeq.localize.rows import Evidence, LayerErrors
-from pytest_edgeq.numerics.calibration import Calibration
+from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
     CLIPPED_INPUT,

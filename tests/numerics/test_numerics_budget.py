@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.budget import Budget, Violation
-from pytest_edgeq.numerics.error_sums import BorderSpec, OutputErrors, StageAccumulator, StageErrors
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
 ALL = (
     "max_abs_error, mean_abs_error, rmse, max_lsb_error, sqnr_db, worst_sample_sqnr_db, "

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample, WorstSamples
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator, StageErrors
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding, Place
+from pytest_edgeq.numerics.results import StageErrors
 
 TABLE = """\
 digits: flow pt2e, runtime xnnpack, 1 sample(s), 0 non-finite element(s)

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_edgeq.numerics.error_sums import (
-    BorderSpec,
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.results import (
+    LOWER_BOUNDED,
+    UPPER_BOUNDED,
     ElementError,
     OutputErrors,
-    StageAccumulator,
     StageErrors,
 )
-from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
 
 Array = npt.NDArray[Any]
 

@@ -11,18 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_edgeq.numerics.calibration import Calibration
-from pytest_edgeq.numerics.checks import has_default_parameters
-from pytest_edgeq.numerics.error_sums import BorderSpec
-from pytest_edgeq.numerics.findings import Finding, Place
-from pytest_edgeq.numerics.health import (
-    OutputHealth,
-    SampleLedger,
+from pytest_edgeq.numerics.checks import (
+    Calibration,
     check_bias,
     check_scales,
-    overlap_finding,
-    repeated_finding,
+    has_default_parameters,
 )
+from pytest_edgeq.numerics.error_sums import BorderSpec
+from pytest_edgeq.numerics.findings import Finding, Place
+from pytest_edgeq.numerics.health import OutputHealth
+from pytest_edgeq.numerics.samples import SampleLedger, overlap_finding, repeated_finding
 
 Array = npt.NDArray[Any]
 INT8 = BorderSpec("y", 0.1, 0, -128, 127)

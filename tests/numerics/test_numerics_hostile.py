@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as hnp
 
 from pytest_edgeq.numerics.budget import Budget
 from pytest_edgeq.numerics.checks import check_bias, check_scales, has_default_parameters
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator, StageErrors
+from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import SAMPLES
 from pytest_edgeq.numerics.health import OutputHealth
-from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
+from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED, StageErrors
 from tests.faults.sentences import is_sentence
 
 Array = npt.NDArray[Any]

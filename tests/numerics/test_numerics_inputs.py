@@ -9,7 +9,7 @@ import pytest
 
 from pytest_edgeq.numerics.error_sums import BorderSpec
 from pytest_edgeq.numerics.findings import Finding
-from pytest_edgeq.numerics.inputs import InputHealth
+from pytest_edgeq.numerics.health import InputHealth
 
 INT8 = BorderSpec("x", 0.1, 0, -128, 127)
 

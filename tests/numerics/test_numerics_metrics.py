@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.metrics import (
+    Side,
     cosine_similarity,
     differences,
     json_number,
@@ -20,7 +21,6 @@ from pytest_edgeq.numerics.metrics import (
     worst_high,
     worst_low,
 )
-from pytest_edgeq.numerics.side import Side
 
 POWERS = st.floats(1e-30, 1e30)
 

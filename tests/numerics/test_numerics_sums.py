@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pytest_edgeq.numerics.sums import dot, total
+from pytest_edgeq.numerics.metrics import dot, total
 
 
 def test_total_keeps_what_plain_addition_loses() -> None:

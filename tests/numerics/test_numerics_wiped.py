@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
-from pytest_edgeq.numerics.results import OutputErrors
-from pytest_edgeq.numerics.wiped import accepts, wiped
+from pytest_edgeq.numerics.results import OutputErrors, accepts, wiped
 
 Array = np.ndarray[Any, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytest_edgeq.numerics.point_sample import PointSample
+from pytest_edgeq.numerics.comparison import PointSample
 
 SEED = 17
 

@@ -24,7 +24,7 @@ from pytest_edgeq.compare.samples import Sample, SampleSpec
 from pytest_edgeq.errors import warn_user
 from pytest_edgeq.litert.digest import UnknownError
 from pytest_edgeq.litert.graphs import decode_graph, encode_graph
-from pytest_edgeq.numerics.health import SampleLedger
+from pytest_edgeq.numerics.samples import SampleLedger
 from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes

@@ -35,7 +35,7 @@ from pytest_edgeq import (
     litert,
 )
 from pytest_edgeq.litert.libraries import recipe_module
-from pytest_edgeq.numerics.health import BIAS_AT_INT32_LIMIT
+from pytest_edgeq.numerics.findings import BIAS_AT_INT32_LIMIT
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from tests.bench.detection.known_bugs import (

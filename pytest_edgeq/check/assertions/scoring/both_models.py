@@ -18,8 +18,8 @@ from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_unflattened, flatten_outputs, in_file_order
 from pytest_edgeq.compare.samples import Sample, is_tensor
 from pytest_edgeq.numerics.comparison import WorstSamples
-from pytest_edgeq.numerics.distances import least_sqnr_db
 from pytest_edgeq.numerics.findings import NONFINITE, Finding, Place
+from pytest_edgeq.numerics.metrics import least_sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
