@@ -36,6 +36,7 @@ from pytest_edgeq.numerics.findings import (
     OTHER_DATA,
     Finding,
     Harm,
+    aligned,
 )
 
 _SHOWN_ROWS: Final = 4
@@ -335,7 +336,7 @@ def _worst(
         was = before[key]
         rows.append((*key, _figure(was, "value"), _margin(was), _figure(after[key], "value")))
     left = len(worse) - _SHOWN_ROWS
-    return [*_table(rows), *([f"  … and {left} more"] if left > 0 else [])]
+    return [*aligned(rows, indent="  "), *([f"  … and {left} more"] if left > 0 else [])]
 
 
 def _place(key: _RowKey) -> str:
@@ -424,11 +425,3 @@ def _data(data: Mapping[str, Any]) -> str:
     digest = str(data["fingerprint"]).removeprefix(BY_SAMPLE)
     by = " each" if _is_by_sample(data) else ""
     return f"{data['n_samples']} sample(s) with SHA-256{by} {digest[:12]}…"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_edgeq.numerics.findings import aligned
+
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
@@ -32,17 +34,11 @@ def table(
 ) -> list[str]:
     """Return the lines of a table; columns that are empty in all rows are left out."""
     cells = [tuple(row) for row in rows]
-    columns = [
-        (title, [row[at] for row in cells])
-        for at, title in enumerate(head)
-        if any(row[at] for row in cells)
-    ]
-    padded = []
-    for title, texts in columns:
-        width = max(map(len, (title, *texts)))
-        pad = str.rjust if title in numbers else str.ljust
-        padded.append([pad(text, width) for text in (title, *texts)])
-    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
+    shown = [at for at in range(len(head)) if any(row[at] for row in cells)]
+    return aligned(
+        [[row[at] for at in shown] for row in (tuple(head), *cells)],
+        numeric=[i for i, at in enumerate(shown) if head[at] in numbers],
+    )
 
 
 def indented(lines: Iterable[str]) -> list[str]:
@@ -83,6 +79,7 @@ def count(number: int, noun: str) -> str:
 
 def metric_tables(stage: StageErrors) -> list[str]:
     """Return a row for each metric and a column for each output, in tables of `WIDTH` columns."""
+    from pytest_edgeq.numerics.comparison import metric_cell
     from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
 
     metrics = (*UPPER_BOUNDED, *LOWER_BOUNDED)
@@ -90,7 +87,7 @@ def metric_tables(stage: StageErrors) -> list[str]:
     groups: list[list[OutputErrors]] = [[]]
     used = first
     for output in stage.outputs.values():
-        width = 2 + max(len(output.name), *(len(_cell(output, metric)) for metric in metrics))
+        width = 2 + max(len(output.name), *(len(metric_cell(output, metric)) for metric in metrics))
         if groups[-1] and used + width > WIDTH:
             groups.append([])
             used = first
@@ -99,14 +96,6 @@ def metric_tables(stage: StageErrors) -> list[str]:
     lines = []
     for group in groups:
         names = [output.name for output in group]
-        rows = [(metric, *(_cell(output, metric) for output in group)) for metric in metrics]
+        rows = [(metric, *(metric_cell(output, metric) for output in group)) for metric in metrics]
         lines += table(("output", *names), rows, numbers=names)
     return lines
-
-
-def _cell(output: OutputErrors, metric: str) -> str:
-    value = getattr(output, metric)
-    if value is None:
-        return "-"
-    # 0.99987 and 0.99912 are far apart, and both read 0.9999 or 1 in few digits.
-    return f"{value:.6f}" if metric == "cosine_similarity" else f"{value:.4g}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason
-from pytest_edgeq.numerics.findings import NO_HARM, WRONG_KINDS, Finding, Harm, Place
+from pytest_edgeq.numerics.findings import NO_HARM, WRONG_KINDS, Finding, Harm, Place, aligned
 from pytest_edgeq.numerics.metrics import json_number
 
 SOUND = "sound"
@@ -267,14 +267,7 @@ class LayerErrors:
             n: How many at most.
         """
         lines = [_HEADINGS, *map(_cells, self.worst(n))]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADINGS))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i in _LEFT else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
+        return "\n".join(aligned(lines, numeric=range(3, len(_HEADINGS))))
 
     @property
     def overview(self) -> str:
@@ -296,7 +289,6 @@ _OTHER_MODEL = 3
 """Layers with weights that all have to be others before the whole reference is another model."""
 
 _HEADINGS = ("op", "module", "verdict", "LSB", "excess", "rmse/S", "SQNR dB", "total dB", "clipped")
-_LEFT = (0, 1, 2)
 
 
 def _share(rows: Sequence[LayerError]) -> float:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .findings import Finding
+from .findings import Finding, aligned
 from .metrics import json_number
 from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
 from .samples import NOT_COUNTED, EvaluatedSamples
@@ -208,21 +208,18 @@ class Comparison:
         rows: list[tuple[str, ...]] = [("stage", "output", *metrics)]
         for stage, errors in self.stages.items():
             for output in errors.outputs.values():
-                rows.append((stage, output.name, *(_cell(output, name) for name in metrics)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+                rows.append((stage, output.name, *(metric_cell(output, name) for name in metrics)))
         lines = [
             f"{self.name}: flow {self.flow}, runtime {self.runtime}, "
-            f"{self.total.n_samples} sample(s), {self.total.nonfinite} non-finite element(s)"
+            f"{self.total.n_samples} sample(s), {self.total.nonfinite} non-finite element(s)",
+            *aligned(rows, numeric=range(2, 2 + len(metrics))),
         ]
-        for row in rows:
-            texts = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-            numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-            lines.append("  ".join(texts + numbers))
         lines += [f"health: {finding}" for finding in self.health] or ["health: nothing found"]
         return "\n".join(lines)
 
 
-def _cell(output: OutputErrors, metric: str) -> str:
+def metric_cell(output: OutputErrors, metric: str) -> str:
+    """Return a metric as text, in the digits that are compared."""
     value = getattr(output, metric)
     if value is None:
         return "-"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Final, Literal, NamedTuple
@@ -538,3 +538,19 @@ Begins a fingerprint over a digest of each sample.
 
 One without it is over the bytes of all samples, which a single process has to read in order.
 """
+
+
+def aligned(
+    rows: Sequence[Sequence[str]], numeric: Container[int] = (), indent: str = ""
+) -> list[str]:
+    """Return rows as lines, columns two blanks apart, numeric columns to the right."""
+    # Not by rich, which fits cells to the terminal: logs and golden texts have lines of any width.
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        indent
+        + "  ".join(
+            cell.rjust(width) if at in numeric else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

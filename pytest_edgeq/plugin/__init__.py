@@ -32,8 +32,6 @@ from pytest_edgeq.plugin.collection import (
     pytest_sessionfinish,
 )
 from pytest_edgeq.plugin.controller import Controller
-from pytest_edgeq.plugin.fixture_values import fixture_values
-from pytest_edgeq.plugin.folding import fold
 from pytest_edgeq.plugin.html_extras import add_extras, writes_html
 from pytest_edgeq.plugin.library_output import LibraryOutput
 from pytest_edgeq.plugin.markers import MARKER, Marks, check_quantizers_are_used, resolve_marks
@@ -42,6 +40,7 @@ from pytest_edgeq.plugin.state import (
     cache_dir_key,
     cache_messages_key,
     collected_key,
+    fixture_values,
     isolate_memory_key,
     journal_key,
     memory_of,
@@ -52,9 +51,8 @@ from pytest_edgeq.plugin.state import (
     settings_key,
 )
 from pytest_edgeq.plugin.terminal_progress import progress_of
-from pytest_edgeq.plugin.tracebacks import hide_library_frames, is_own_error, shows_all
-from pytest_edgeq.report.journal import Journal
-from pytest_edgeq.report.properties import PREFIX, properties_of
+from pytest_edgeq.plugin.tracebacks import fold, hide_library_frames, is_own_error, shows_all
+from pytest_edgeq.report.journal import PREFIX, Journal, properties_of
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.bounds import default_memory
 from pytest_edgeq.runtimes.workers.sessions import IsolationSettings

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_edgeq.plugin.controller import phase_report, shown_path
-from pytest_edgeq.plugin.fixture_values import fixture_values
-from pytest_edgeq.plugin.state import journal_key, owner_of
+from pytest_edgeq.plugin.state import fixture_values, journal_key, owner_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.bundle import Evidence

@@ -123,7 +123,7 @@ class Controller:
             return
         from pytest_edgeq.baselines.summary import Line, summarize
         from pytest_edgeq.numerics.target_machine import TargetMachine
-        from pytest_edgeq.report.terminal import table_lines
+        from pytest_edgeq.report.model_rows import table_lines
         from pytest_edgeq.versions import version_of
 
         lines: list[Line] = []
@@ -149,7 +149,7 @@ class Controller:
         for line in lines:
             terminalreporter.line(line.text, **_MARKUP[line.severity])
         if self._annotates():
-            from pytest_edgeq.report.github_annotations import annotation_lines
+            from pytest_edgeq.report.markdown import annotation_lines
 
             workspace = os.environ.get("GITHUB_WORKSPACE")
             folder = None if workspace is None else Path(workspace)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+import sys
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pytest
 
@@ -56,3 +57,12 @@ def owner_of(item: pytest.Item) -> Owner:
     for node in item.listchain():
         names = [] if isinstance(node, pytest.File) else [*names, node.name]
     return Owner(item.path, "::".join(names))
+
+
+def fixture_values(item: pytest.Item, module: str, name: str) -> list[Any]:
+    """Return the values of one of our classes; a class that nothing has imported has none."""
+    loaded = sys.modules.get(f"pytest_edgeq.{module}")
+    if loaded is None:
+        return []
+    kind: type = getattr(loaded, name)
+    return [each for each in getattr(item, "funcargs", {}).values() if isinstance(each, kind)]

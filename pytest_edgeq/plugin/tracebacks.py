@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from types import TracebackType
 
@@ -57,3 +58,36 @@ def _entries(traceback: TracebackType | None) -> list[TracebackType]:
 
 def _is_own(path: Path) -> bool:
     return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PLUGIN)
+
+
+WIDTH = 160
+"""Greatest length of a line, in characters."""
+
+_PASTED = ("update:", "file:")
+"""Lines that hold a command or a path are never folded."""
+
+
+def fold(error: BaseException) -> None:
+    """Fold the message of an error in place."""
+    if len(error.args) == 1 and isinstance(error.args[0], str):
+        error.args = (folded(error.args[0]),)
+
+
+def folded(text: str) -> str:
+    """Fold lines of more than 160 characters at blanks; the rest is indented by two more."""
+    return "\n".join(_folded_line(line) for line in text.split("\n"))
+
+
+def _folded_line(line: str) -> str:
+    stripped = line.lstrip()
+    if len(line) <= WIDTH or stripped.startswith(_PASTED):
+        return line
+    indent = line[: len(line) - len(stripped)]
+    return textwrap.fill(
+        stripped,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_edgeq.numerics.findings import aligned
+
 if TYPE_CHECKING:
     from pytest_edgeq.report.run import Run
 
@@ -181,3 +183,22 @@ def _from_cache(row: ModelRow) -> str:
     if not row.cached:
         return "nothing" if row.made else "–"
     return "all" if not row.made else ", ".join(row.cached)
+
+
+def table_lines(run: Run) -> list[tuple[str, bool]]:
+    """Return the table of models as lines of text, each with whether its model failed."""
+    rows = model_rows(run)
+    if not rows:
+        return []
+    texts = [HEADINGS, *map(cells, rows)]
+    # A column in which no row has anything is left out.
+    shown = [
+        i
+        for i in range(len(HEADINGS))
+        if i < 2 or any(row[i] not in ("–", "") for row in texts[1:])
+    ]
+    lines = aligned(
+        [[row[i] for i in shown] for row in texts],
+        numeric=[at for at, i in enumerate(shown) if i not in LEFT_ALIGNED],
+    )
+    return list(zip(lines, [False, *(row.verdict == "failed" for row in rows)], strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_edgeq.plugin.folding import WIDTH, folded
+from pytest_edgeq.plugin.tracebacks import WIDTH, folded
 from tests.plugin.conftest import Run
 
 

@@ -226,7 +226,6 @@ def test_a_crashed_worker_loses_its_own_test_alone(pytester: pytest.Pytester) ->
         ("{", "expected the JSON of --edgeq-json, got "),
         ("{}", 'there is no "format": "pytest-edgeq run"'),
         ('{"format": "pytest-edgeq run", "version": 2}', "expected version 1 of the record"),
-        ('{"format": "pytest-edgeq run", "version": 1, "tests": []}', "the record lacks started"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str, said: str) -> None:

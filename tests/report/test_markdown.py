@@ -14,9 +14,8 @@ from pytest_edgeq.numerics.findings import (
     Place,
     text_of,
 )
-from pytest_edgeq.report.github_annotations import annotation_lines
-from pytest_edgeq.report.markdown import LIMIT, markdown_page
-from pytest_edgeq.report.terminal import table_lines
+from pytest_edgeq.report.markdown import LIMIT, annotation_lines, markdown_page
+from pytest_edgeq.report.model_rows import table_lines
 from tests.report.records import claim, compared, model, record, run_test
 from tests.report.runs import changed_map
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.report.portable import portable
+from pytest_edgeq.report.bundle import portable
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pytest_edgeq.check.assertions.bare_files import bare_runtimes
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.errors import UnmatchedError, failure
 from pytest_edgeq.names import nearest
-from pytest_edgeq.numerics.findings import Finding
+from pytest_edgeq.numerics.findings import Finding, aligned
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import operator_names, tensor_types
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
@@ -254,11 +254,7 @@ def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> tuple[str, ..
     """Columns under a header, the first few rows, and how many more there are."""
     lines = [list(header), *([str(cell) for cell in row] for row in rows)]
     shown, hidden = lines[: ROWS + 1], len(lines) - ROWS - 1
-    widths = [max(len(line[i]) for line in shown) for i in range(len(header))]
-    text = [
-        "  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-        for line in shown
-    ]
+    text = aligned(shown, indent="  ")
     if hidden > 0:
         text.append(f"  … and {hidden} more")
     return tuple(text)

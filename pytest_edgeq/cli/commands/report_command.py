@@ -38,8 +38,8 @@ def command(ctx: click.Context, record: Path, markdown: Path | None, html: Path 
 
     Prints the table of its models and the first line of each failure.
     """
+    from pytest_edgeq.report.model_rows import table_lines
     from pytest_edgeq.report.run import showing
-    from pytest_edgeq.report.terminal import table_lines
     from pytest_edgeq.report.whole_files import write_whole
 
     if html is not None and find_spec("bokeh") is None:

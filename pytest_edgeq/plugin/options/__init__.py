@@ -8,16 +8,26 @@ the default stands in the ini.
 The command line beats the marker, the marker beats the ini; but the quantizers that a marker names
 belong to what the test asserts, and nothing overrides them.
 
-- `declared`: every option. `values`: what its text means. `settings`: what all came to.
-- `on_ci`: whether this is CI.
+- `declared`: every option, and what all came to. `values`: what its text means.
 """
 
 from __future__ import annotations
 
-from pytest_edgeq.plugin.options.declared import OPTIONS, Option
-from pytest_edgeq.plugin.options.on_ci import CI_VARIABLES, ci_variable
-from pytest_edgeq.plugin.options.settings import Settings, add_options, resolve, target_options
-from pytest_edgeq.plugin.options.values import Place, quantizer_of, runtime_of
+from pytest_edgeq.plugin.options.declared import (
+    OPTIONS,
+    Option,
+    Settings,
+    add_options,
+    resolve,
+    target_options,
+)
+from pytest_edgeq.plugin.options.values import (
+    CI_VARIABLES,
+    Place,
+    ci_variable,
+    quantizer_of,
+    runtime_of,
+)
 
 __all__ = [
     "CI_VARIABLES",

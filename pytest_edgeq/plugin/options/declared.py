@@ -1,11 +1,17 @@
-"""Every option, each declared once."""
+"""Every option, each declared once, and what all came to in a run."""
+
+# ruff: noqa: RUF009 # each option is a call that makes a field
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
 
+import pytest
+
+from pytest_edgeq.compare.parallel import available_cores
 from pytest_edgeq.names import (
     CACHE_MODES,
     DEFAULT_PRESET,
@@ -14,6 +20,8 @@ from pytest_edgeq.names import (
     RUNTIMES,
 )
 from pytest_edgeq.plugin.options import values
+from pytest_edgeq.plugin.options.values import Place
+from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.bounds import DEFAULT_SECONDS
 
 OBSOLETE_LEVELS: Final = ("info", "error")
@@ -26,22 +34,22 @@ class Option:
     One option, on the command line and in the ini file.
 
     Attributes:
-        stem: The name that all spellings share, such as `snapshot_dir`.
         default: The ini default.
         metavar: What `--help` shows for the value.
         help: One sentence for `--help`.
         resolve: Makes the value from the text, or raises pytest.UsageError with the valid values.
         bare: What the flag means without a value; None if it needs one.
         is_lines: Whether the ini value is a list of lines, and the flag may be given several times.
+        stem: The name that all spellings share, that of its field: `snapshot_dir`.
     """
 
-    stem: str
     default: str | int
     metavar: str
     help: str
     resolve: Callable[[str, values.Place], Any]
     bare: str | None = None
     is_lines: bool = False
+    stem: str = ""
 
     @property
     def flag(self) -> str:
@@ -54,25 +62,36 @@ class Option:
         return f"edgeq_{self.stem}"
 
 
-OPTIONS: Final = (
-    Option(
-        "quantizers",
+def _option(*named: Any, **more: Any) -> Any:
+    """Declare a field of the settings as an option, given as to `Option`."""
+    return dataclasses.field(metadata={"option": Option(*named, **more)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """
+    The values of all options; each field declares its option.
+
+    Attributes:
+        on_command_line: Stems whose value was given there, which no marker overrides.
+    """
+
+    on_command_line: frozenset[str]
+    quantizers: tuple[str | None, ...] = _option(
         DEFAULT_PRESET,
         "NAMES",
         "Comma list of quantizers that tests asking for edgeq_quantizer run under: "
         "presets, .json recipes, none for float.",
         values.quantizers,
-    ),
-    Option(
-        "runtime",
+    )
+    runtime: str = _option(
         DEFAULT_RUNTIME,
         "NAME",
         f"What runs the .tflite: {', '.join(RUNTIMES)}, a name from the hook "
         "pytest_edgeq_runtimes, or TARGET or TARGET:KERNELS of a target.",
         values.runtime_of,
-    ),
-    Option(
-        "targets",
+    )
+    targets: Mapping[str, tuple[str, ...]] = _option(
         "",
         "NAME=COMMAND",
         "A machine or CPU to run files on, by a command that starts a Python with numpy and "
@@ -80,41 +99,38 @@ OPTIONS: Final = (
         "the ini's.",
         values.targets,
         is_lines=True,
-    ),
-    Option(
-        "check_targets",
+    )
+    check_targets: tuple[str, ...] = _option(
         "",
         "NAMES",
         "Comma list of targets, as --edgeq-runtime names them, that edgeq.check runs beside the "
         "runtimes of this machine.",
         values.check_targets,
-    ),
-    Option(
-        "target_timeout",
+    )
+    target_timeout: int = _option(
         DEFAULT_SECONDS,
         "SECONDS",
         "After so many seconds without an answer a target has failed.",
         values.integer(1),
-    ),
-    Option(
-        "threads",
+    )
+    threads: int = _option(
         0,
         "N",
         "Cores that the session may use; 0 for all, or a fair share beside other workers of "
         "pytest-xdist. Figures are the same for any number.",
         values.integer(0),
-    ),
-    Option(
-        "executor",
+    )
+    executor: str | None = _option(
         "",
         "NAME",
         "Where samples are measured: processes:N for N processes of this machine, dask:ADDRESS for "
         "a cluster (needs pytest-edgeq[dask]). Figures are the same.",
         values.executor,
-    ),
-    Option("seed", 0, "N", "Seed of everything random in quantization.", values.integer(0, 2**32)),
-    Option(
-        "update",
+    )
+    seed: int = _option(
+        0, "N", "Seed of everything random in quantization.", values.integer(0, 2**32)
+    )
+    update: frozenset[str] = _option(
         "",
         "WHAT",
         "Accept what was measured into the baselines: comma list of "
@@ -122,99 +138,218 @@ OPTIONS: Final = (
         "A value needs '='. Refused on CI.",
         values.update_of,
         bare=values.BARE_UPDATE,
-    ),
-    Option(
-        "snapshot_dir",
+    )
+    snapshot_dir: Path | None = _option(
         "",
         "DIR",
         "Folder of the baselines, relative to rootdir, in place of __edgeq__ beside each test.",
         values.directory,
-    ),
-    Option(
-        "obsolete",
+    )
+    obsolete: Literal["info", "error"] = _option(
         "info",
         "LEVEL",
         f"Baselines that no test owns any more: {' or '.join(OBSOLETE_LEVELS)} (exit status 1).",
         values.choice(OBSOLETE_LEVELS),
-    ),
-    Option(
-        "localize",
+    )
+    localize: Literal["auto", "off"] = _option(
         "auto",
         "MODE",
         "Name the layer to blame when a budget or a remembered error fails: "
         f"{' or '.join(LOCALIZE_MODES)}.",
         values.choice(LOCALIZE_MODES),
-    ),
-    Option(
-        "localize_timeout",
+    )
+    localize_timeout: int = _option(
         60,
         "SECONDS",
         "After so many seconds of it no further sample is looked at.",
         values.integer(1),
-    ),
-    Option(
-        "cache",
+    )
+    cache: Literal["on", "off", "refresh"] = _option(
         "on",
         "MODE",
         f"Keep finished conversions for later runs: {', '.join(CACHE_MODES)} (refresh replaces "
         "what earlier runs have kept).",
         values.choice(CACHE_MODES),
-    ),
-    Option(
-        "cache_dir",
+    )
+    cache_dir: Path | None = _option(
         "",
         "DIR",
         "Directory of finished conversions, in place of one below pytest's cache directory; "
         "processes may share it.",
         values.directory,
-    ),
-    Option(
-        "isolate",
+    )
+    isolate: Literal["auto", "on", "off"] = _option(
         "auto",
         "MODE",
         "Run native code in a child process, whose crash fails its test alone: "
         f"{', '.join(ISOLATE_MODES)} (auto: the first run of a file made elsewhere, and of each "
         f"file on other runtimes than {DEFAULT_RUNTIME}; on: conversions and all runs).",
         values.choice(ISOLATE_MODES),
-    ),
-    Option(
-        "isolate_timeout",
+    )
+    isolate_timeout: int = _option(
         DEFAULT_SECONDS,
         "SECONDS",
         "After so many seconds one step in the child process has failed.",
         values.integer(1),
-    ),
-    Option(
-        "isolate_memory",
+    )
+    isolate_memory: int | None = _option(
         "",
         "SIZE",
         "Memory that the child process may use: 4G, 512M, or a number of MiB. By default half of "
         "the machine's or container's, shared by the workers of pytest-xdist; at least 4G. Linux.",
         values.memory,
-    ),
-    Option(
-        "artifacts",
+    )
+    artifacts: Path | None = _option(
         "",
         "DIR",
         "For each failed test keep the .tflite, the worst samples, expected and got, and a script "
         "that shows the failure without pytest, in a folder of its own below this one.",
         values.writable_directory,
-    ),
-    Option("json", "", "FILE", "Write the record of the run as JSON to this file.", values.file),
-    Option(
-        "markdown",
+    )
+    json: Path | None = _option(
+        "", "FILE", "Write the record of the run as JSON to this file.", values.file
+    )
+    markdown: Path | None = _option(
         "",
         "FILE",
         "Write models and failures as Markdown to this file, for a pull request. Where "
         "GITHUB_STEP_SUMMARY is set they are appended to that file, too.",
         values.file,
-    ),
-    Option(
-        "html",
+    )
+    html: Path | None = _option(
         "",
         "FILE",
         "Write the record of the run as an HTML page with charts to this file; needs "
         "pytest-edgeq[report].",
         values.html,
-    ),
+    )
+
+    @property
+    def wants_details(self) -> bool:
+        """Whether a view shows outputs and samples of comparisons, not their errors alone."""
+        return self.json is not None or self.html is not None
+
+    @property
+    def writes_views(self) -> bool:
+        """Whether a view of the run is written to a file of its own."""
+        return any(path is not None for path in (self.json, self.markdown, self.html))
+
+    def cores(self, workers: int) -> int:
+        """Return the number of cores for one of several workers on this machine."""
+        return self.threads or max(1, available_cores() // workers)
+
+    def runtime_beside(self, marked: str | None) -> str:
+        """Pick the runtime that counts beside a marker's: command line, marker, ini."""
+        if marked is None or "runtime" in self.on_command_line:
+            return self.runtime
+        return marked
+
+    def quantizers_beside(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
+        """Pick the quantizers that count beside a marker's: marker, command line, ini."""
+        return self.quantizers if marked is None else marked
+
+
+OPTIONS: Final = tuple(
+    dataclasses.replace(each.metadata["option"], stem=each.name)
+    for each in dataclasses.fields(Settings)
+    if each.metadata
 )
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register every option, on the command line and in the ini."""
+    group = parser.getgroup("edgeq", "quantization regression tests (pytest-edgeq)")
+    for option in OPTIONS:
+        many: dict[str, Any] = {}
+        if option.bare is not None:
+            many = {"nargs": "?", "const": option.bare}
+        if option.is_lines:
+            many = {"action": "append"}
+        group.addoption(
+            option.flag,
+            dest=option.name,
+            metavar=option.metavar,
+            default=None,
+            help=option.help,
+            **many,
+        )
+        ini_type: Literal["int", "string", "linelist"]
+        ini_type = "int" if isinstance(option.default, int) else "string"
+        default: Any = option.default
+        if option.is_lines:
+            ini_type, default = "linelist", []
+        parser.addini(option.name, option.help, type=ini_type, default=default)
+
+
+def _ini(config: pytest.Config, option: Option) -> str:
+    """Read an ini value as text, whatever pytest made of it."""
+    try:
+        value = config.getini(option.name)
+    except (TypeError, ValueError, pytest.UsageError) as error:
+        # pytest's own text need not name the option ("invalid literal for int()").
+        kind = "an integer" if isinstance(option.default, int) else 'a string, such as "a,b"'
+        raise pytest.UsageError(f"ini option {option.name}: expected {kind}: {error}") from None
+    if isinstance(value, list):
+        return ("\n" if option.is_lines else ",").join(map(str, value))
+    return str(value).strip()
+
+
+def target_options(config: pytest.Config) -> tuple[dict[str, tuple[str, ...]], int]:
+    """
+    Return the targets of a run, which name runtimes, and their time limit.
+
+    Returns:
+        The words of each command by name, those of the command line in place of the ini's of the
+        same names; and seconds.
+
+    Raises:
+        pytest.UsageError: One cannot be read.
+    """
+    declared = {option.stem: option for option in OPTIONS}
+    option, timeout = declared["targets"], declared["target_timeout"]
+    found = dict(_resolved(config, option, "ini", Runtimes()))
+    if config.getoption(option.name) is not None:
+        found |= _resolved(config, option, "flag", Runtimes())
+    where: Literal["ini", "flag"]
+    where = "ini" if config.getoption(timeout.name) is None else "flag"
+    seconds: int = _resolved(config, timeout, where, Runtimes())
+    return found, seconds
+
+
+def _resolved(
+    config: pytest.Config, option: Option, where: Literal["ini", "flag"], runtimes: Runtimes
+) -> Any:
+    """Resolve the value of an option as it stands in the ini or on the command line."""
+    if where == "ini":
+        folder = config.rootpath if config.inipath is None else config.inipath.parent
+        text, place = _ini(config, option), Place(f"ini option {option.name}", folder, runtimes)
+    else:
+        given = config.getoption(option.name)
+        text = "\n".join(given) if option.is_lines else given
+        place = Place(option.flag, config.invocation_params.dir, runtimes)
+    if option.stem == "snapshot_dir":
+        # Relative to the root folder wherever it is written, as the paths below it are.
+        place = dataclasses.replace(place, folder=config.rootpath)
+    return option.resolve(text, place)
+
+
+def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
+    """
+    Make the settings of a run from its command line and ini file.
+
+    Args:
+        config: Of the run.
+        runtimes: Those that can be named.
+
+    Raises:
+        pytest.UsageError: A value is not valid, or an update was asked for on CI.
+    """
+    values: dict[str, Any] = {}
+    given = set()
+    for option in OPTIONS:
+        if config.getoption(option.name) is not None:
+            given.add(option.stem)
+        where: Literal["ini", "flag"] = "flag" if option.stem in given else "ini"
+        values[option.stem] = _resolved(config, option, where, runtimes)
+    values["targets"], _ = target_options(config)
+    return Settings(**values, on_command_line=frozenset(given))

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,10 +19,36 @@ from pytest_edgeq.names import (
     PRESETS,
     unknown_preset,
 )
-from pytest_edgeq.plugin.options.on_ci import ci_variable
 from pytest_edgeq.runtimes.registry import BUILT_IN, Runtimes
 from pytest_edgeq.runtimes.workers.bounds import parse_memory
 from pytest_edgeq.runtimes.workers.target_spec import parse_targets
+
+CI_VARIABLES: Final = (
+    "CI",
+    "BUILD_NUMBER",
+    "GITHUB_ACTIONS",
+    "GITLAB_CI",
+    "TF_BUILD",
+    "JENKINS_URL",
+    "TEAMCITY_VERSION",
+    "CIRCLECI",
+    "BUILDKITE",
+    "TRAVIS",
+)
+
+
+def ci_variable(environment: Mapping[str, str] = os.environ) -> str | None:
+    """
+    Tell which environment variable says that this is CI.
+
+    Returns:
+        Its name, or None. Empty, `0` and `false` count as not set.
+    """
+    for name in CI_VARIABLES:
+        if environment.get(name, "").strip().lower() not in ("", "0", "false"):
+            return name
+    return None
+
 
 UPDATE_CATEGORIES: Final = ("new", "changed", "tighten", "prune")
 
