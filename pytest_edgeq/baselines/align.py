@@ -23,20 +23,12 @@ _Key = Callable[[Row], Hashable]
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-    """
-    What differs between two lists of ops; all numbers are positions in their list.
+    """What differs between two lists of ops; all numbers are positions in their list."""
 
-    Attributes:
-        changed: Old and new position of ops that are the same op with other fields.
-        moved: Old and new position of ops that stand elsewhere in the order.
-        disappeared: Old positions of ops that are gone.
-        appeared: New positions of ops that are new.
-    """
-
-    changed: list[Pair]
-    moved: list[Pair]
-    disappeared: list[int]
-    appeared: list[int]
+    changed: list[Pair]  # old and new position of ops that are the same op with other fields
+    moved: list[Pair]  # old and new position of ops that stand elsewhere in the order
+    disappeared: list[int]  # old positions of ops that are gone
+    appeared: list[int]  # new positions of ops that are new
 
     @property
     def size(self) -> int:

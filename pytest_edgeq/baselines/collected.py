@@ -15,18 +15,11 @@ from pytest_edgeq.baselines.paths import Layout
 
 
 class CollectedModule(TypedDict):
-    """
-    What one process collected of a test module, as plain data that an xdist worker can send.
+    """What one process collected of a test module, as plain data that an xdist worker can send."""
 
-    Attributes:
-        module: Its path, relative to rootdir where it is below.
-        tests: The part of each test's name behind the module, by node id.
-        gap: Why the run did not select all of its tests; empty where it did.
-    """
-
-    module: str
-    tests: dict[str, str]
-    gap: str
+    module: str  # its path, relative to rootdir where it is below
+    tests: dict[str, str]  # the part of each test's name behind the module, by node id
+    gap: str  # why the run did not select all of its tests; empty where it did
 
 
 def collected_modules(

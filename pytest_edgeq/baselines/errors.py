@@ -25,9 +25,9 @@ from pytest_edgeq.baselines.paired_limits import (
     narrowed,
     on_other_kernels,
 )
+from pytest_edgeq.numerics.confidence import BY_SAMPLE
 from pytest_edgeq.numerics.findings import (
     BUILD_CHANGED,
-    BY_SAMPLE,
     ERRORS_REGRESSED,
     FILE,
     LOSS_KINDS,
@@ -39,8 +39,7 @@ from pytest_edgeq.numerics.findings import (
     aligned,
 )
 
-_SHOWN_ROWS: Final = 4
-"""The first ones tell it; the others are metrics of the same loss."""
+_SHOWN_ROWS: Final = 4  # the first ones tell it; the others are metrics of the same loss
 
 _TEXTS: Final = ("flow", "runtime", "fingerprint")
 _NUMBERS: Final = ("value", "worst", "best")
@@ -201,8 +200,7 @@ def _not_compared(symptom: str, cause: str, fix: str = "") -> Finding:
     )
 
 
-_EXACT_DB: Final = 150.0
-"""SQNR of what differs by float32's rounding alone."""
+_EXACT_DB: Final = 150.0  # SQNR of what differs by float32's rounding alone
 
 
 def _harm(

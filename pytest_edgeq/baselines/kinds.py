@@ -19,28 +19,21 @@ from pytest_edgeq.numerics.findings import Finding
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """
-    One kind of remembered data.
+    """One kind of remembered data."""
 
-    Attributes:
-        title: What messages call it.
-        depends_on: What may have changed it and is not recorded.
-        problem: Says what is wrong with data of this kind as it was read; empty if nothing is.
-        summarize: What is stored, in one line.
-        describe_change: What differs between stored and measured; None if nothing does.
-        loose: What is better than was stored, of data that did not change; None for a kind that
-            has no better.
-        tightened: Stored data with what is better in it.
-        changes: What it depends on beside options and versions; see `build.data_changes`.
-    """
-
-    title: str
-    depends_on: tuple[str, ...]
+    title: str  # what messages call it
+    depends_on: tuple[str, ...]  # what may have changed it and is not recorded
+    # says what is wrong with data of this kind as it was read; empty if nothing is
     problem: Callable[[Mapping[str, Any]], str]
-    summarize: Callable[[Mapping[str, Any]], str]
+    summarize: Callable[[Mapping[str, Any]], str]  # what is stored, in one line
+    # what differs between stored and measured; None if nothing does
     describe_change: Callable[[dict[str, Any], dict[str, Any]], Finding | None]
+    # what is better than was stored, of data that did not change; None for a kind that has no
+    # better
     loose: Callable[[dict[str, Any], dict[str, Any]], list[str]] | None = None
+    # stored data with what is better in it
     tightened: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
+    # what it depends on beside options and versions; see `build.data_changes`
     changes: Callable[[dict[str, Any], dict[str, Any]], dict[str, str | None]] = lambda old, new: {}
 
 

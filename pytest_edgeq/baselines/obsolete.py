@@ -80,17 +80,13 @@ class RunLog:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """
-    What was found in the folders of the modules that ran.
+    """What was found in the folders of the modules that ran."""
 
-    Attributes:
-        obsolete: Baselines without an owner, and why each is without one.
-        unreadable: Files that nobody claimed, and folders, that cannot be read, with the reason.
-        not_judged: Modules with unclaimed baselines that did not run completely, with the reason.
-    """
-
+    # baselines without an owner, and why each is without one
     obsolete: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+    # files that nobody claimed, and folders, that cannot be read, with the reason
     unreadable: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+    # modules with unclaimed baselines that did not run completely, with the reason
     not_judged: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -29,15 +29,10 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """
-    The places of baselines.
+    """The places of baselines."""
 
-    Attributes:
-        rootdir: pytest's root folder, which every path is told relative to.
-        directory: The folder that replaces `__edgeq__` beside each test; None for beside.
-    """
-
-    rootdir: Path
+    rootdir: Path  # pytest's root folder, which every path is told relative to
+    # the folder that replaces `__edgeq__` beside each test; None for beside
     directory: Path | None = None
 
     def folder(self, module: Path) -> Path:

@@ -11,8 +11,7 @@ from pytest_edgeq.baselines.errors import changes, regressed
 from pytest_edgeq.numerics.findings import LOSSY_OP, WRONG_KINDS, Finding
 from pytest_edgeq.runtimes.edge import EdgeFile
 
-_GRANULARITIES: Final = ("blockwise", "per_channel", "per_tensor")
-"""From the finest."""
+_GRANULARITIES: Final = ("blockwise", "per_channel", "per_tensor")  # from the finest
 
 _BITS: Final = re.compile(r"\d+")
 

@@ -24,16 +24,10 @@ data that must not be stored; a file that cannot be written.
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """
-    The test that a baseline belongs to.
+    """The test that a baseline belongs to."""
 
-    Attributes:
-        module: The test module's own path, absolute.
-        test: The rest of the node id, such as `TestX::test_y[param]`.
-    """
-
-    module: Path
-    test: str
+    module: Path  # the test module's own path, absolute
+    test: str  # the rest of the node id, such as `TestX::test_y[param]`
 
     def __str__(self) -> str:
         """Show it as pytest does, without the folders."""
@@ -84,38 +78,25 @@ class Judge(Protocol):
 
 @dataclasses.dataclass
 class Claim:
-    """
-    One remembered thing that the running test asked for.
+    """One remembered thing that the running test asked for."""
 
-    Attributes:
-        kind: What sort of data it is.
-        data: The measured data.
-        category: What was found.
-        judge: Judges what is stored; None where anything may be.
-        options: What `quantize` was given, as text.
-        written: Whether the file was written.
-        before: The file's bytes before it was written; None if there was no file.
-        note: Something to tell the user that is no failure; may be empty.
-        change: What differs from the stored data; None if nothing does.
-        stored: What was written, in one line; empty if nothing was.
-        since: What changed since the file was written, such as `strict_export: True → False` and
-            `torch 2.13.0 → 2.14.0`.
-        remarks: What is told of the measurement, whether or not it was stored.
-        found: What failed, and the stored data from which it differs; None where nothing did.
-    """
-
-    kind: str
-    data: dict[str, Any]
-    category: Category
-    judge: Judge | None = None
+    kind: str  # what sort of data it is
+    data: dict[str, Any]  # the measured data
+    category: Category  # what was found
+    judge: Judge | None = None  # judges what is stored; None where anything may be
+    # what `quantize` was given, as text
     options: dict[str, str] = dataclasses.field(default_factory=dict)
-    written: bool = False
-    before: bytes | None = None
-    note: str = ""
+    written: bool = False  # whether the file was written
+    before: bytes | None = None  # the file's bytes before it was written; None if there was no file
+    note: str = ""  # something to tell the user that is no failure; may be empty
+    # what changed since the file was written, such as `strict_export: True → False` and `torch
+    # 2.13.0 → 2.14.0`
     since: list[str] = dataclasses.field(default_factory=list)
-    stored: str = ""
-    change: Finding | None = None
+    stored: str = ""  # what was written, in one line; empty if nothing was
+    change: Finding | None = None  # what differs from the stored data; None if nothing does
+    # what is told of the measurement, whether or not it was stored
     remarks: list[str] = dataclasses.field(default_factory=list)
+    # what failed, and the stored data from which it differs; None where nothing did
     found: tuple[Finding, dict[str, Any]] | None = None
 
 

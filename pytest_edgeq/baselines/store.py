@@ -37,25 +37,15 @@ _NEW = "--edgeq-update=new"
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """
-    One baseline.
+    """One baseline."""
 
-    Attributes:
-        kind: What sort of data it holds, such as `op_dtype_map`.
-        module: The owner's module as the file names it.
-        test: The owner's test, the rest of the node id.
-        name: The claim's name.
-        producer: The versions that made it.
-        data: What was measured: plain JSON.
-        options: What `quantize` was given, as text; empty where that is not known.
-    """
-
-    kind: str
-    module: str
-    test: str
-    name: str
-    producer: dict[str, str | None]
-    data: dict[str, Any]
+    kind: str  # what sort of data it holds, such as `op_dtype_map`
+    module: str  # the owner's module as the file names it
+    test: str  # the owner's test, the rest of the node id
+    name: str  # the claim's name
+    producer: dict[str, str | None]  # the versions that made it
+    data: dict[str, Any]  # what was measured: plain JSON
+    # what `quantize` was given, as text; empty where that is not known
     options: dict[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -23,22 +23,14 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """
-    What became of the baselines that nobody claimed.
+    """What became of the baselines that nobody claimed."""
 
-    Attributes:
-        survey: What was found.
-        pruned: Obsolete baselines that were deleted.
-        kept: Obsolete baselines that could not be deleted, with the reason.
-        obsolete_is_error: Whether an obsolete baseline fails the run.
-        tells_not_judged: Whether to tell of modules in which none was looked for.
-    """
-
-    survey: Survey
-    pruned: Sequence[Path] = ()
+    survey: Survey  # what was found
+    pruned: Sequence[Path] = ()  # obsolete baselines that were deleted
+    # obsolete baselines that could not be deleted, with the reason
     kept: dict[Path, str] = dataclasses.field(default_factory=dict)
-    obsolete_is_error: bool = False
-    tells_not_judged: bool = False
+    obsolete_is_error: bool = False  # whether an obsolete baseline fails the run
+    tells_not_judged: bool = False  # whether to tell of modules in which none was looked for
 
     @property
     def left(self) -> list[Path]:

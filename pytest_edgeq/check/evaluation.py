@@ -14,8 +14,7 @@ from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.numerics.results import OutputErrors, accepts, is_below_a_step, wiped
 from pytest_edgeq.numerics.samples import EvaluatedSamples
 
-_MOST_SAMPLES: Final = 1 << 13
-"""Up to which a number of samples that would do is looked for."""
+_MOST_SAMPLES: Final = 1 << 13  # up to which a number of samples that would do is looked for
 
 _TOLD: Final = ("sqnr_db", "cosine_similarity", "top1_agreement")
 """Metrics whose limit is told of: a maximum, or a single sample, may move by all that there is."""
@@ -25,8 +24,7 @@ _UNEVEN: Final = (
     "SQNR itself"
 )
 
-_SHOWN: Final = 2
-"""How many limits of a baseline are told of."""
+_SHOWN: Final = 2  # how many limits of a baseline are told of
 
 Limits = Mapping[str, float]
 

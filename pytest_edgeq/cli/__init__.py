@@ -31,8 +31,7 @@ Shell completion:
 """
 
 
-_SUFFIX = "_command"
-"""Suffix of the module of each command."""
+_SUFFIX = "_command"  # suffix of the module of each command
 
 
 class CommandGroup(click.Group):

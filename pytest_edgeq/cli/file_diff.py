@@ -22,20 +22,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """
-    One thing that differs at an op, an input or an output of both files.
+    """One thing that differs at an op, an input or an output of both files."""
 
-    Attributes:
-        where: The op by its number in the new file, the input or the output.
-        what: The option, operand, parameter or constant.
-        old: Its value in the old file, for people.
-        new: Its value in the new file.
-    """
-
-    where: str
-    what: str
-    old: str
-    new: str
+    where: str  # the op by its number in the new file, the input or the output
+    what: str  # the option, operand, parameter or constant
+    old: str  # its value in the old file, for people
+    new: str  # its value in the new file
 
     def to_dict(self) -> dict[str, str]:
         """Return plain data with sorted keys."""

@@ -51,18 +51,11 @@ _DRAWN_AT_ONCE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """
-    One metric with what a rebuild explains.
+    """One metric with what a rebuild explains."""
 
-    Attributes:
-        value: what was measured.
-        worst: what is still explained on the bad side.
-        best: the same on the good side.
-    """
-
-    value: float
-    worst: float
-    best: float
+    value: float  # what was measured
+    worst: float  # what is still explained on the bad side
+    best: float  # the same on the good side
 
 
 def limits(

@@ -160,16 +160,10 @@ _AVERAGES = (
 
 
 class Reason(NamedTuple):
-    """
-    Why a range does not fit.
+    """Why a range does not fit."""
 
-    Attributes:
-        causes: What is known of it, a clause each.
-        fix: What to change; empty where the cause says it.
-    """
-
-    causes: tuple[str, ...] = ()
-    fix: str = ""
+    causes: tuple[str, ...] = ()  # what is known of it, a clause each
+    fix: str = ""  # what to change; empty where the cause says it
 
     def __str__(self) -> str:
         """Return one clause."""
@@ -177,19 +171,13 @@ class Reason(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """
-    How the evaluated samples relate to those of the calibration.
+    """How the evaluated samples relate to those of the calibration."""
 
-    Attributes:
-        evaluated: How many samples were evaluated.
-        known: How many of them the file was calibrated on; 0, too, where a loaded file does not
-            tell.
-        averages: Whether the file's ranges are averages over samples, as of a recipe; False where
-            a loaded file does not tell.
-    """
-
-    evaluated: int = 0
+    evaluated: int = 0  # how many samples were evaluated
+    # how many of them the file was calibrated on; 0, too, where a loaded file does not tell
     known: int = 0
+    # whether the file's ranges are averages over samples, as of a recipe; False where a loaded file
+    # does not tell
     averages: bool = False
 
     @property

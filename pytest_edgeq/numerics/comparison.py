@@ -67,8 +67,7 @@ class PointSample:
         return sum(next(iter(points.values())).size for points in self._kept.values())
 
 
-_STAGES = ("conversion", "quantization", "lowering", "total")
-"""In the order of the pipeline."""
+_STAGES = ("conversion", "quantization", "lowering", "total")  # in the order of the pipeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The confidence level of limits on remembered errors."""
+"""Of remembered errors: the confidence of limits, and the kinds of fingerprints; without numpy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ LEVEL: Final = 0.9999
 """
 One-sided, of one metric: three stages of eight metrics in 200 rebuilds are 4800 tests, of which
 less than one may fail.
+"""
+
+BY_SAMPLE: Final = "by sample "
+"""
+Begins a fingerprint over a digest of each sample.
+
+One without it is over the bytes of all samples, which a single process has to read in order.
 """
 
 

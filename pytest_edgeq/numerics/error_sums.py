@@ -68,23 +68,15 @@ _NAN, _NUMBER, _DEGENERATE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class BorderSpec:
-    """
-    What must be known of an output, or of an input, to measure it.
+    """What must be known of an output, or of an input, to measure it."""
 
-    Attributes:
-        name: its name.
-        scale: its own scale S in the file (one LSB); None for one without a scale.
-        zero_point: its zero point.
-        qmin: its least code.
-        qmax: its greatest code.
-        chosen: whether it holds a choice, of which matches are counted in place of top-1 classes.
-    """
-
-    name: str
+    name: str  # its name
+    # its own scale S in the file (one LSB); None for one without a scale
     scale: float | None = None
-    zero_point: int | None = None
-    qmin: int | None = None
-    qmax: int | None = None
+    zero_point: int | None = None  # its zero point
+    qmin: int | None = None  # its least code
+    qmax: int | None = None  # its greatest code
+    # whether it holds a choice, of which matches are counted in place of top-1 classes
     chosen: bool = False
 
 

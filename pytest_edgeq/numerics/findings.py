@@ -13,144 +13,98 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Final, Literal, NamedTuple
 
+# Kinds of findings.
+
+# an output has NaN or infinite elements
 NONFINITE = "nonfinite"
-"""An output has NaN or infinite elements."""
-
+# an output has one value in all elements of all samples, and the reference does not
 CONSTANT_OUTPUT = "constant_output"
-"""An output has one value in all elements of all samples, and the reference does not."""
-
+# an output is zero in all elements of all samples
 ZERO_OUTPUT = "zero_output"
-"""An output is zero in all elements of all samples."""
-
+# the reference lies outside of what the codes can say in many elements: the range is too small
 CLIPPED_OUTPUT = "clipped_output"
-"""The reference lies outside of what the codes can say in many elements: the range is too small."""
-
+# many codes are at an end of the range though the reference lies well inside of it
 SATURATED_OUTPUT = "saturated_output"
-"""Many codes are at an end of the range though the reference lies well inside of it."""
-
+# many elements of an input lie outside of what its codes can say: the range is too small
 CLIPPED_INPUT = "clipped_input"
-"""Many elements of an input lie outside of what its codes can say: the range is too small."""
-
+# an input takes a few of its codes only: the range that it was calibrated with is too wide
 COARSE_INPUT = "coarse_input"
-"""An input takes a few of its codes only: the range that it was calibrated with is too wide."""
-
+# a bias did not fit int32 and was cut off
 BIAS_AT_INT32_LIMIT = "bias_at_int32_limit"
-"""A bias did not fit int32 and was cut off."""
-
+# a scale is zero, subnormal, negative or not finite
 BAD_SCALE = "bad_scale"
-"""A scale is zero, subnormal, negative or not finite."""
-
+# an activation has scale 1.0 and zero point 0, which its values do not fill, or which an activation
+# that is computed from it has, too: the observers that set them saw nothing
 UNCALIBRATED_ACTIVATION = "uncalibrated_activation"
-"""
-An activation has scale 1.0 and zero point 0, which its values do not fill, or which an activation
-that is computed from it has, too: the observers that set them saw nothing.
-"""
-
+# samples of the calibration are met again among those evaluated: the errors look too small
 CALIBRATION_OVERLAP = "calibration_overlap"
-"""Samples of the calibration are met again among those evaluated: the errors look too small."""
-
+# all samples of the calibration are one and the same: ranges hold no other
 CALIBRATION_REPEATED = "calibration_repeated"
-"""All samples of the calibration are one and the same: ranges hold no other."""
-
+# of a calibration by other inputs: it spoils all that comes behind, and explains it
 INPUT_KINDS = (CALIBRATION_REPEATED, CLIPPED_INPUT, COARSE_INPUT, UNCALIBRATED_ACTIVATION)
-"""Of a calibration by other inputs: it spoils all that comes behind, and explains it."""
-
+# the kernels abort at an op, or compute it from memory outside of its tensors
 UNSAFE_OP = "unsafe_op"
-"""The kernels abort at an op, or compute it from memory outside of its tensors."""
-
+# the reference's forward changes its own buffers: outputs depend on the order of the samples
 STATEFUL_REFERENCE = "stateful_reference"
-"""The reference's forward changes its own buffers: outputs depend on the order of the samples."""
-
-
+# the file is not the one that the flow made
 OTHER_FILE: Final = "other_file"
-"""The file is not the one that the flow made."""
-
+# a sample does not fit the file or the reference: nothing could be compared
 MISFIT: Final = "misfit"
-"""A sample does not fit the file or the reference: nothing could be compared."""
-
+# a runtime refuses the file, or the reference fails
 CANNOT_RUN: Final = "cannot_run"
-"""A runtime refuses the file, or the reference fails."""
-
+# runtimes give different results, or one gives different results from run to run
 RUNTIMES_DIFFER: Final = "runtimes_differ"
-"""Runtimes give different results, or one gives different results from run to run."""
-
+# an output that is handed on to an input has another scale or zero point than this
 STATE_MISMATCH: Final = "state_mismatch"
-"""An output that is handed on to an input has another scale or zero point than this."""
-
+# less than one bit is left of what one of several inputs changes in an output
 LOST_INPUT: Final = "lost_input"
-"""Less than one bit is left of what one of several inputs changes in an output."""
-
+# values between the ops lie beyond the range of their codes, which makes most of the loss
 CLIPPED_ACTIVATION: Final = "clipped_activation"
-"""Values between the ops lie beyond the range of their codes, which makes most of the loss."""
-
+# less than one bit of an output is left
 LOST_OUTPUT: Final = "lost_output"
-"""Less than one bit of an output is left."""
-
+# an output of a file that quantizes nothing differs from the reference by more than rounding
 WRONG_OUTPUT: Final = "wrong_output"
-"""An output of a file that quantizes nothing differs from the reference by more than rounding."""
-
+# an op, or one of its constants, is not the reference's
 WRONG_OP: Final = "wrong_op"
-"""An op, or one of its constants, is not the reference's."""
-
+# an op's result differs from the reference's on the same inputs by more than kernels round
 WRONG_RESULT: Final = "wrong_result"
-"""An op's result differs from the reference's on the same inputs by more than kernels round."""
-
+# the scale or zero point of an op's output is not the reference's
 WRONG_QPARAMS: Final = "wrong_qparams"
-"""The scale or zero point of an op's output is not the reference's."""
-
+# an op computes correctly, and its quantization loses far more than that of others
 LOSSY_OP: Final = "lossy_op"
-"""An op computes correctly, and its quantization loses far more than that of others."""
-
+# one cause ails most ops: no single op is to blame
 LOSSY_EVERYWHERE: Final = "lossy_everywhere"
-"""One cause ails most ops: no single op is to blame."""
-
+# no op stands out, and no cause is known
 ACCUMULATED_LOSS: Final = "accumulated_loss"
-"""No op stands out, and no cause is known."""
-
+# an op computes in float where others of its kind are quantized: nothing is lost in it
 OP_IN_FLOAT: Final = "op_in_float"
-"""An op computes in float where others of its kind are quantized: nothing is lost in it."""
-
+# which op is to blame is not known, as the ops could not be measured
 NOT_LOCALIZED: Final = "not_localized"
-"""Which op is to blame is not known, as the ops could not be measured."""
-
+# the op-dtype map differs from the baseline
 OP_DTYPES_CHANGED: Final = "op_dtypes_changed"
-"""The op-dtype map differs from the baseline."""
-
+# an error is worse than the limit of its baseline
 ERRORS_REGRESSED: Final = "errors_regressed"
-"""An error is worse than the limit of its baseline."""
-
+# errors are within their limits, but the build differs from the baseline's, or a metric left
 BUILD_CHANGED: Final = "build_changed"
-"""Errors are within their limits, but the build differs from the baseline's, or a metric left."""
-
+# the baseline's errors were measured in another flow, or its data were hashed in another way
 NOT_COMPARED: Final = "not_compared"
-"""The baseline's errors were measured in another flow, or its data were hashed in another way."""
-
+# the evaluation samples are not those of the baseline
 OTHER_DATA: Final = "other_data"
-"""The evaluation samples are not those of the baseline."""
-
+# the limits of a baseline could not fail, so it is not stored
 NOT_STORED: Final = "not_stored"
-"""The limits of a baseline could not fail, so it is not stored."""
-
+# an error, the size of the file or a loss of accuracy is beyond its limit; of accuracy also where
+# the samples are too few to show that it is not
 OVER_BUDGET: Final = "over_budget"
-"""
-An error, the size of the file or a loss of accuracy is beyond its limit; of accuracy also where the
-samples are too few to show that it is not.
-"""
-
+# an input, an output or an op has another dtype, scheme or granularity than the test expects
 UNEXPECTED_DTYPE: Final = "unexpected_dtype"
-"""An input, an output or an op has another dtype, scheme or granularity than the test expects."""
-
+# there are more or fewer ops of a kind than the test expects
 UNEXPECTED_COUNT: Final = "unexpected_count"
-"""There are more or fewer ops of a kind than the test expects."""
-
+# an operand has other scales or zero points than the test expects, or none
 UNEXPECTED_QPARAMS: Final = "unexpected_qparams"
-"""An operand has other scales or zero points than the test expects, or none."""
-
+# the test names, or bounds, what the model does not have: nothing would be tested
 UNMATCHED: Final = "unmatched"
-"""The test names, or bounds, what the model does not have: nothing would be tested."""
-
+# no baseline is stored yet
 NO_BASELINE: Final = "no_baseline"
-"""No baseline is stored yet."""
 
 
 class Level(IntEnum):
@@ -197,8 +151,7 @@ class Harm:
         return Harm.decibels(20 * math.log10(max(lsb, _IDEAL) / _IDEAL))
 
 
-_IDEAL = 1 / math.sqrt(12)
-"""Root mean square error of one rounding, in LSB."""
+_IDEAL = 1 / math.sqrt(12)  # root mean square error of one rounding, in LSB
 
 NO_HARM: Final = Harm()
 USELESS: Final = Harm(Level.USELESS)
@@ -530,14 +483,6 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 def input_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings on inputs, which explain what is lost behind them."""
     return tuple(each for each in findings if each.kind in INPUT_KINDS)
-
-
-BY_SAMPLE: Final = "by sample "
-"""
-Begins a fingerprint over a digest of each sample.
-
-One without it is over the bytes of all samples, which a single process has to read in order.
-"""
 
 
 def aligned(

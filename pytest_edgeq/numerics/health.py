@@ -76,8 +76,7 @@ multiplier moves the values.
 """
 
 
-_ENOUGH = 32
-"""Elements that it takes: fewer say nothing of a range."""
+_ENOUGH = 32  # elements that it takes: fewer say nothing of a range
 
 _LOCALIZE = "edgeq.localize(model, samples)"
 

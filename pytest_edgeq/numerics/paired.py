@@ -71,18 +71,11 @@ def binomial_bounds(count: int, n: int) -> Bounds:
 
 @dataclass(frozen=True, slots=True)
 class RightWrong:
-    """
-    Two models that answer the same samples right or wrong.
+    """Two models that answer the same samples right or wrong."""
 
-    Attributes:
-        n: Samples, 1 or more.
-        lost: Right in float, wrong in edge.
-        gained: Wrong in float, right in edge.
-    """
-
-    n: int
-    lost: int
-    gained: int
+    n: int  # samples, 1 or more
+    lost: int  # right in float, wrong in edge
+    gained: int  # wrong in float, right in edge
 
     @property
     def drop(self) -> float:
@@ -144,18 +137,12 @@ class Resampled:
     The bootstrap knows of nothing that the samples have not shown: without one sample that changed
     it would be certain of a drop of zero, however few there are. So a loss as great as
     `per_sample` in as many samples as may have stayed unseen is counted as well.
-
-    Attributes:
-        n: Samples, 1 or more.
-        drop: Of the samples as they are.
-        spread: What the bootstrap says of it.
-        per_sample: How much one sample can lose.
     """
 
-    n: int
-    drop: float
-    spread: Bounds
-    per_sample: float
+    n: int  # samples, 1 or more
+    drop: float  # of the samples as they are
+    spread: Bounds  # what the bootstrap says of it
+    per_sample: float  # how much one sample can lose
 
     @property
     def bounds(self) -> Bounds:

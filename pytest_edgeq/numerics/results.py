@@ -44,38 +44,21 @@ class ElementError:
 
 
 class SampleErrors(NamedTuple):
-    """
-    The sums of one output over one sample: what a bootstrap over samples draws from.
+    """The sums of one output over one sample: what a bootstrap over samples draws from."""
 
-    Attributes:
-        sample: index of the sample.
-        n: number of elements.
-        signal: Σf².
-        noise: Σ(f−q)².
-        power: Σq².
-        product: Σfq.
-        absolute: Σ|f−q|.
-        largest: max|f−q|.
-        agreeing: rows where the top-1 class agrees, or that match (`OutputErrors.chosen`).
-        rows: all rows.
-        magnitude: Σ|f|.
-        peak: max|f|.
-        first: rows of the reference with which zeros agree: the top-1 class is the first one.
-    """
-
-    sample: int
-    n: int
-    signal: float
-    noise: float
-    power: float
-    product: float
-    absolute: float
-    largest: float
-    agreeing: int
-    rows: int
-    magnitude: float
-    peak: float
-    first: int
+    sample: int  # index of the sample
+    n: int  # number of elements
+    signal: float  # σf²
+    noise: float  # σ(f−q)²
+    power: float  # σq²
+    product: float  # σfq
+    absolute: float  # σ|f−q|
+    largest: float  # max|f−q|
+    agreeing: int  # rows where the top-1 class agrees, or that match (`OutputErrors.chosen`)
+    rows: int  # all rows
+    magnitude: float  # σ|f|
+    peak: float  # max|f|
+    first: int  # rows of the reference with which zeros agree: the top-1 class is the first one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

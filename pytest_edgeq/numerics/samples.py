@@ -9,14 +9,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .findings import BY_SAMPLE, CALIBRATION_OVERLAP, CALIBRATION_REPEATED, SAMPLES, Finding
+from .confidence import BY_SAMPLE
+from .findings import CALIBRATION_OVERLAP, CALIBRATION_REPEATED, SAMPLES, Finding
 from .metrics import Array
 
 _BY_CHANCE = 1e-3
 """Samples met again of which less than this share would be by chance are the same ones."""
 
-_SIGMAS = 3
-"""How many standard deviations above its share by chance a count is none."""
+_SIGMAS = 3  # how many standard deviations above its share by chance a count is none
 
 _REPEATED = 4
 """How often one sample must be given to be a mistake: fewer may be all there are."""
@@ -113,8 +113,7 @@ class _WholeNumbers:
         return sum(size * math.log2(high - low + 1) for size, low, high in self._ends.values())
 
 
-_GLANCE = 64
-"""Elements of an array that are looked at first."""
+_GLANCE = 64  # elements of an array that are looked at first
 
 
 def _glance(array: Array) -> Array:
@@ -163,18 +162,12 @@ def overlap_finding(n_overlap: int, n_total: int, *, chance: float = 0.0) -> Fin
 
 
 class EvaluatedSamples(NamedTuple):
-    """
-    The samples that errors were measured on.
+    """The samples that errors were measured on."""
 
-    Attributes:
-        given: How many there were.
-        different: How many of them differ from all before.
-        constant: How many of all given are constant: every input has one value in all elements, as
-            a black image has.
-    """
-
-    given: int = 0
-    different: int = 0
+    given: int = 0  # how many there were
+    different: int = 0  # how many of them differ from all before
+    # how many of all given are constant: every input has one value in all elements, as a black
+    # image has
     constant: int = 0
 
 

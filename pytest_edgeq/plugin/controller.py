@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.baselines.summary import Outcome, Severity
     from pytest_edgeq.report.run import Failure, PhaseReport, Run, RunRecorder
 
-_ANNOTATOR = "pytest_github_actions_annotate_failures"
-"""The plugin that annotates every failure."""
+_ANNOTATOR = "pytest_github_actions_annotate_failures"  # the plugin that annotates every failure
 
 _MARKUP: Mapping[Severity | None, dict[str, bool]] = {
     "error": {"red": True},

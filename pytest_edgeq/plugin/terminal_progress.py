@@ -20,8 +20,7 @@ from pytest_edgeq.progress import Progress, Step
 _DELAY = 0.5
 """Seconds before a step is shown: those that are over by then would flicker."""
 
-_INTERVAL = 0.1
-"""Seconds between two updates."""
+_INTERVAL = 0.1  # seconds between two updates
 
 
 def progress_of(config: pytest.Config) -> Progress:

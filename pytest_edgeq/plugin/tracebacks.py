@@ -63,8 +63,7 @@ def _is_own(path: Path) -> bool:
 WIDTH = 160
 """Greatest length of a line, in characters."""
 
-_PASTED = ("update:", "file:")
-"""Lines that hold a command or a path are never folded."""
+_PASTED = ("update:", "file:")  # lines that hold a command or a path are never folded
 
 
 def fold(error: BaseException) -> None:

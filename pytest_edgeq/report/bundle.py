@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 _FREE = frozenset({"cause", "change", "error", "findings", "message", "note", "records"})
 """Fields of texts that hold whatever an error says."""
 
-_SHORTEST = 12
-"""Length from which a variable's value is no ordinary word, and may be a secret."""
+_SHORTEST = 12  # length from which a variable's value is no ordinary word, and may be a secret
 
 _END = r"(?=$|[\\/\s'\":,;)\]}>])"
 _PART = r"[^\s/\\'\"`:;,()\[\]{}<>|]"
@@ -107,26 +106,18 @@ def _without_environment(text: str) -> str:
 _SIDES = {"float": "expected", "edge": "got"}
 """File names of outputs by side; a side that is not listed keeps its own name."""
 
-_TEXTS = ("name", "note", "blame")
-"""Fields of a case that may hold paths."""
-
-_LONGEST = 60
-"""Characters of a test's id in the name of its bundle."""
+_TEXTS = ("name", "note", "blame")  # fields of a case that may hold paths
+_LONGEST = 60  # characters of a test's id in the name of its bundle
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """
-    What a failed test used.
+    """What a failed test used."""
 
-    Attributes:
-        models: The models, each as often as it was used.
-        samples: What its comparisons and the failed assertion measured, in order.
-        layers: What localizing measured, each with its model, in order.
-    """
-
-    models: Sequence[QuantizedModel]
+    models: Sequence[QuantizedModel]  # the models, each as often as it was used
+    # what its comparisons and the failed assertion measured, in order
     samples: Sequence[FailedSamples]
+    # what localizing measured, each with its model, in order
     layers: Sequence[tuple[QuantizedModel, LayerErrors]]
 
     @property

@@ -13,11 +13,8 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import Border, QuantizedModel
     from pytest_edgeq.numerics.comparison import Comparison
 
-_PICTURE_SIDE = 96
-"""Greatest height and width of a picture in the record, in pixels."""
-
-_LEAST_SIDE = 8
-"""Height and width below which an input is no picture."""
+_PICTURE_SIDE = 96  # greatest height and width of a picture in the record, in pixels
+_LEAST_SIDE = 8  # height and width below which an input is no picture
 
 
 def model_key(quantized: QuantizedModel) -> str:

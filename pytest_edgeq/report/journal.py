@@ -19,42 +19,25 @@ EventKind = Literal["quantize", "load", "compare", "localize", "check"]
 
 
 class PhaseJournal(TypedDict):
-    """
-    What one phase of one test did: the attribute `edgeq_journal` of its report.
+    """What one phase of one test did: the attribute `edgeq_journal` of its report."""
 
-    Attributes:
-        models: The models that its events name, by key.
-        events: In order; of the schema's type `event`.
-    """
-
-    models: dict[str, dict[str, Any]]
-    events: list[dict[str, Any]]
+    models: dict[str, dict[str, Any]]  # the models that its events name, by key
+    events: list[dict[str, Any]]  # in order; of the schema's type `event`
 
 
 @dataclasses.dataclass(slots=True)
 class Booking:
-    """
-    One call of `Edgeq` while it runs.
+    """One call of `Edgeq` while it runs."""
 
-    Attributes:
-        kind: Which method.
-        model: The model, once it is known.
-        comparison: What a comparison or a check measured.
-        layers: What localizing measured.
-        findings: What a check found.
-        steps: Of a conversion, and which of them came from the cache.
-        error: Class and first line of what was raised.
-        seconds: How long it took.
-    """
-
-    kind: EventKind
-    model: QuantizedModel | None = None
-    comparison: Comparison | None = None
-    layers: LayerErrors | None = None
-    findings: list[Finding] = dataclasses.field(default_factory=list)
+    kind: EventKind  # which method
+    model: QuantizedModel | None = None  # the model, once it is known
+    comparison: Comparison | None = None  # what a comparison or a check measured
+    layers: LayerErrors | None = None  # what localizing measured
+    findings: list[Finding] = dataclasses.field(default_factory=list)  # what a check found
+    # of a conversion, and which of them came from the cache
     steps: list[Step] = dataclasses.field(default_factory=list)
-    error: str | None = None
-    seconds: float = 0
+    error: str | None = None  # class and first line of what was raised
+    seconds: float = 0  # how long it took
 
 
 @contextlib.contextmanager

@@ -17,11 +17,8 @@ LIMIT = 65_000
 
 _VERDICT = HEADINGS.index("verdict")
 
-_OTHERS = 4
-"""Findings behind the first of a failure whose titles are shown without unfolding it."""
-
-_SPARE = 500
-"""Characters kept for the lines that say what was left out."""
+_OTHERS = 4  # findings behind the first of a failure whose titles are shown without unfolding it
+_SPARE = 500  # characters kept for the lines that say what was left out
 
 
 def markdown_page(run: Run) -> str:

@@ -18,46 +18,27 @@ Verdict = Literal["failed", "passed", "skipped"]
 
 @dataclasses.dataclass(frozen=True)
 class ModelRow:
-    """
-    What a run says of one model.
+    """What a run says of one model."""
 
-    Attributes:
-        key: In the record.
-        name: The model's.
-        quantizer: The quantizer, or the flow of a loaded file.
-        is_replaced: Whether the file is another one than the flow made.
-        size_bytes: Size of the file.
-        share_of_float: Its size divided by that of the model in float; None if that is not known.
-        quantized_ops: Number of ops that compute in a quantized scheme.
-        float_ops: Number of ops that compute in float.
-        sqnr_db: Least SQNR by stage, over the comparisons of the run; empty if there was none.
-        top1: Least top-1 agreement, from 0 to 1; None without classes.
-        samples: Greatest number of samples of a comparison.
-        verdict: `failed` if any test failed that used the model.
-        failed: Number of those.
-        tests: Number of tests that used the model.
-        seconds: Duration of the calls that worked on it.
-        cached: Steps of the conversion that were read from the cache.
-        made: Steps that were run.
-    """
-
-    key: str
-    name: str
-    quantizer: str
-    is_replaced: bool
-    size_bytes: int
+    key: str  # in the record
+    name: str  # the model's
+    quantizer: str  # the quantizer, or the flow of a loaded file
+    is_replaced: bool  # whether the file is another one than the flow made
+    size_bytes: int  # size of the file
+    # its size divided by that of the model in float; None if that is not known
     share_of_float: float | None
-    quantized_ops: int
-    float_ops: int
+    quantized_ops: int  # number of ops that compute in a quantized scheme
+    float_ops: int  # number of ops that compute in float
+    # least SQNR by stage, over the comparisons of the run; empty if there was none
     sqnr_db: Mapping[str, float]
-    top1: float | None
-    samples: int
-    verdict: Verdict
-    failed: int
-    tests: int
-    seconds: float
-    cached: tuple[str, ...]
-    made: tuple[str, ...]
+    top1: float | None  # least top-1 agreement, from 0 to 1; None without classes
+    samples: int  # greatest number of samples of a comparison
+    verdict: Verdict  # `failed` if any test failed that used the model
+    failed: int  # number of those
+    tests: int  # number of tests that used the model
+    seconds: float  # duration of the calls that worked on it
+    cached: tuple[str, ...]  # steps of the conversion that were read from the cache
+    made: tuple[str, ...]  # steps that were run
 
 
 def model_rows(run: Run) -> list[ModelRow]:

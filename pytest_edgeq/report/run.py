@@ -28,53 +28,32 @@ VERSION = 1
 
 
 class Failure(TypedDict):
-    """
-    Why a test failed.
+    """Why a test failed."""
 
-    Attributes:
-        phase: `setup`, `call`, `teardown`, or `crash` of the process that ran it.
-        message: The text of the error.
-        path: The file in which it was raised, relative to rootdir where it can be; None if unknown.
-        line: Line in that file, from 1.
-        records: Of the findings that the error carries.
-        bundle: Folder of what was kept to show it, relative to rootdir where it can be; None where
-            nothing was.
-    """
-
-    phase: str
-    message: str
+    phase: str  # `setup`, `call`, `teardown`, or `crash` of the process that ran it
+    message: str  # the text of the error
+    # the file in which it was raised, relative to rootdir where it can be; None if unknown
     path: str | None
-    line: int | None
-    records: list[dict[str, Any]]
+    line: int | None  # line in that file, from 1
+    records: list[dict[str, Any]]  # of the findings that the error carries
+    # folder of what was kept to show it, relative to rootdir where it can be; None where nothing
+    # was
     bundle: str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class PhaseReport:
-    """
-    One report of one test.
+    """One report of one test."""
 
-    Attributes:
-        nodeid: The test.
-        worker: The process that ran it; empty without pytest-xdist.
-        phase: `setup`, `call` or `teardown`; anything else is a crash.
-        outcome: `passed`, `failed`, `skipped`, or whatever else a plugin says.
-        seconds: Duration of the phase.
-        journal: What `Edgeq` did.
-        uses: Keys of the models that the test's fixtures gave it.
-        record: What it claimed, on the report of its call.
-        failure: Why the phase failed.
-    """
-
-    nodeid: str
-    worker: str
-    phase: str
-    outcome: str
-    seconds: float
-    journal: PhaseJournal | None = None
-    uses: tuple[str, ...] = ()
-    record: TestRecord | None = None
-    failure: Failure | None = None
+    nodeid: str  # the test
+    worker: str  # the process that ran it; empty without pytest-xdist
+    phase: str  # `setup`, `call` or `teardown`; anything else is a crash
+    outcome: str  # `passed`, `failed`, `skipped`, or whatever else a plugin says
+    seconds: float  # duration of the phase
+    journal: PhaseJournal | None = None  # what `Edgeq` did
+    uses: tuple[str, ...] = ()  # keys of the models that the test's fixtures gave it
+    record: TestRecord | None = None  # what it claimed, on the report of its call
+    failure: Failure | None = None  # why the phase failed
 
 
 @dataclasses.dataclass
@@ -160,14 +139,9 @@ def _not_repeated(
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """
-    The record of a run.
+    """The record of a run."""
 
-    Attributes:
-        data: Plain data of the schema `run.schema.json`.
-    """
-
-    data: Mapping[str, Any]
+    data: Mapping[str, Any]  # plain data of the schema `run.schema.json`
 
     @property
     def models(self) -> Mapping[str, Mapping[str, Any]]:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.cli.file_diff import Change, FileDiff
     from pytest_edgeq.runtimes.edge import EdgeFile
 
-_SHOWN = 40
-"""Changes of parameters and constants that the text lists."""
+_SHOWN = 40  # changes of parameters and constants that the text lists
 
 
 @click.command(

@@ -30,26 +30,17 @@ LOCALIZE_MODES: Final = ("auto", "off")
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """
-    One option, on the command line and in the ini file.
+    """One option, on the command line and in the ini file."""
 
-    Attributes:
-        default: The ini default.
-        metavar: What `--help` shows for the value.
-        help: One sentence for `--help`.
-        resolve: Makes the value from the text, or raises pytest.UsageError with the valid values.
-        bare: What the flag means without a value; None if it needs one.
-        is_lines: Whether the ini value is a list of lines, and the flag may be given several times.
-        stem: The name that all spellings share, that of its field: `snapshot_dir`.
-    """
-
-    default: str | int
-    metavar: str
-    help: str
+    default: str | int  # the ini default
+    metavar: str  # what `--help` shows for the value
+    help: str  # one sentence for `--help`
+    # makes the value from the text, or raises pytest.UsageError with the valid values
     resolve: Callable[[str, values.Place], Any]
-    bare: str | None = None
+    bare: str | None = None  # what the flag means without a value; None if it needs one
+    # whether the ini value is a list of lines, and the flag may be given several times
     is_lines: bool = False
-    stem: str = ""
+    stem: str = ""  # the name that all spellings share, that of its field: `snapshot_dir`
 
     @property
     def flag(self) -> str:
@@ -69,14 +60,9 @@ def _option(*named: Any, **more: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """
-    The values of all options; each field declares its option.
+    """The values of all options; each field declares its option."""
 
-    Attributes:
-        on_command_line: Stems whose value was given there, which no marker overrides.
-    """
-
-    on_command_line: frozenset[str]
+    on_command_line: frozenset[str]  # stems whose value was given there, which no marker overrides
     quantizers: tuple[str | None, ...] = _option(
         DEFAULT_PRESET,
         "NAMES",

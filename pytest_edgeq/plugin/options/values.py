@@ -67,18 +67,11 @@ _REFUSED_ON_CI: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """
-    Where an option's text was written.
+    """Where an option's text was written."""
 
-    Attributes:
-        where: A name for messages.
-        folder: What its paths are relative to.
-        runtimes: The runtimes that can be named there.
-    """
-
-    where: str
-    folder: Path
-    runtimes: Runtimes = BUILT_IN
+    where: str  # a name for messages
+    folder: Path  # what its paths are relative to
+    runtimes: Runtimes = BUILT_IN  # the runtimes that can be named there
 
 
 def _split(text: str) -> list[str]:

@@ -61,17 +61,11 @@ _FONT = "system-ui, sans-serif"
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """
-    One chart.
+    """One chart."""
 
-    Attributes:
-        packed: The JSON for `Bokeh.embed.embed_item`, compressed by gzip, in base64: a sixth of its
-            length.
-        label: For a reader that does not see it.
-    """
-
+    # the JSON for `Bokeh.embed.embed_item`, compressed by gzip, in base64: a sixth of its length
     packed: str
-    label: str
+    label: str  # for a reader that does not see it
 
 
 def stage_bar(outputs: Sequence[OutputNoise]) -> Chart:
@@ -131,12 +125,8 @@ def stage_bar(outputs: Sequence[OutputNoise]) -> Chart:
     return _chart(chart, "Share of each stage in the noise power of each output")
 
 
-_LEAST_TOLD = 12
-"""Percent; the number does not fit into a bar of less on a phone."""
-
-
-_FEW_OPS = 50
-"""Whose marks have room beside each other on a phone."""
+_LEAST_TOLD = 12  # percent; the number does not fit into a bar of less on a phone
+_FEW_OPS = 50  # whose marks have room beside each other on a phone
 
 
 def layer_chart(points: LayerPoints) -> Chart:

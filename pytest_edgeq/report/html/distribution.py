@@ -14,22 +14,15 @@ from pytest_edgeq.tflite.boundary import code_range
 
 _BINS = 64
 _GREATEST = np.finfo(np.float32).max
-_SIDES = ("float", "float_tflite", "simulated", "edge")
-"""In the order of the pipeline."""
+_SIDES = ("float", "float_tflite", "simulated", "edge")  # in the order of the pipeline
 
 
 @dataclasses.dataclass(frozen=True)
 class Points:
-    """
-    Values of the same elements of one output on all sides.
+    """Values of the same elements of one output on all sides."""
 
-    Attributes:
-        sides: Finite values by side.
-        dropped: How many elements are not finite on some side.
-    """
-
-    sides: Mapping[str, npt.NDArray[np.float64]]
-    dropped: int
+    sides: Mapping[str, npt.NDArray[np.float64]]  # finite values by side
+    dropped: int  # how many elements are not finite on some side
 
     def thinned(self, most: int) -> dict[str, npt.NDArray[np.float64]]:
         """Return at most so many elements of each side, chosen evenly."""
@@ -53,17 +46,11 @@ def points_of(recorded: Mapping[str, Sequence[float | str]]) -> Points | None:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """
-    Counts of an output's values in the same bins on all sides.
+    """Counts of an output's values in the same bins on all sides."""
 
-    Attributes:
-        edges: Of the bins, ascending; one more than there are bins.
-        counts: By side.
-        limits: The values of qmin and qmax; empty for an output that is not quantized.
-    """
-
-    edges: npt.NDArray[np.floating[Any]]
-    counts: Mapping[str, npt.NDArray[np.int64]]
+    edges: npt.NDArray[np.floating[Any]]  # of the bins, ascending; one more than there are bins
+    counts: Mapping[str, npt.NDArray[np.int64]]  # by side
+    # the values of qmin and qmax; empty for an output that is not quantized
     limits: tuple[float, ...]
 
     @property

@@ -12,24 +12,17 @@ import numpy.typing as npt
 from pytest_edgeq.report.html.stages import decibels
 from pytest_edgeq.report.model_rows import number_of
 
-_MARGIN = 4.0
-"""dB between the finite errors and the marks of those that are not."""
+_MARGIN = 4.0  # dB between the finite errors and the marks of those that are not
 
 
 class LayerPoints(NamedTuple):
-    """
-    The ops of a file in execution order.
+    """The ops of a file in execution order."""
 
-    Attributes:
-        columns: Of the chart's source. Unmatched ops have NaN for an error; an infinite error lies
-            at the edge of the chart, and its marker is a triangle.
-        culprit: Index of the op to blame.
-        range: Least and greatest value of the axis, in dB.
-    """
-
+    # of the chart's source. Unmatched ops have NaN for an error; an infinite error lies at the edge
+    # of the chart, and its marker is a triangle
     columns: Mapping[str, Any]
-    culprit: int | None
-    range: tuple[float, float]
+    culprit: int | None  # index of the op to blame
+    range: tuple[float, float]  # least and greatest value of the axis, in dB
 
 
 def layer_points(layers: Mapping[str, Any]) -> LayerPoints | None:

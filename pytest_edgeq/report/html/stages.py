@@ -18,23 +18,16 @@ class OutputNoise:
 
     dB do not add up; powers do, up to the part in which the errors of two stages agree or cancel.
     So a stage's share is its noise power (mean squared error) over the sum of all stages'.
-
-    Attributes:
-        name: The output's.
-        shares: Of each stage, 0 to 1; they sum to 1.
-        rmse: Of each stage.
-        decibels: The SQNR of each stage and of `total`, as text.
-        total_over_sum: Noise power from end to end over the sum of the stages'; below 1 their
-            errors cancel in part, above 1 they agree.
-        total_db: The SQNR from end to end.
     """
 
-    name: str
-    shares: Mapping[str, float]
-    rmse: Mapping[str, float]
-    decibels: Mapping[str, str]
+    name: str  # the output's
+    shares: Mapping[str, float]  # of each stage, 0 to 1; they sum to 1
+    rmse: Mapping[str, float]  # of each stage
+    decibels: Mapping[str, str]  # the SQNR of each stage and of `total`, as text
+    # noise power from end to end over the sum of the stages'; below 1 their errors cancel in part,
+    # above 1 they agree
     total_over_sum: float
-    total_db: float
+    total_db: float  # the SQNR from end to end
 
 
 def noise_by_output(stages: Mapping[str, Mapping[str, Any]]) -> list[OutputNoise]:

@@ -30,17 +30,11 @@ _TWO_GAPS = re.compile(r"\S {2,}\S.* {2,}\S")
 
 @dataclasses.dataclass
 class PageLimits:
-    """
-    What keeps the page small, whatever the number of models.
+    """What keeps the page small, whatever the number of models."""
 
-    Attributes:
-        outputs_per_model: How many outputs of a model have charts.
-        points: How many points the scatter charts of all outputs may have.
-        picture_bytes: How long the pictures of all samples may be; spent as they are made.
-    """
-
-    outputs_per_model: int = 4
-    points: int = 40_000
+    outputs_per_model: int = 4  # how many outputs of a model have charts
+    points: int = 40_000  # how many points the scatter charts of all outputs may have
+    # how long the pictures of all samples may be; spent as they are made
     picture_bytes: int = 900_000
 
 
