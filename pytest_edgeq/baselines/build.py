@@ -14,9 +14,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from pytest_edgeq.baselines.sequences import common
+from pytest_edgeq.baselines.shape import Check, is_number
 from pytest_edgeq.numerics.findings import Place
 
 UNDO = "undo what changed since the baseline"
@@ -41,42 +42,18 @@ _HALF = 0.5
 """A bit: another order of the same data moves averaged ranges by some per cent, others not."""
 
 
-def build_problem(data: Mapping[str, Any]) -> str:
-    """Tell what is wrong with what is remembered of a build, as it was read."""
-    scales = data.get("scales", {})
-    if not isinstance(scales, dict) or not all(map(_is_scale, scales.values())):
-        return "data.scales is not a scale for each of some ops"
-    calibrated = data.get("n_calibrated", 0)
-    if isinstance(calibrated, bool) or not isinstance(calibrated, int):
-        return "data.n_calibrated is not a whole number"
-    inputs = data.get("inputs", {})
-    if not isinstance(inputs, dict) or not all(map(_is_range, inputs.values())):
-        return "data.inputs is not a least and a greatest value for each of some inputs"
-    for key in ("calibration", "weights"):
-        if not isinstance(data.get(key, ""), str):
-            return f"data.{key} is not a text"
-    for key in ("int16", "asymmetric", "shared"):
-        ops = data.get(key, [])
-        if not isinstance(ops, list) or not all(isinstance(each, str) for each in ops):
-            return f"data.{key} is not a list of ops"
-    return ""
-
-
-def _is_scale(value: object) -> bool:
-    return _is_number(value) and float(value) >= 0
-
-
-def _is_range(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond float64
-        return False
+_RANGE = Check(
+    lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_number, value)),
+    "a least and a greatest value",
+)
+BUILD = {
+    "scales?": {"*": Check(lambda value: is_number(value) and value >= 0, "a scale")},
+    "n_calibrated?": int,
+    "inputs?": {"*": _RANGE},
+    **dict.fromkeys(("calibration?", "weights?"), str),
+    **{key: [str] for key in ("int16?", "asymmetric?", "shared?")},
+}
+"""The shape of what is remembered of a build."""
 
 
 def other_input(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

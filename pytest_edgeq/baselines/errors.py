@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_edgeq.baselines.build import (
-    build_problem,
+    BUILD,
     data_changes,
     describe_build,
     fewer_samples,
@@ -25,6 +25,7 @@ from pytest_edgeq.baselines.paired_limits import (
     narrowed,
     on_other_kernels,
 )
+from pytest_edgeq.baselines.shape import Check, is_number, shape_problem
 from pytest_edgeq.numerics.confidence import BY_SAMPLE
 from pytest_edgeq.numerics.findings import (
     BUILD_CHANGED,
@@ -41,9 +42,6 @@ from pytest_edgeq.numerics.findings import (
 
 _SHOWN_ROWS: Final = 4  # the first ones tell it; the others are metrics of the same loss
 
-_TEXTS: Final = ("flow", "runtime", "fingerprint")
-_NUMBERS: Final = ("value", "worst", "best")
-_KEY: Final = ("stage", "output", "metric")
 _STAGES: Final = ("lowering", "quantization", "conversion", "total")
 """Of stages that gained as much noise, the one that explains the others first."""
 _METRICS: Final = (
@@ -61,35 +59,31 @@ _METRICS: Final = (
 _Row = Mapping[str, Any]
 _RowKey = tuple[str, str, str]
 
+_SUM = Check(lambda value: is_number(value) and value >= 0, "a sum of a sample")
+_FIGURE = Check(lambda value: is_number(value) or value in ("inf", "-inf"), "a number")
+_METRIC = Check(lambda value: value in _METRICS, f"one of {', '.join(_METRICS)}")
+_ROW = {
+    **dict.fromkeys(("stage", "output"), str),
+    "metric": _METRIC,
+    **dict.fromkeys(("value", "worst", "best"), _FIGURE),
+    "samples?": [_SUM],
+}
+_ERRORS = {
+    **dict.fromkeys(("flow", "runtime", "fingerprint"), str),
+    "n_samples": int,
+    "target?": dict,
+    "errors": [_ROW],
+    **BUILD,
+}
+
 
 def problem(data: Mapping[str, Any]) -> str:
     """Tell what is wrong with remembered errors as they were read."""
-    for key in _TEXTS:
-        if not isinstance(data.get(key), str):
-            return f"data.{key} is not a text" if key in data else f"data.{key} is missing"
-    if isinstance(data.get("n_samples"), bool) or not isinstance(data.get("n_samples"), int):
-        return "data.n_samples is not a whole number"
-    target = data.get("target", {})
-    if not isinstance(target, dict) or not all(isinstance(key, str) for key in target):
-        return "data.target is not a machine"
-    if wrong := build_problem(data):
+    if wrong := shape_problem(data, _ERRORS, "data"):
         return wrong
-    rows = data.get("errors")
-    if not isinstance(rows, list) or not rows:
-        return "data.errors is not a list of rows"
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _KEY):
-            return f"data.errors[{index}] lacks one of {', '.join(_KEY)}"
-        if row["metric"] not in _METRICS:
-            return f"data.errors[{index}].metric is none of {', '.join(_METRICS)}"
-        for key in _NUMBERS:
-            if _number(row.get(key)) is None:
-                return f"data.errors[{index}].{key} is not a number"
-        if not _is_sums(row.get("samples", [])):
-            return f"data.errors[{index}].samples is not a list of sums"
-    keys = [_key(row) for row in rows]
-    if len(set(keys)) < len(keys):
-        return "data.errors tells one metric twice"
+    keys = [_key(row) for row in data["errors"]]
+    if not keys or len(set(keys)) < len(keys):
+        return "data.errors tells one metric twice" if keys else "data.errors is empty"
     return ""
 
 
@@ -208,7 +202,7 @@ def _harm(
 ) -> Harm:
     """Return the most dB that an output lost."""
     lost = [
-        Harm.decibels(min(_value(before[key]["value"]), _EXACT_DB) - _value(after[key]["value"]))
+        Harm.decibels(min(float(before[key]["value"]), _EXACT_DB) - float(after[key]["value"]))
         for key in worse
         if key[2] == "sqnr_db"
     ]
@@ -295,7 +289,7 @@ def _runtimes(*sides: Mapping[str, Any]) -> list[str]:
 def _floor(flow: str, rows: Mapping[_RowKey, _Row], key: _RowKey) -> float:
     stage, output, _ = key
     known = rows.get((stage, output, "sqnr_db"))
-    return floor_db(flow, stage, -math.inf if known is None else _value(known["value"]))
+    return floor_db(flow, stage, -math.inf if known is None else float(known["value"]))
 
 
 def _told(
@@ -342,7 +336,7 @@ def _place(key: _RowKey) -> str:
 
 
 def _margin(row: _Row) -> str:
-    value, worst = _value(row["value"]), _value(row["worst"])
+    value, worst = float(row["value"]), float(row["worst"])
     if value in (float("inf"), float("-inf")):
         return f"to {_figure(row, 'worst')}"
     return f"{worst - value:+.3g}"
@@ -369,17 +363,17 @@ def _rank(
 
 def _noise(sqnr: _Row) -> float:
     """Of a signal of 1; below what float64 holds there is nothing to tell apart."""
-    return math.pow(10.0, -max(_value(sqnr["value"]), -3000.0) / 10)
+    return math.pow(10.0, -max(float(sqnr["value"]), -3000.0) / 10)
 
 
 def _is_worse(was: _Row, now: _Row) -> bool:
-    value, worst = _value(now["value"]), _value(was["worst"])
+    value, worst = float(now["value"]), float(was["worst"])
     # Never turned around: NaN must fail.
     return not (value >= worst if was["metric"] in HIGHER_IS_BETTER else value <= worst)
 
 
 def _is_better(was: _Row, now: _Row) -> bool:
-    value, best = _value(now["value"]), _value(was["best"])
+    value, best = float(now["value"]), float(was["best"])
     return value > best if was["metric"] in HIGHER_IS_BETTER else value < best
 
 
@@ -387,30 +381,9 @@ def _key(row: _Row) -> _RowKey:
     return row["stage"], row["output"], row["metric"]
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not (isinstance(value, (int, float)) or value in ("inf", "-inf")):
-        return None
-    try:
-        return float(value)
-    except OverflowError:  # a whole number beyond float64
-        return None
-
-
-def _is_sums(samples: object) -> bool:
-    return isinstance(samples, list) and all(
-        (number := _number(each)) is not None and 0 <= number < math.inf for each in samples
-    )
-
-
-def _value(value: object) -> float:
-    number = _number(value)
-    assert number is not None, "unreachable, because what was read was checked"
-    return number
-
-
 def _figure(row: _Row, key: str) -> str:
     """Write a number of a row; shares near 1 with more digits, as 0.99987 is far from 0.99912."""
-    number = _value(row[key])
+    number = float(row[key])
     is_share = row["metric"] in ("cosine_similarity", "top1_agreement")
     return f"{number:.6f}" if is_share and 0.9 <= number < 1 else f"{number:.4g}"
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pytest_edgeq.baselines import errors
 from pytest_edgeq.baselines.op_changes import describe_change
+from pytest_edgeq.baselines.shape import TEXT_OR_NULL, shape_problem
 from pytest_edgeq.numerics.findings import Finding
 
 
@@ -37,55 +38,19 @@ class Kind:
     changes: Callable[[dict[str, Any], dict[str, Any]], dict[str, str | None]] = lambda old, new: {}
 
 
-_IO_KEYS = ("name", "dtype", "shape")
-_OP_KEYS = (
-    "subgraph",
-    "op",
-    "module",
-    "inputs",
-    "weight",
-    "bias",
-    "outputs",
-    "granularity",
-    "scheme",
-)
+_IO = {"name": str, "dtype": str, "shape": [int], "signature?": TEXT_OR_NULL}
+_OP = {
+    **dict.fromkeys(("op", "scheme"), str),
+    **dict.fromkeys(("module", "weight", "bias", "granularity"), TEXT_OR_NULL),
+    "inputs": [str],
+    "outputs": [str],
+    "subgraph": int,
+}
+_OP_DTYPE_MAP = {"inputs": [_IO], "outputs": [_IO], "ops": [_OP]}
 
 
 def _op_dtype_map_problem(data: Mapping[str, Any]) -> str:
-    for part, keys in (("inputs", _IO_KEYS), ("outputs", _IO_KEYS), ("ops", _OP_KEYS)):
-        rows = data.get(part)
-        if not isinstance(rows, list):
-            return f"data.{part} is not a list" if part in data else f"data.{part} is missing"
-        for index, row in enumerate(rows):
-            if not isinstance(row, dict):
-                return f"data.{part}[{index}] is not an object"
-            if missing := [key for key in keys if key not in row]:
-                return f"data.{part}[{index}] lacks {', '.join(missing)}"
-            # A map of several signatures tells of which each input is.
-            for key in (*keys, *(["signature"] if "signature" in row else [])):
-                if problem := _field_problem(key, row[key]):
-                    return f"data.{part}[{index}].{key} is {problem}"
-    return ""
-
-
-def _field_problem(key: str, value: object) -> str:
-    """Say what a field of a row is not, or nothing."""
-    if key in ("inputs", "outputs"):
-        is_it, wanted = _is_list_of(value, str), "not a list of texts"
-    elif key == "shape":
-        is_it, wanted = _is_list_of(value, int), "not a list of whole numbers"
-    elif key == "subgraph":
-        is_it, wanted = type(value) is int, "not a whole number"
-    elif key in ("module", "weight", "bias", "granularity", "signature"):
-        is_it, wanted = value is None or isinstance(value, str), "neither a text nor null"
-    else:
-        is_it, wanted = isinstance(value, str), "not a text"
-    return "" if is_it else wanted
-
-
-def _is_list_of(value: object, kind: type) -> bool:
-    # Exactly this type: to Python, True is a whole number.
-    return isinstance(value, list) and all(type(each) is kind for each in value)
+    return shape_problem(data, _OP_DTYPE_MAP, "data")
 
 
 def _summarize_map(data: Mapping[str, Any]) -> str:

@@ -21,11 +21,19 @@ from typing import Any
 
 from pytest_edgeq.baselines.paths import FOLDER
 from pytest_edgeq.baselines.regular_files import NotRegularError, open_regular
+from pytest_edgeq.baselines.shape import TEXT_OR_NULL, shape_problem
 
 SCHEMA = 1
 READABLE_SCHEMAS = (1,)
 
-_KEYS = ("kind", "owner", "name", "data")
+_DOCUMENT = {
+    "kind": str,
+    "owner": {"module": str, "test": str},
+    "name": str,
+    "data": dict,
+    "producer": {"*": TEXT_OR_NULL},
+    "options": {"*": str},
+}
 _TEMPORARY = re.compile(r"\.edgeq-(?P<host>[0-9a-f]+)-(?P<pid>[0-9]{1,9})-[0-9a-f]+\.tmp")
 
 _LONGEST_WRITE = 3600
@@ -250,46 +258,18 @@ def _document(content: object, shown: str) -> Document:
             f"{shown} has edgeq_schema {schema!r}; this version of pytest-edgeq reads {readable}. "
             "Upgrade pytest-edgeq to a version that reads it (pip install -U pytest-edgeq)"
         )
-    missing = [key for key in _KEYS if key not in content]
-    owner = content.get("owner")
-    if isinstance(owner, dict):
-        missing += [f"owner.{key}" for key in ("module", "test") if key not in owner]
-    if missing:
-        raise ValueError(
-            f"{shown} lacks the {'key' if len(missing) == 1 else 'keys'} {', '.join(missing)}. "
-            f"{_START_OVER} {_NEW}"
-        )
-    producer, options = content.get("producer", {}), content.get("options", {})
-    for key, value, wanted in (
-        ("kind", content["kind"], str),
-        ("owner", owner, dict),
-        ("name", content["name"], str),
-        ("data", content["data"], dict),
-        ("producer", producer, dict),
-        ("options", options, dict),
-    ):
-        if not isinstance(value, wanted):
-            raise ValueError(  # noqa: TRY004 - what is wrong is the file
-                f"{shown} has a JSON {_json_type(value)} under {key!r}. {_START_OVER} {_NEW}"
-            )
-    assert isinstance(owner, dict)
-    for place, value in (
-        *((f"owner.{key}", owner[key]) for key in ("module", "test")),
-        *((f"producer.{key}", value) for key, value in producer.items() if value is not None),
-        *((f"options.{key}", value) for key, value in options.items()),
-    ):
-        if not isinstance(value, str):
-            raise ValueError(  # noqa: TRY004 - what is wrong is the file
-                f"{shown} has a JSON {_json_type(value)} under {place!r}. {_START_OVER} {_NEW}"
-            )
+    content = {"producer": {}, "options": {}, **content}
+    if problem := shape_problem(content, _DOCUMENT, "content"):
+        raise ValueError(f"{shown} is no whole baseline: {problem}. {_START_OVER} {_NEW}")
+    owner = content["owner"]
     return Document(
         kind=content["kind"],
         module=owner["module"],
         test=owner["test"],
         name=content["name"],
-        producer=producer,
+        producer=content["producer"],
         data=content["data"],
-        options=options,
+        options=content["options"],
     )
 
 

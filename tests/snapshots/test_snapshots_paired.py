@@ -215,4 +215,4 @@ def test_samples_that_are_no_sums_are_refused(samples: object) -> None:
     data = remembered(sums(0))
     assert problem(data) == ""
     data["errors"][0]["samples"] = samples
-    assert problem(data) == "data.errors[0].samples is not a list of sums"
+    assert problem(data).startswith("data.errors[0].samples")

@@ -203,21 +203,21 @@ def test_a_file_of_another_kind(check: Make, path: Path, residual: Make) -> None
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda data: data.pop("ops"), "data.ops is missing"),
+        (lambda data: data.pop("ops"), "data lacks ops"),
         (lambda data: data.update(ops={}), "data.ops is not a list"),
         (lambda data: data["ops"].append(3), "data.ops[9] is not an object"),
         (lambda data: data["ops"][0].pop("scheme"), "data.ops[0] lacks scheme"),
         (lambda data: data["ops"][0].update(inputs="int8"), "data.ops[0].inputs is not a list"),
         (lambda data: data["inputs"][0].pop("dtype"), "data.inputs[0] lacks dtype"),
-        (lambda data: data["inputs"][0].update(shape=["x"]), "is not a list of whole numbers"),
+        (lambda data: data["inputs"][0].update(shape=["x"]), "shape[0] is not a whole number"),
         (
             lambda data: data["inputs"][0].update(signature=[1]),
-            "signature is neither a text nor null",
+            "signature is not a text or null",
         ),
-        (lambda data: data["ops"][0].update(module=[["x"]]), "module is neither a text nor null"),
+        (lambda data: data["ops"][0].update(module=[["x"]]), "module is not a text or null"),
         (lambda data: data["ops"][0].update(op={}), "data.ops[0].op is not a text"),
         (lambda data: data["ops"][0].update(subgraph=True), "subgraph is not a whole number"),
-        (lambda data: data["ops"][0].update(outputs=[1]), "outputs is not a list of texts"),
+        (lambda data: data["ops"][0].update(outputs=[1]), "outputs[0] is not a text"),
     ],
 )
 def test_a_file_with_parts_missing(

@@ -149,11 +149,11 @@ WHOLE = json.loads(store.render(document({})))
         (json.dumps({**WHOLE, "edgeq_schema": 2}), ["edgeq_schema 2", "reads 1", "Upgrade"]),
         (json.dumps({**WHOLE, "edgeq_schema": "1"}), ["edgeq_schema '1'", "reads 1"]),
         (json.dumps({**WHOLE, "edgeq_schema": True}), ["edgeq_schema True"]),
-        (json.dumps({"edgeq_schema": 1}), ["lacks the keys kind, owner, name, data"]),
-        (json.dumps({**WHOLE, "owner": {"test": "x"}}), ["lacks the key owner.module"]),
-        (json.dumps({**WHOLE, "owner": "x"}), ["a JSON string under 'owner'"]),
-        (json.dumps({**WHOLE, "data": []}), ["a JSON list under 'data'"]),
-        (json.dumps({**WHOLE, "kind": 1}), ["a JSON number under 'kind'"]),
+        (json.dumps({"edgeq_schema": 1}), ["content lacks kind, owner, name, data"]),
+        (json.dumps({**WHOLE, "owner": {"test": "x"}}), ["content.owner lacks module"]),
+        (json.dumps({**WHOLE, "owner": "x"}), ["content.owner is not an object"]),
+        (json.dumps({**WHOLE, "data": []}), ["content.data is not an object"]),
+        (json.dumps({**WHOLE, "kind": 1}), ["content.kind is not a text"]),
         (
             json.dumps({**WHOLE, "data": {"a": float("nan")}}),
             ["not valid JSON", "NaN is no number"],
@@ -162,11 +162,11 @@ WHOLE = json.loads(store.render(document({})))
         ('{"b": {"a": 1, "a": 2}}', ["not valid JSON", "the key 'a' stands twice in one object"]),
         (
             json.dumps({**WHOLE, "owner": {**WHOLE["owner"], "test": [1]}}),
-            ["a JSON list under 'owner.test'"],
+            ["content.owner.test is not a text"],
         ),
         (
             json.dumps({**WHOLE, "producer": {"torch": {}}}),
-            ["a JSON object under 'producer.torch'"],
+            ["content.producer.torch is not a text or null"],
         ),
     ],
 )

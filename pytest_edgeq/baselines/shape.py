@@ -1,0 +1,55 @@
+"""
+Whether plain data read from a file has the shape that readers rely on.
+
+A shape is a type; a check with a name (`Check`); a list `[shape]` of any number of items; or a dict
+of shapes by key, where a key that ends in `?` may be left out and the key `*` stands for any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_NAMES = {str: "a text", int: "a whole number", dict: "an object", list: "a list"}
+
+
+class Check(NamedTuple):
+    """A test of one value, and what values that pass it are called."""
+
+    passes: Callable[[Any], bool]
+    name: str
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that float64 holds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+TEXT_OR_NULL = Check(lambda value: value is None or isinstance(value, str), "a text or null")
+
+
+def shape_problem(value: Any, shape: Any, where: str) -> str:
+    """Return the first place where a value has another shape, and what is wrong; else ""."""
+    if isinstance(shape, Check):
+        return "" if shape.passes(value) else f"{where} is not {shape.name}"
+    kind: Any = shape if isinstance(shape, type) else type(shape)
+    # Exactly this type: to Python, True is a whole number.
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return f"{where} is not {_NAMES[kind]}"
+    if isinstance(shape, list):
+        items = [(f"{where}[{index}]", each, shape[0]) for index, each in enumerate(value)]
+    elif isinstance(shape, dict):
+        needed = [key for key in shape if key != "*" and not key.endswith("?")]
+        if missing := [key for key in needed if key not in value]:
+            return f"{where} lacks {', '.join(missing)}"
+        found = {key: shape.get(key, shape.get(f"{key}?", shape.get("*"))) for key in value}
+        items = [(f"{where}.{key}", value[key], each) for key, each in found.items() if each]
+    else:
+        return ""
+    return next(filter(None, (shape_problem(each, of, at) for at, each, of in items)), "")
