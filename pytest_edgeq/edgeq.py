@@ -117,29 +117,25 @@ class Edgeq:
             from pytest_edgeq.runtimes.workers.target import make_targets
 
         threads = available_cores() if threads is None else threads
-        numbers = {
-            "threads": threads,
-            "seed": seed,
-            "localize_timeout": localize_timeout,
-            "isolate_timeout": isolate_timeout,
-            "target_timeout": target_timeout,
-        }
-        for setting, value in numbers.items():
+        for setting, value, least in (
+            ("threads", threads, 1),
+            ("seed", seed, 0),
+            ("localize_timeout", localize_timeout, 0),
+            ("isolate_timeout", isolate_timeout, 1),
+            ("target_timeout", target_timeout, 1),
+        ):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{setting}: expected a whole number, got {value!r}")
-        if threads < 1:
-            raise ValueError(f"threads: expected at least 1, got {threads}")
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"seed: expected 0 … 2**32 − 1, got {seed}")
-        if localize_timeout < 0:
-            raise ValueError(f"localize_timeout: expected 0 or more, got {localize_timeout}")
-        if isolate not in ISOLATE_MODES:
-            raise ValueError(
-                f"isolate: expected one of {', '.join(ISOLATE_MODES)}, got {isolate!r}"
-            )
-        for setting in ("isolate_timeout", "target_timeout"):
-            if numbers[setting] < 1:
-                raise ValueError(f"{setting}: expected at least 1, got {numbers[setting]}")
+            if setting == "seed" and not 0 <= value < 2**32:
+                raise ValueError(f"seed: expected 0 … 2**32 − 1, got {value}")
+            if value < least:
+                raise ValueError(f"{setting}: expected at least {least}, got {value}")
+        for setting, mode, modes in (
+            ("isolate", isolate, ISOLATE_MODES),
+            ("cache", cache, CACHE_MODES),
+        ):
+            if mode not in modes:
+                raise ValueError(f"{setting}: expected one of {', '.join(modes)}, got {mode!r}")
         if not isinstance(runtimes, Runtimes):
             commands = {} if targets is None else targets
             runtimes = Runtimes(
@@ -152,8 +148,6 @@ class Edgeq:
             tell: Callable[[], str] = lambda: fixed  # noqa: E731 # a name for one value
         else:
             tell = runtime
-        if cache not in CACHE_MODES:
-            raise ValueError(f"cache: expected one of {', '.join(CACHE_MODES)}, got {cache!r}")
         log = CacheLog() if cache_log is None else cache_log
         store = None
         if cache_dir is not None and cache != "off":

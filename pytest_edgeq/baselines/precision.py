@@ -29,14 +29,6 @@ def explains_errors(
     An error in steps of an output is, where the output has other steps. All others are, if each
     output that is worse depends on an op that computes with fewer bits, and weights, calibration
     samples and kernels are the baseline's.
-
-    Args:
-        maps: The op-dtype map of the baseline, and the one of the file.
-        edge: The file.
-        layer: The layer to blame, which is one of those ops where its quantization is; None where
-            it is not known.
-        old: Errors of the baseline.
-        new: Errors of the file.
     """
     dtypes = [{each["name"]: each["dtype"] for each in side["outputs"]} for side in maps]
     worse = [

@@ -223,12 +223,6 @@ class SnapshotSession:
         """
         Return what changed since the baseline, of a measurement that cannot be compared with it.
 
-        Args:
-            kind: Of the baseline.
-            name: Of the baseline.
-            data: The part of a measurement that `Kind.changes` reads.
-            options: Of `quantize`.
-
         Raises:
             ValueError: The file cannot be read.
             RuntimeError: No test body is running.

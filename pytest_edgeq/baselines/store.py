@@ -211,12 +211,7 @@ def _no_number(name: str) -> None:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """
-    Make an object of its members.
-
-    Raises:
-        ValueError: A key stands twice, as a merge leaves it: nobody has chosen one.
-    """
+    """Make an object of its members; refuse a key that stands twice, as a merge leaves it."""
     made = dict(pairs)
     if len(made) < len(pairs):
         keys = [key for key, _ in pairs]

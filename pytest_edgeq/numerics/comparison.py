@@ -114,11 +114,7 @@ class WorstSamples:
         """
         Keep the sample if it is among the worst; only then are its inputs made (cloned).
 
-        Args:
-            index: its index among the samples.
-            sqnr_db: its least SQNR over the outputs.
-            make_inputs: gives what is kept.
-            lost: of a score; more is worse, whatever the SQNR.
+        What is `lost` of a score comes before the SQNR.
         """
         ordered = not math.isnan(sqnr_db)
         badness = (-lost, ordered, sqnr_db if ordered else 0.0, index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -173,42 +173,44 @@ class StageErrors:
     @property
     def max_abs_error(self) -> float:
         """Greatest max|f−q|."""
-        return self._worst(lambda output: output.max_abs_error, worst_high)
+        return float(self._worst("max_abs_error"))
 
     @property
     def mean_abs_error(self) -> float:
         """Greatest mean of `|f−q|`."""
-        return self._worst(lambda output: output.mean_abs_error, worst_high)
+        return float(self._worst("mean_abs_error"))
 
     @property
     def rmse(self) -> float:
         """Greatest root of the mean of (f−q)²."""
-        return self._worst(lambda output: output.rmse, worst_high)
+        return float(self._worst("rmse"))
 
     @property
     def max_lsb_error(self) -> float | None:
         """Greatest max|f−q| / S of the outputs that have a scale; None where none has."""
-        return self._worst_of_some(lambda output: output.max_lsb_error, worst_high)
+        worst: float | None = self._worst("max_lsb_error")
+        return worst
 
     @property
     def sqnr_db(self) -> float:
         """Least SQNR."""
-        return self._worst(lambda output: output.sqnr_db, worst_low)
+        return float(self._worst("sqnr_db"))
 
     @property
     def worst_sample_sqnr_db(self) -> float:
         """Least SQNR of one output in one sample."""
-        return self._worst(lambda output: output.worst_sample_sqnr_db, worst_low)
+        return float(self._worst("worst_sample_sqnr_db"))
 
     @property
     def cosine_similarity(self) -> float:
         """Least cosine similarity."""
-        return self._worst(lambda output: output.cosine_similarity, worst_low)
+        return float(self._worst("cosine_similarity"))
 
     @property
     def top1_agreement(self) -> float | None:
         """Least top-1 agreement of the outputs that have classes; None where none has."""
-        return self._worst_of_some(lambda output: output.top1_agreement, worst_low)
+        worst: float | None = self._worst("top1_agreement")
+        return worst
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys; NaN and infinity as text."""
@@ -220,19 +222,10 @@ class StageErrors:
             data[name] = getattr(self, name)
         return dict(sorted(data.items()))
 
-    def _worst(
-        self,
-        metric: Callable[[OutputErrors], float],
-        worst: Callable[[Sequence[float]], float],
-    ) -> float:
-        return worst([metric(output) for output in self.outputs.values()])
-
-    def _worst_of_some(
-        self,
-        metric: Callable[[OutputErrors], float | None],
-        worst: Callable[[Sequence[float]], float],
-    ) -> float | None:
-        measured = [metric(output) for output in self.outputs.values()]
+    def _worst(self, metric: str) -> Any:
+        """Return the worst value of the outputs that have a metric; None where none has."""
+        worst = worst_high if metric in UPPER_BOUNDED else worst_low
+        measured = (getattr(output, metric) for output in self.outputs.values())
         values = [value for value in measured if value is not None]
         return worst(values) if values else None
 

@@ -87,11 +87,6 @@ def check_quantizers_are_used(
     """
     Check that a test that is itself marked with quantizers runs under them.
 
-    Args:
-        marks: Of the test itself, not of its class or module.
-        fixtures: Names of all that it uses.
-        of_case: Those of the marks that one `pytest.param` gives.
-
     Raises:
         pytest.UsageError: It does not use `edgeq_quantizer`, or has run through its values by then.
     """

@@ -323,10 +323,6 @@ def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
     """
     Make the settings of a run from its command line and ini file.
 
-    Args:
-        config: Of the run.
-        runtimes: Those that can be named.
-
     Raises:
         pytest.UsageError: A value is not valid, or an update was asked for on CI.
     """
