@@ -13,10 +13,9 @@ import pytest
 
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.baselines import errors, paired_limits
 from pytest_edgeq.check.remember import errors_to_remember
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
-from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
+from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS, UPPER_BOUNDED
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
@@ -86,11 +85,9 @@ def test_the_file_states_how_its_margins_were_made() -> None:
 
 
 def test_every_metric_is_ranked_and_limited() -> None:
-    """Snapshots import no numbers: they have names of their own."""
-    metrics = {*UPPER_BOUNDED, *LOWER_BOUNDED}
-    assert {*errors._METRICS} == metrics
-    assert {*paired_limits._DECIBELS} == metrics - {"top1_agreement"}
-    assert metrics.intersection(paired_limits.HIGHER_IS_BETTER) == {*LOWER_BOUNDED}
+    """By a rank of its own."""
+    assert {*METRICS} == {*UPPER_BOUNDED, *LOWER_BOUNDED}
+    assert sorted(each.rank for each in METRICS.values()) == [*range(len(METRICS))]
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 0.0])

@@ -20,7 +20,6 @@ from pytest_edgeq.baselines.build import (
     other_input,
 )
 from pytest_edgeq.baselines.paired_limits import (
-    HIGHER_IS_BETTER,
     floor_db,
     narrowed,
     on_other_kernels,
@@ -39,29 +38,19 @@ from pytest_edgeq.numerics.findings import (
     Harm,
     aligned,
 )
+from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS
 
 _SHOWN_ROWS: Final = 4  # the first ones tell it; the others are metrics of the same loss
 
 _STAGES: Final = ("lowering", "quantization", "conversion", "total")
 """Of stages that gained as much noise, the one that explains the others first."""
-_METRICS: Final = (
-    "sqnr_db",
-    "rmse",
-    "mean_abs_error",
-    "cosine_similarity",
-    "top1_agreement",
-    "max_lsb_error",
-    "max_abs_error",
-    "worst_sample_sqnr_db",
-)
-"""The ones with the narrowest margins first."""
 
 _Row = Mapping[str, Any]
 _RowKey = tuple[str, str, str]
 
 _SUM = Check(lambda value: is_number(value) and value >= 0, "a sum of a sample")
 _FIGURE = Check(lambda value: is_number(value) or value in ("inf", "-inf"), "a number")
-_METRIC = Check(lambda value: value in _METRICS, f"one of {', '.join(_METRICS)}")
+_METRIC = Check(METRICS.__contains__, f"one of {', '.join(METRICS)}")
 _ROW = {
     **dict.fromkeys(("stage", "output"), str),
     "metric": _METRIC,
@@ -302,7 +291,7 @@ def _told(
     lines = []
     if worse:
         key = worse[0]
-        sense = "at least" if key[2] in HIGHER_IS_BETTER else "at most"
+        sense = "at least" if key[2] in LOWER_BOUNDED else "at most"
         more = f" (and {len(worse) - 1} more)" if len(worse) > 1 else ""
         lines.append(
             f"errors regressed: {_place(key)}: expected {sense} {_figure(before[key], 'worst')} "
@@ -356,7 +345,7 @@ def _rank(
     def rank(key: _RowKey) -> tuple[float, int, int, str]:
         stage, output, metric = key
         place = _STAGES.index(stage) if stage in _STAGES else len(_STAGES)
-        return -gained.get(stage, 0.0), place, _METRICS.index(metric), output
+        return -gained.get(stage, 0.0), place, METRICS[metric].rank, output
 
     return rank
 
@@ -369,12 +358,12 @@ def _noise(sqnr: _Row) -> float:
 def _is_worse(was: _Row, now: _Row) -> bool:
     value, worst = float(now["value"]), float(was["worst"])
     # Never turned around: NaN must fail.
-    return not (value >= worst if was["metric"] in HIGHER_IS_BETTER else value <= worst)
+    return not (value >= worst if was["metric"] in LOWER_BOUNDED else value <= worst)
 
 
 def _is_better(was: _Row, now: _Row) -> bool:
     value, best = float(now["value"]), float(was["best"])
-    return value > best if was["metric"] in HIGHER_IS_BETTER else value < best
+    return value > best if was["metric"] in LOWER_BOUNDED else value < best
 
 
 def _key(row: _Row) -> _RowKey:

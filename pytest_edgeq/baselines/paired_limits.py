@@ -14,13 +14,11 @@ jackknife, Efron, Biometrika 68, 1981): √(n/(n−1) · Σ(bᵢ/Σb − aᵢ/Σ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pytest_edgeq.numerics.confidence import student
-
-SUMS: Final = {"sqnr_db": "noise", "mean_abs_error": "absolute"}
-"""Metrics that are held sample by sample, and the sum of each sample that they are made of."""
+from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS
 
 FEWEST_SAMPLES: Final = 5
 """
@@ -28,60 +26,26 @@ How many samples must bear the error, by Kish's count (Σx)²/Σx²: one flipped
 however many, and tells of no spread.
 """
 
+# What a rebuild may lose at all samples alike, because its scales have moved, in dB. Measured by
+# rebuilding with the calibration in another order: at most 1.04 dB under pt2e_static_int8.
 FLOOR_DB: Final = 1.5
-"""
-What a rebuild may lose at all samples alike, because its scales have moved.
 
-Measured by rebuilding with the calibration in another order. Under pt2e_static_int8 total and
-quantization errors moved by at most 0.42 dB in the networks that this was first set by, and by
-1.04 dB in others.
-"""
-
+# In the stage lowering, where other scales flip other codes: 1.9 dB in SQNR, 3.6 in the mean error.
 FLOOR_DB_LOWERING: Final = 5.0
-"""
-The same of the stage lowering: where it is single flipped codes, other scales flip others. Where
-all of many alike samples had some, it moved by 1.9 dB, in SQNR, and 3.6 dB in the mean error.
-"""
 
+# Where calibration is a moving average, which depends on the order of its samples: 3.5 dB.
 FLOOR_DB_AVERAGED: Final = 4.0
-"""
-The same where calibration is a moving average, which depends on the order of its samples: the
-ranges, and so the clipping at them, are another build's. Under recipe_static_wi8_ai8 any two
-rebuilds of a network were within 3.5 dB.
-"""
 
+# On other kernels: a bit. Of a float input that is nowhere negative builtin's symmetric hybrid
+# kernels use half of the codes (`SymmetricQuantizeFloats` in
+# tensorflow/lite/kernels/internal/reference/portable_tensor_utils.cc), XNNPACK's all: 3.1 dB.
 FLOOR_DB_KERNELS: Final = 20 * math.log10(2)
-"""
-The same on other kernels: a bit. Of a float input that is nowhere negative, what comes from a ReLU,
-builtin's symmetric hybrid kernels use half of the codes (`SymmetricQuantizeFloats` in
-tensorflow/lite/kernels/internal/reference/portable_tensor_utils.cc) and XNNPACK's all of them, so
-that the step is twice as wide. Measured: 3.1 dB.
-"""
 
+# SQNR above which an error is what float32 rounds, and may be anything up to here: its 24 bits are
+# 144 dB, and sums of some hundred terms, whose order other machines change, leave 122 and more.
 FLOAT_NOISE_DB: Final = 100.0
-"""
-SQNR above which an error is what float32 rounds, and may be anything up to here.
-
-Its 24 bits are 144 dB; sums of some hundred terms leave what was seen, 122 dB and more. Another
-processor, another number of threads or another version adds in another order.
-"""
 
 _Sums = Sequence[float]
-_DECIBELS: Final[dict[str, Callable[[float, float], float]]] = {
-    "sqnr_db": lambda value, decibels: value - decibels,
-    "worst_sample_sqnr_db": lambda value, decibels: value - decibels,
-    "cosine_similarity": lambda value, decibels: 1 - (1 - value) * 10 ** (decibels / 10),
-    "rmse": lambda value, decibels: value * 10 ** (decibels / 20),
-    "mean_abs_error": lambda value, decibels: value * 10 ** (decibels / 20),
-    "max_abs_error": lambda value, decibels: value * 10 ** (decibels / 20),
-    "max_lsb_error": lambda value, decibels: value * 10 ** (decibels / 20),
-}
-"""What a metric is when the error grows by so many dB."""
-
-HIGHER_IS_BETTER: Final = frozenset(
-    {"sqnr_db", "worst_sample_sqnr_db", "cosine_similarity", "top1_agreement"}
-)
-_PER_NEPER: Final = {"sqnr_db": 10 / math.log(10), "mean_abs_error": 20 / math.log(10)}
 
 
 def floor_db(flow: str, stage: str, sqnr_db: float) -> float:
@@ -94,11 +58,13 @@ def floor_db(flow: str, stage: str, sqnr_db: float) -> float:
 
 def at_least(row: Mapping[str, Any], floor: float) -> dict[str, Any]:
     """Widen the limits of a measured row to a margin; one without a number of dB stays."""
-    value, metric = row["value"], row["metric"]
-    if isinstance(value, str) or metric not in _DECIBELS:
+    value, metric = row["value"], METRICS[row["metric"]]
+    if isinstance(value, str):
         return dict(row)
-    worst, best = (_DECIBELS[metric](value, sign * floor) for sign in (1, -1))
-    inner, outer = (min, max) if metric in HIGHER_IS_BETTER else (max, min)
+    worst, best = (metric.after_loss(value, sign * floor) for sign in (1, -1))
+    if worst is None or best is None:
+        return dict(row)
+    inner, outer = (min, max) if metric.name in LOWER_BOUNDED else (max, min)
     limits = {"worst": inner(worst, float(row["worst"])), "best": outer(best, float(row["best"]))}
     return {
         **row,
@@ -112,12 +78,14 @@ def narrowed(row: Mapping[str, Any], now: Mapping[str, Any], floor: float) -> Ma
 
     A row without samples, or with too few, stays as it is. No limit becomes wider.
     """
-    metric, value = row["metric"], row["value"]
-    margin = margin_db(metric, row.get("samples", ()), now.get("samples", ()), floor)
+    metric, value = METRICS[row["metric"]], row["value"]
+    margin = margin_db(metric.name, row.get("samples", ()), now.get("samples", ()), floor)
     if margin is None or isinstance(value, str):
         return row
-    worst, best = (_DECIBELS[metric](value, sign * margin) for sign in (1, -1))
-    inner, outer = (max, min) if metric == "sqnr_db" else (min, max)
+    worst, best = (metric.after_loss(value, sign * margin) for sign in (1, -1))
+    assert worst is not None, "unreachable because no share of rows has sums of samples"
+    assert best is not None, "as before"
+    inner, outer = (max, min) if metric.name in LOWER_BOUNDED else (min, max)
     return {
         **row,
         "worst": inner(worst, float(row["worst"])),
@@ -134,7 +102,7 @@ def on_other_kernels(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if row["stage"] != "lowering" and not row["metric"].startswith("max_"):
         return at_least(row, FLOOR_DB_KERNELS)
-    worst, best = ("-inf", "inf") if row["metric"] in HIGHER_IS_BETTER else ("inf", "-inf")
+    worst, best = ("-inf", "inf") if row["metric"] in LOWER_BOUNDED else ("inf", "-inf")
     return {**row, "worst": worst, "best": best}
 
 
@@ -146,7 +114,7 @@ def margin_db(metric: str, before: _Sums, now: _Sums, floor: float) -> float | N
         The margin, None where the samples cannot tell: too few, other ones, or no error at all.
     """
     n = len(before)
-    if metric not in SUMS or len(now) != n:
+    if not METRICS[metric].by_sample or len(now) != n:
         return None
     bearing = min(_bearing(before), _bearing(now))
     if bearing < FEWEST_SAMPLES:
@@ -155,7 +123,7 @@ def margin_db(metric: str, before: _Sums, now: _Sums, floor: float) -> float | N
     squares = math.fsum(
         (b / all_now - a / all_before) ** 2 for a, b in zip(before, now, strict=True)
     )
-    error = math.sqrt(squares * n / (n - 1)) * _PER_NEPER[metric]
+    error = math.sqrt(squares * n / (n - 1)) * METRICS[metric].per_neper
     return max(floor, student(bearing - 1) * error)
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from pytest_edgeq.baselines.paired_limits import FLOAT_NOISE_DB, SUMS, at_least, floor_db
+from pytest_edgeq.baselines.paired_limits import FLOAT_NOISE_DB, at_least, floor_db
 from pytest_edgeq.check.evaluation import (
     accepted,
     broken,
@@ -29,13 +29,8 @@ from pytest_edgeq.numerics.findings import (
     Place,
     text_of,
 )
-from pytest_edgeq.numerics.results import (
-    UPPER_BOUNDED,
-    OutputErrors,
-    StageErrors,
-    is_below_a_step,
-    wiped,
-)
+from pytest_edgeq.numerics.metric_table import METRICS, UPPER_BOUNDED
+from pytest_edgeq.numerics.results import OutputErrors, StageErrors, is_below_a_step, wiped
 
 _NO_SIGNAL = (
     "the reference is zero in all elements, so that no bound could fail; give samples in which it "
@@ -91,7 +86,7 @@ def _rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _with_samples(row: dict[str, Any], stages: dict[str, StageErrors]) -> dict[str, Any]:
     """Add the sums that the next build is held against sample by sample."""
-    if (name := SUMS.get(row["metric"])) is None:
+    if not (name := METRICS[row["metric"]].by_sample):
         return row
     samples = stages[row["stage"]].outputs[row["output"]].samples
     # 5 digits are 0.0004 dB, and make a file that can be read.

@@ -80,7 +80,7 @@ def count(number: int, noun: str) -> str:
 def metric_tables(stage: StageErrors) -> list[str]:
     """Return a row for each metric and a column for each output, in tables of `WIDTH` columns."""
     from pytest_edgeq.numerics.comparison import metric_cell
-    from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
+    from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, UPPER_BOUNDED
 
     metrics = (*UPPER_BOUNDED, *LOWER_BOUNDED)
     first = max(map(len, metrics))

@@ -34,8 +34,9 @@ from typing import Any, Final
 import numpy as np
 
 from .confidence import LEVEL, student
+from .metric_table import LOWER_BOUNDED, UPPER_BOUNDED
 from .metrics import Array, json_number
-from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
+from .results import OutputErrors, StageErrors
 
 CHOICE_METRICS: Final = ("top1_agreement",)
 """Metrics that say something of an output that holds a choice."""

@@ -9,12 +9,13 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from numbers import Integral, Real
 
 from .findings import NONFINITE, OVER_BUDGET, ZERO_OUTPUT, Finding, Place
-from .results import LOWER_BOUNDED, UPPER_BOUNDED, ElementError, OutputErrors, StageErrors
+from .metric_table import LOWER_BOUNDED, METRICS, UPPER_BOUNDED
+from .results import ElementError, OutputErrors, StageErrors
 
 _KINDS = {"nonfinite": NONFINITE, "degenerate": ZERO_OUTPUT}
 """Kinds of findings on metrics without a bound."""
 
-_DECIBELS = ("sqnr_db", "worst_sample_sqnr_db")
+_DECIBELS = tuple(each.name for each in METRICS.values() if each.kind == "decibels")
 
 _FEW_DIGITS = 0.9
 """Similarities from here on are rounded in their distance from 1, so that 0.99987 is not 0.999."""

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .findings import Finding, aligned
+from .metric_table import LOWER_BOUNDED, UPPER_BOUNDED
 from .metrics import json_number
-from .results import LOWER_BOUNDED, UPPER_BOUNDED, OutputErrors, StageErrors
+from .results import OutputErrors, StageErrors
 from .samples import NOT_COUNTED, EvaluatedSamples
 from .target_machine import TargetMachine
 

@@ -7,13 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from .metric_table import LOWER_BOUNDED, UPPER_BOUNDED
 from .metrics import json_number, worst_high, worst_low
-
-UPPER_BOUNDED = ("max_abs_error", "mean_abs_error", "rmse", "max_lsb_error")
-"""Metrics where less is better."""
-
-LOWER_BOUNDED = ("sqnr_db", "worst_sample_sqnr_db", "cosine_similarity", "top1_agreement")
-"""Metrics where more is better."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import pytest
 
 from pytest_edgeq.numerics.bootstrap import Limit, limits
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
-from pytest_edgeq.numerics.results import LOWER_BOUNDED, OutputErrors
+from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED
+from pytest_edgeq.numerics.results import OutputErrors
 
 Array = np.ndarray[Any, Any]
 

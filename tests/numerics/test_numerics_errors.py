@@ -16,13 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
-from pytest_edgeq.numerics.results import (
-    LOWER_BOUNDED,
-    UPPER_BOUNDED,
-    ElementError,
-    OutputErrors,
-    StageErrors,
-)
+from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, UPPER_BOUNDED
+from pytest_edgeq.numerics.results import ElementError, OutputErrors, StageErrors
 
 Array = npt.NDArray[Any]
 

@@ -17,7 +17,8 @@ from pytest_edgeq.numerics.checks import check_bias, check_scales, has_default_p
 from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import SAMPLES
 from pytest_edgeq.numerics.health import OutputHealth
-from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED, StageErrors
+from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, UPPER_BOUNDED
+from pytest_edgeq.numerics.results import StageErrors
 from tests.faults.sentences import is_sentence
 
 Array = npt.NDArray[Any]

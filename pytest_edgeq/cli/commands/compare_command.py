@@ -30,7 +30,7 @@ def _parse_budget(
     if not given:
         return None
     from pytest_edgeq.numerics.budget import Budget
-    from pytest_edgeq.numerics.results import LOWER_BOUNDED, UPPER_BOUNDED
+    from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, UPPER_BOUNDED
 
     metrics = (*UPPER_BOUNDED, *LOWER_BOUNDED)
     bounds: dict[str, Any] = {}

@@ -1,0 +1,50 @@
+"""The metrics of errors, a row each; imported without numpy."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal, NamedTuple
+
+
+class Metric(NamedTuple):
+    """What budgets, margins and baselines know of one metric."""
+
+    name: str
+    # less is better of an amplitude; more of decibels, of a similarity, and of a share of rows
+    kind: Literal["amplitude", "decibels", "similarity", "share"]
+    rank: int  # metrics with narrow margins come first where several got worse
+    by_sample: str = ""  # field of `SampleErrors` by which two builds are compared sample by sample
+
+    def after_loss(self, value: float, decibels: float) -> float | None:
+        """Return the metric when the error grows by so many dB; None of a share of rows."""
+        if self.kind == "decibels":
+            return value - decibels
+        if self.kind == "amplitude":
+            return value * 10 ** (decibels / 20)
+        return 1 - (1 - value) * 10 ** (decibels / 10) if self.kind == "similarity" else None
+
+    @property
+    def per_neper(self) -> float:
+        """Decibels that a change of the metric's sum by a factor of e is."""
+        return (20 if self.kind == "amplitude" else 10) / math.log(10)
+
+
+METRICS: Final = {
+    each.name: each
+    for each in (
+        Metric("max_abs_error", "amplitude", rank=6),
+        Metric("mean_abs_error", "amplitude", rank=2, by_sample="absolute"),
+        Metric("rmse", "amplitude", rank=1),
+        Metric("max_lsb_error", "amplitude", rank=5),
+        Metric("sqnr_db", "decibels", rank=0, by_sample="noise"),
+        Metric("worst_sample_sqnr_db", "decibels", rank=7),
+        Metric("cosine_similarity", "similarity", rank=3),
+        Metric("top1_agreement", "share", rank=4),
+    )
+}
+
+UPPER_BOUNDED: Final = tuple(each.name for each in METRICS.values() if each.kind == "amplitude")
+"""Metrics where less is better."""
+
+LOWER_BOUNDED: Final = tuple(each.name for each in METRICS.values() if each.kind != "amplitude")
+"""Metrics where more is better."""
