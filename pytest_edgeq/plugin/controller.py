@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_edgeq.plugin.collection import OUTPUT, collected_in
+from pytest_edgeq.plugin.options import Settings
 from pytest_edgeq.plugin.state import CacheMessage, collected_key, memory_of, settings_key
-from pytest_edgeq.plugin.views import write_views
 
 if TYPE_CHECKING:
     from pytest_edgeq.baselines.collected import CollectedModule
@@ -203,3 +203,47 @@ def failure_of(report: pytest.TestReport, rootdir: Path) -> Failure | None:
 def shown_path(path: Path, rootdir: Path) -> str:
     """Return a path with slashes, relative to rootdir where it can be."""
     return (path.relative_to(rootdir) if path.is_relative_to(rootdir) else path).as_posix()
+
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""The environment variable that names the file of a step's summary."""
+
+
+def write_views(run: Run, settings: Settings) -> list[str]:
+    """
+    Write every view that was asked for.
+
+    Returns:
+        What could not be written, and why; the other views are written all the same.
+    """
+    views: list[tuple[str, Path, Callable[[Path], None]]] = []
+    if settings.json is not None:
+        views.append(("--edgeq-json", settings.json, run.write))
+    if settings.html is not None:
+        from pytest_edgeq.report.html.page import write_html
+
+        views.append(("--edgeq-html", settings.html, lambda path: write_html(run, path)))
+    summary = os.environ.get(SUMMARY) if run.tests else None
+    if settings.markdown is not None or summary:
+        from pytest_edgeq.report.markdown import markdown_page
+        from pytest_edgeq.report.whole_files import write_whole
+
+        page = markdown_page(run)
+        if settings.markdown is not None:
+            views.append(
+                ("--edgeq-markdown", settings.markdown, lambda path: write_whole(path, page))
+            )
+        if summary:
+            views.append((SUMMARY, Path(summary), lambda path: _append(path, page)))
+    messages = []
+    for name, path, write in views:
+        try:
+            write(path)
+        except OSError as error:
+            messages.append(f"{name}: {path} could not be written: {error.strerror or error}")
+    return messages
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)

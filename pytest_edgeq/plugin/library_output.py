@@ -54,18 +54,16 @@ class LibraryOutput:
     ) -> list[tuple[str, str]]:
         separated = []
         for title, content in sections:
-            if not title.startswith(_CAPTURED):
-                separated.append((title, content))
-                continue
-            rest, logged = split_output(content)
-            if rest:
+            captured = title.startswith(_CAPTURED)
+            rest, logged = split_output(content) if captured else (content, [])
+            if rest or not logged:
                 separated.append((title, rest))
             if logged:
                 # pytest chooses what it shows by the words `stderr` and `teardown` in the title.
                 told = f"edgeq: stderr of the libraries, {title.removeprefix(_CAPTURED)}"
-                count = f"{len(logged)} line{'s' if len(logged) > 1 else ''}"
+                count = f"{len(logged)} line{'s' if len(logged) > 1 else ''}, shown by -v"
                 shown = is_shown or self._is_verbose
-                separated.append((told, "".join(logged) if shown else f"{count}, shown by -v"))
+                separated.append((told, "".join(logged) if shown else count))
         return separated
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -59,14 +58,19 @@ def _has_live_logs(config: pytest.Config) -> bool:
 
 
 class _TerminalProgress(Progress):
-    """Writes the innermost step that is running."""
+    """
+    Writes the innermost step that is running.
+
+    Not by rich, whose live displays own the line that the cursor is on: here that is pytest's.
+    """
 
     def __init__(self, terminal: int, config: pytest.Config) -> None:
         self._terminal = terminal
         self._writer = config.get_terminal_writer()
         self._lock = threading.Lock()
         self._running: list[tuple[Step, float]] = []
-        self._end: Callable[[], None] = lambda: None
+        self._ended = threading.Event()
+        self._thread = threading.Thread()
         self._shown = ""
 
     def begin(self, step: Step) -> None:
@@ -74,7 +78,11 @@ class _TerminalProgress(Progress):
         with self._lock:
             self._running.append((step, time.monotonic()))
             if len(self._running) == 1:
-                self._end = self._start()
+                self._ended = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._update, args=(self._ended,), daemon=True
+                )
+                self._thread.start()
 
     def end(self, step: Step) -> None:
         """Erase the line behind the outermost step."""
@@ -82,22 +90,11 @@ class _TerminalProgress(Progress):
             self._running = [each for each in self._running if each[0] is not step]
             if self._running:
                 return
-            end = self._end
-        end()
+            ended, thread = self._ended, self._thread
+        ended.set()
+        thread.join()
         if self._shown:
             self._show("")
-
-    def _start(self) -> Callable[[], None]:
-        """Begin to update the line, and return what ends it."""
-        ended = threading.Event()
-        thread = threading.Thread(target=self._update, args=(ended,), daemon=True)
-        thread.start()
-
-        def end() -> None:
-            ended.set()
-            thread.join()
-
-        return end
 
     def _update(self, ended: threading.Event) -> None:
         pause = _DELAY
