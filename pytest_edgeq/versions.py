@@ -93,7 +93,7 @@ def requirement(distribution: str) -> str:
 _PACKAGES = frozenset(
     {
         *("ai_edge_litert", "ai_edge_quantizer", "filelock", "flatbuffers", "jax", "jaxlib"),
-        *("cloudpickle", "litert_converter", "litert_torch", "ml_dtypes", "numpy", "pebble"),
+        *("cloudpickle", "litert_converter", "litert_torch", "ml_dtypes", "numpy"),
         *("torch", "torchao"),
     }
 )

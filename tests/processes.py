@@ -8,17 +8,19 @@ from collections.abc import Iterable
 
 import psutil
 
+from pytest_edgeq.runtimes.workers.link import LOCAL_NAME
 from tests.waiting import wait_until
 
-__all__ = ["far_sides", "left_after", "let_sigint_through"]
+__all__ = ["left_after", "let_sigint_through", "target_workers"]
 
 
-def far_sides(parent: int | None = None) -> list[psutil.Process]:
+def target_workers(parent: int | None = None) -> list[psutil.Process]:
     """Return the processes of targets that this process, or another one, has started."""
     found = []
     for each in psutil.Process(parent).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has ended
-            if "exec(input())" in " ".join(each.cmdline()):
+            words = each.cmdline()
+            if "exec(input())" in " ".join(words) and words[-1] != LOCAL_NAME:
                 found.append(each)
     return found
 

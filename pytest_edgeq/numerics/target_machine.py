@@ -16,7 +16,7 @@ _KERNELS = re.compile(
 @dataclass(frozen=True, slots=True)
 class TargetMachine:
     """
-    What the far side of a target says of itself.
+    The machine of a target, as its worker describes it.
 
     Attributes:
         target: The target's name.
@@ -40,7 +40,7 @@ class TargetMachine:
 
     @classmethod
     def of(cls, target: str, facts: Mapping[str, Any]) -> TargetMachine:
-        """Make one of what the far side has told."""
+        """Make one of the facts that a worker sends."""
         return cls(
             target,
             str(facts["machine"]),

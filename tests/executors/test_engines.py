@@ -18,11 +18,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from pytest_edgeq.runtimes.workers.child_process import close_children
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.executors.processes import SpawnedPool
-from pytest_edgeq.runtimes.workers.child_process import close_children
 from tests.executors.conftest import Near, figures
 from tests.processes import left_after
 from tests.shared_cache import VARIABLE

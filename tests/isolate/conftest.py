@@ -11,7 +11,7 @@ import pytest
 
 from pytest_edgeq.runtimes.workers import policy
 from pytest_edgeq.runtimes.workers.bounds import default_memory
-from pytest_edgeq.runtimes.workers.death import size_text
+from pytest_edgeq.runtimes.workers.crash_report import size_text
 
 GOLDEN = Path(__file__).parent / "golden"
 

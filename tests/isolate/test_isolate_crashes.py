@@ -140,7 +140,7 @@ def test_kills_at_random_moments_are_told_or_not_noticed() -> None:
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     # On a busy machine the child may be killed each time that it is started for a run.
-    told = re.compile("got SIGKILL from outside|the child process that held it has ended")
+    told = re.compile("got SIGKILL from outside|the process that held it has ended")
     for _ in rounds(100):
         if not killer.is_alive():
             break
@@ -154,7 +154,7 @@ def test_kills_at_random_moments_are_told_or_not_noticed() -> None:
 
 @pytest.mark.slow
 def test_a_child_that_is_stopped_between_two_steps() -> None:
-    """It takes no task, so that pebble counts no time; the next run has another child."""
+    """It reads no request; the next run has another child."""
     model = Edgeq(isolate="on", isolate_timeout=1, cache_dir=None).load(runners.negation())
     isolation = model.edge.runtimes.isolation
     assert isinstance(isolation, Isolation)

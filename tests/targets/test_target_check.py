@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fixtures.tflite import make, stacks
-from pytest_edgeq.runtimes.workers.far_side import facts
+from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.runtimes.workers.trial import try_target
 from tests.targets.packages import patched_litert

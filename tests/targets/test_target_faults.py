@@ -26,7 +26,7 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
 from tests.isolate.runners import segfault_at_run
-from tests.processes import far_sides, left_after, let_sigint_through
+from tests.processes import left_after, let_sigint_through, target_workers
 from tests.waiting import SECONDS, line_of, running
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,9 +41,9 @@ def _shell(script: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
-    before = far_sides()
+    before = target_workers()
     yield
-    assert not left_after([each for each in far_sides() if each not in before])
+    assert not left_after([each for each in target_workers() if each not in before])
 
 
 def _golden(name: str, text: str) -> None:
@@ -154,14 +154,14 @@ def quantized(session: Edgeq) -> QuantizedModel:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_far_side_that_is_killed_is_started_once_more(
+def test_a_worker_that_is_killed_is_started_once_more(
     session: Edgeq, quantized: QuantizedModel, number: signal.Signals
 ) -> None:
     """Between two samples: figures are those of a run without it."""
     expected = session.compare(quantized, _at_sample(-1, lambda: None))
 
     def kill() -> None:
-        [each] = far_sides()
+        [each] = target_workers()
         each.send_signal(number)
         each.wait(SECONDS)
 
@@ -169,7 +169,7 @@ def test_a_far_side_that_is_killed_is_started_once_more(
     assert found.total == expected.total
 
 
-def test_a_far_side_that_is_killed_in_the_middle_of_a_batch(
+def test_a_worker_that_is_killed_in_the_middle_of_a_batch(
     session: Edgeq, quantized: QuantizedModel
 ) -> None:
     """At whatever moment, by another process: it is started once more."""
@@ -178,7 +178,7 @@ def test_a_far_side_that_is_killed_in_the_middle_of_a_batch(
         moment = float(np.random.default_rng(seed).uniform(0.02, 0.3))
         print(f"seed {seed}: killed after {moment:.3f} s")  # shown where it fails
         session.compare(quantized, _at_sample(-1, lambda: None, 2), runtime="pi")
-        [each] = far_sides()
+        [each] = target_workers()
         killer = threading.Timer(moment, each.kill)
         killer.start()
         found = session.compare(quantized, _at_sample(-1, lambda: None, 40), runtime="pi")
@@ -186,7 +186,7 @@ def test_a_far_side_that_is_killed_in_the_middle_of_a_batch(
         assert found.total == expected.total
 
 
-def test_kernels_that_crash_the_far_side() -> None:
+def test_kernels_that_crash_the_worker() -> None:
     """The second death fails the test, with the signal, the op and what was printed."""
     command = _shell(f"echo 'board: booting' >&2; {THEN_PYTHON}")
     edgeq = Edgeq(targets={"pi": command}, threads=1)
@@ -202,11 +202,11 @@ def test_a_file_that_lost_its_state_is_not_run_on() -> None:
     edge = EdgeFile(counter(), runtimes=Runtimes(targets={"pi": target}))
     one = {"x": np.ones((1, 4), np.float32)}
     edge.runner("pi").run(one)
-    [each] = far_sides()
+    [each] = target_workers()
     each.kill()
     each.wait(SECONDS)
     for _ in range(2):
-        with pytest.raises(CrashedError, match="lost its target"):
+        with pytest.raises(CrashedError, match=r"lost the \.tflite file"):
             edge.runner("pi").run(one)
     edge.restart()
     assert edge.runner("pi").run(one)[0].tolist() == [[1] * 4]
@@ -222,21 +222,21 @@ def test_tensors_of_a_run_that_was_lost_are_not_made_up() -> None:
     runner = edge.runner("pi:builtin", keep=True)
     [border] = edge.signature.inputs
     runner.run({border.name: np.zeros(border.tensor.shape, border.tensor.dtype)})
-    [each] = far_sides()
+    [each] = target_workers()
     each.kill()
     each.wait(SECONDS)
-    with pytest.raises(CrashedError, match="lost its target"):
+    with pytest.raises(CrashedError, match=r"lost the \.tflite file"):
         runner.tensor(edge.graph.ops[0].outputs[0])
     target.close()
 
 
-def test_a_far_side_that_hangs() -> None:
+def test_a_worker_that_hangs() -> None:
     """It is ended, and the way out is a longer limit."""
     edgeq = Edgeq(targets={"pi": [sys.executable]}, threads=1, target_timeout=2)
     quantized = edgeq.load(make.CONVERTED / "nested.int8.tflite", reference=stacks.build("nested"))
 
     def stop() -> None:
-        [each] = far_sides()
+        [each] = target_workers()
         each.suspend()
 
     with pytest.raises(CrashedError) as error:
@@ -277,7 +277,7 @@ def test_no_process_is_left_after_any_end(tmp_path: Path, end: str) -> None:
         env=environment,
     ) as client:
         assert line_of(client) == b"ready\n"
-        started = far_sides(client.pid)
+        started = target_workers(client.pid)
         if end != "ends":
             client.send_signal(getattr(signal, end))
         client.wait(SECONDS)
@@ -291,7 +291,7 @@ def test_a_thread_that_waits_starts_no_target_anew(
     """A session that ends while a file runs leaves no process."""
     sample = stacks.MODELS["nested"][1]
     quantized.run(*sample, runtime="pi")
-    [process] = far_sides()
+    [process] = target_workers()
     process.suspend()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(quantized.run, *sample, runtime="pi")
@@ -299,4 +299,4 @@ def test_a_thread_that_waits_starts_no_target_anew(
         session.close()
         with pytest.raises(UnrunnableError, match="the pi runtime was closed"):
             waiting.result(SECONDS)
-    assert not far_sides()
+    assert not target_workers()

@@ -19,11 +19,11 @@ from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, assert_accuracy_drop, assert_runtimes_agree
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import Runtimes
-from pytest_edgeq.runtimes.workers.far_side import facts
+from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.runtimes.workers.target_spec import KERNELS
 from pytest_edgeq.tflite.graph import OpGraph
-from tests.processes import far_sides, left_after
+from tests.processes import left_after, target_workers
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +37,7 @@ def targets() -> Iterator[Runtimes]:
     commands = {"local": [sys.executable], "shell": THROUGH_A_SHELL}
     made = Runtimes(targets={name: Target(name, words, 60) for name, words in commands.items()})
     yield made
-    processes = far_sides()
+    processes = target_workers()
     assert processes
     made.close()
     assert not left_after(processes)
@@ -87,7 +87,7 @@ def test_a_stored_shape_that_no_kernel_takes(targets: Runtimes) -> None:
 
 
 def test_a_shell_between_changes_nothing(targets: Runtimes) -> None:
-    """The word that starts the far side reads the same with and without its quotes."""
+    """The word that starts the worker reads the same with and without its quotes."""
     edge = EdgeFile(make.CONVERTED / "nested.int8.tflite", runtimes=targets)
     inputs = _inputs(edge, 0)
     expected = edge.runner("xnnpack").run(inputs)
@@ -98,7 +98,7 @@ def test_a_shell_between_changes_nothing(targets: Runtimes) -> None:
 
 
 def test_inputs_change_their_shape_from_sample_to_sample(targets: Runtimes) -> None:
-    """The far side allocates anew, as this one does."""
+    """The worker allocates anew, as this one does."""
     graph = _any_batch()
     edge = EdgeFile(graph, runtimes=targets)
     for batch in (1, 3, 1):
@@ -183,7 +183,7 @@ def _refused_by_xnnpack() -> bytes:
     return pack(model)
 
 
-def test_the_far_side_says_what_it_is() -> None:
+def test_the_worker_says_what_it_is() -> None:
     """Before any file is sent; and what it says is what this process would say of itself."""
     target = Target("local", [sys.executable], 60)
     machine = target.start()
@@ -195,7 +195,7 @@ def test_the_far_side_says_what_it_is() -> None:
 
 def test_a_session_compares_and_localizes_on_a_target() -> None:
     """Figures are those of this process."""
-    others = far_sides()
+    others = target_workers()
     edgeq = Edgeq(targets={"local": [sys.executable]}, threads=2)
     model, inputs = stacks.build("nested"), [stacks.MODELS["nested"][1] for _ in range(3)]
     quantized = edgeq.load(make.CONVERTED / "nested.int8.tflite", reference=model)
@@ -208,7 +208,7 @@ def test_a_session_compares_and_localizes_on_a_target() -> None:
     assert_runtimes_agree(
         quantized, inputs, max_lsb_error=0, runtimes=("xnnpack", "local", "local:xnnpack")
     )
-    started = [each for each in far_sides() if each not in others]
+    started = [each for each in target_workers() if each not in others]
     assert len(started) == 1
     edgeq.close()
     assert not left_after(started)
@@ -219,10 +219,10 @@ def test_samples_are_sent_ahead(call: str) -> None:
     """A target that rests from one sample to a later one stops nothing: the link may be slow."""
     edgeq = Edgeq(targets={"pi": [sys.executable]}, threads=1, target_timeout=60, runtime="pi")
     quantized = edgeq.load(make.CONVERTED / "nested.int8.tflite", reference=stacks.build("nested"))
-    others = far_sides()
+    others = target_workers()
     sample = stacks.MODELS["nested"][1]
     quantized.run(*sample)
-    [process] = [each for each in far_sides() if each not in others]
+    [process] = [each for each in target_workers() if each not in others]
 
     def samples() -> Iterator[Any]:
         for index in range(12):
@@ -246,14 +246,14 @@ def test_an_executors_workers_start_it_by_themselves() -> None:
     """Each has its own; figures are those of this process, and none is left."""
     edgeq = Edgeq(targets={"pi": [sys.executable]}, executor="processes:2")
     quantized = edgeq.load(make.CONVERTED / "nested.int8.tflite", reference=stacks.build("nested"))
-    others, generator = far_sides(), torch.Generator().manual_seed(0)
+    others, generator = target_workers(), torch.Generator().manual_seed(0)
     shapes = [each.shape for each in stacks.MODELS["nested"][1]]
     inputs = [tuple(torch.randn(s, generator=generator) for s in shapes) for _ in range(40)]
     here = Edgeq().compare(quantized, inputs)
     there = edgeq.compare(quantized, inputs, runtime="pi")
     assert there.total == here.total
     assert there.target is not None
-    started = [each for each in far_sides() if each not in others]
+    started = [each for each in target_workers() if each not in others]
     assert len(started) >= 2
     edgeq.close()
     assert not left_after(started)

@@ -14,8 +14,8 @@ import pytest
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, assert_runtimes_agree
 from pytest_edgeq.plugin.options import CI_VARIABLES
-from pytest_edgeq.runtimes.workers.far_side import facts
-from tests.processes import far_sides, left_after, let_sigint_through
+from pytest_edgeq.runtimes.workers.remote_worker import facts
+from tests.processes import left_after, let_sigint_through, target_workers
 from tests.targets.packages import patched_litert
 from tests.waiting import output_of, wait_until
 
@@ -84,7 +84,7 @@ def _write(project: pytest.Pytester, expected: str, marked: str = "pi:builtin") 
 def test_a_session_on_a_target(project: pytest.Pytester) -> None:
     """Header, last lines, record and baseline say what ran; no process is left."""
     _write(project, "pi", "pi")
-    before = far_sides()
+    before = target_workers()
     result = project.runpytest("--edgeq-runtime=pi", "--edgeq-update", "--edgeq-json=run.json")
     result.assert_outcomes(passed=2)
     machine = f"{facts()['machine']} "
@@ -95,7 +95,7 @@ def test_a_session_on_a_target(project: pytest.Pytester) -> None:
             f"ran on pi: {machine}*",
         ]
     )
-    assert not left_after([each for each in far_sides() if each not in before])
+    assert not left_after([each for each in target_workers() if each not in before])
     record = json.loads((project.path / "run.json").read_text())
     told = {"target": "pi", **facts()}
     assert record["targets"] == [told]
@@ -185,11 +185,11 @@ def test_a_target_that_does_not_start_is_told_in_the_header(project: pytest.Pyte
 def test_workers_have_one_each(project: pytest.Pytester) -> None:
     """None is left, and the last lines name the machine once."""
     _write(project, "pi", "pi")
-    before = far_sides()
+    before = target_workers()
     result = project.runpytest("--edgeq-runtime=pi", "-n2", "--edgeq-update")
     result.assert_outcomes(passed=2)
     assert result.stdout.str().count("ran on pi: ") == 1
-    assert not left_after([each for each in far_sides() if each not in before])
+    assert not left_after([each for each in target_workers() if each not in before])
 
 
 # --- runtimes that do not agree ------------------------------------------------------------------
@@ -259,13 +259,13 @@ def test_ctrl_c_does_not_wait_for_a_target_that_hangs(project: pytest.Pytester, 
         import pathlib
         from fixtures.tflite import make, stacks
         from pytest_edgeq import assert_runtimes_agree
-        from tests.processes import far_sides
+        from tests.processes import target_workers
 
 
         def samples():
             for index in range(100):
                 if index == 2:
-                    [process] = far_sides()
+                    [process] = target_workers()
                     process.suspend()
                 if index == 6:
                     pathlib.Path("hangs").touch()
@@ -291,7 +291,7 @@ def test_ctrl_c_does_not_wait_for_a_target_that_hangs(project: pytest.Pytester, 
         text=True,
     )
     wait_until((project.path / "hangs").exists, session)
-    started = far_sides(session.pid)
+    started = target_workers(session.pid)
     assert len(started) == 1
     session.send_signal(signal.SIGINT)
     told = output_of(session)

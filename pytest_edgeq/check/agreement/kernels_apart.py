@@ -13,7 +13,7 @@ from pytest_edgeq.check.agreement.alone import cut_alone
 from pytest_edgeq.errors import CopyError, UnrunnableError
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.workers.far_side import facts
+from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.tflite.cut import grouped_ops
 from pytest_edgeq.tflite.subgraph import Op
 

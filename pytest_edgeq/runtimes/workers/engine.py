@@ -1,9 +1,8 @@
-"""Engines whose files run in the child process."""
+"""Files that are open in a worker of this machine."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 import tempfile
 import weakref
@@ -14,25 +13,18 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CrashedError
-from pytest_edgeq.runtimes.crashing_op import SECONDS_OF_A_TRIAL, Inputs, crashing_op_text
+from pytest_edgeq.runtimes.crashing_op import SECONDS_OF_A_TRIAL, Inputs
 from pytest_edgeq.runtimes.engines import Arrays, Engine
 from pytest_edgeq.runtimes.opening import Opening
 from pytest_edgeq.runtimes.runner import open_here
-from pytest_edgeq.runtimes.workers import child
-from pytest_edgeq.runtimes.workers.child import LostError
-from pytest_edgeq.runtimes.workers.child_process import Child
-from pytest_edgeq.runtimes.workers.death import DeathError, file_fact, size_text
+from pytest_edgeq.runtimes.workers.child import OpenFile
+from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact, size_text
+from pytest_edgeq.runtimes.workers.link import Answer, Link, LinkError
+from pytest_edgeq.runtimes.workers.local_worker import LocalWorker
+from pytest_edgeq.runtimes.workers.remote_engine import FileHost, Message, RemoteEngine, RemoteFile
 from pytest_edgeq.runtimes.workers.sending import source_file
 
 _Result = TypeVar("_Result")
-
-_keys = itertools.count()
-
-_MOST_OPENINGS = 3
-"""Of a file in one run: so often the child may have died of something else."""
-
-_TRIAL = -1
-"""Key of the engine that a trial opens."""
 
 _EXPECTED = {"load": "a file ready to run", "run": "outputs", "close": "a file closed"}
 
@@ -40,149 +32,82 @@ _NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?
 """All that kernels say where an allocation fails."""
 
 
-class IsolatedEngine(Engine):
+class IsolatedFiles(FileHost):
     """
-    An engine in the child process.
+    Opens files in a worker of this machine; a step at which it dies is not tried again.
 
-    Raises:
-        CrashedError: The child ended.
-        RuntimeError, ValueError: The kernels cannot allocate the file.
+    Args:
+        worker: The process.
+        seconds: Bound on a step.
+        own: A user's own runtime as a pickle; None for a built-in one.
     """
 
-    def __init__(
-        self, opening: Opening, process: Child, seconds: float, own: bytes | None = None
-    ) -> None:
-        self._opening = opening
-        self._child = process
-        self._seconds = seconds
-        self._own = own
-        self._source = opening.source
-        if own is not None and isinstance(opening.source, bytes):
-            # Not written by the child, where it would stay when that dies.
-            folder = tempfile.TemporaryDirectory(prefix="edgeq-")
-            self._source = Path(folder.name) / "model.tflite"
-            self._source.write_bytes(opening.source)
-            weakref.finalize(self, folder.cleanup)
-        self._key = next(_keys)
-        self._has_run = False
-        self._forget = weakref.finalize(self, process.forget, self._key)
-        self._forget.atexit = False
-        self._load()
+    def __init__(self, worker: LocalWorker, seconds: float, own: bytes | None) -> None:
+        self._worker, self._seconds, self._own = worker, seconds, own
 
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    def file(self, opening: Opening) -> RemoteFile:
+        """Return a file; a user's own runtime reads it by a path."""
+        if self._own is None or isinstance(opening.source, Path):
+            return RemoteFile(opening)
+        # Not written by the worker, where it would stay when that dies.
+        folder = tempfile.TemporaryDirectory(prefix="edgeq-")
+        path = Path(folder.name) / "model.tflite"
+        path.write_bytes(opening.source)
+        file = RemoteFile(opening, path)
+        weakref.finalize(file, folder.cleanup)
+        return file
+
+    def inputs(self, opening: Opening, inputs: Inputs) -> list[Any]:
+        """Return the inputs by name."""
+        return [dict(inputs)]
+
+    def send(self, message: Callable[[Link], Message], *, is_trial: bool = False) -> Answer:
         """
-        Run one sample.
+        Send a message to the worker.
 
         Raises:
-            CrashedError: The child ended, or others have ended it and a file has lost its state.
-            RuntimeError, ValueError, KeyError: The kernels fail.
-        """
-        arrays = dict(inputs)
-        for _ in range(_MOST_OPENINGS):
-            try:
-                outputs: Arrays = self._step("run", arrays, child.run, self._key, arrays)
-            except LostError:
-                # The child has died of something else since then.
-                if self._has_run and self._opening.graph.is_stateful:
-                    break
-                self._load()
-            else:
-                self._has_run = True
-                return outputs
-        raise CrashedError(
-            self._opening.runtime,
-            "lost the .tflite file: the child process that held it has ended\n"
-            "cause: another file or another process ended it between two steps\n"
-            "fix: run the test again by itself",
-        )
-
-    def tensor(self, index: int) -> npt.NDArray[Any]:
-        """
-        Return a tensor as the last run left it.
-
-        Raises:
-            CrashedError: The child ended since the run.
+            WorkerCrashError: The worker ended.
+            Exception: What the kernels or the user's own runtime raise.
         """
         try:
-            value: npt.NDArray[Any] = self._step("run", {}, child.tensor, self._key, index)
-        except LostError:
-            raise CrashedError(
-                self._opening.runtime, "lost the tensors of its last run: its process has ended"
-            ) from None
-        return value
-
-    def close(self) -> None:
-        """
-        Have the child let go of the file.
-
-        Raises:
-            CrashedError: The child ended.
-            Exception: What a user's own runtime raises.
-        """
-        if self._forget.detach() is None:
-            return
-        if self._own is None:
-            self._child.forget(self._key)  # with the next call
-        else:
-            self._step("close", {}, child.close, self._key)
-
-    def _load(self) -> None:
-        opening = self._opening
-        self._step(
-            "load",
-            {},
-            child.load,
-            self._key,
-            self._source,
-            opening.signature.key,
-            opening.runtime,
-            opening.threads,
-            opening.keep,
-            self._own,
-        )
-
-    def _step(
-        self,
-        name: str,
-        inputs: Mapping[str, npt.NDArray[Any]],
-        function: Callable[..., Any],
-        *arguments: Any,
-    ) -> Any:
-        try:
-            return self._child.call(self._seconds, function, *arguments)
-        except DeathError as error:
-            raise self._crashed(name, inputs, error) from error.__cause__
+            return self._worker.ask(message, self._bound(is_trial=is_trial))
         except RuntimeError as error:
             if not _NO_REASON.fullmatch(str(error)):
                 raise
-            bound = size_text(self._child.memory)
+            assert self._worker.memory is not None, "an isolated worker has a bound"
+            bound = size_text(self._worker.memory)
             raise RuntimeError(
                 f"{error} No reason is given, as where memory beyond the bound of {bound} is asked "
                 "for (--edgeq-isolate-memory)"
             ) from None
 
-    def _ends(self, content: bytes, inputs: Inputs | None) -> bool:
-        """Whether ops that were cut out end the child, which is then started again."""
-        opening, seconds = self._opening, min(self._seconds, SECONDS_OF_A_TRIAL)
-        try:
-            self._child.call(
-                seconds, child.attempt, _TRIAL, content, opening.runtime, opening.threads, inputs
-            )
-        except DeathError:
-            return True
-        return False
+    def _bound(self, *, is_trial: bool) -> float:
+        return min(self._seconds, SECONDS_OF_A_TRIAL) if is_trial else self._seconds
 
-    def _crashed(
-        self, name: str, inputs: Mapping[str, npt.NDArray[Any]], error: DeathError
+    def open_in(self, link: Link, file: RemoteFile, *, is_trial: bool = False) -> None:
+        """Open a file in the worker. Raises as `send` does."""
+        opening = file.opening
+        key, runtime, own = opening.signature.key, opening.runtime, self._own
+        arguments = (file.source, key, runtime, opening.threads, opening.keep, own)
+        head = {"what": "call", "key": file.key}
+        parts: list[Any] = [(OpenFile, arguments, {})]
+        self._worker.check(link.ask(head, parts, self._bound(is_trial=is_trial)))
+        file.opened_in(link)
+
+    def failure(
+        self, opening: Opening, step: str, error: LinkError, find_op: Callable[[], str]
     ) -> CrashedError:
-        opening, death = self._opening, error.death
+        """Report a crash: the step, the file, the op, and how the worker ended."""
+        assert isinstance(error, WorkerCrashError), "a local worker raises nothing else"
+        report = error.report
         content = opening.graph.buffer
         facts = [file_fact(opening.source, hashlib.sha256(content).hexdigest(), len(content))]
-        if opening.own is None and not death.was_killed:
-            facts.append(crashing_op_text(opening, name, inputs, self._ends))
-        how = "was ended" if death.was_killed or death.kind == "timeout" else "crashed"
-        first = f"{how} in the step {name}: expected {_EXPECTED[name]}, got {death.what}"
-        lines = death.told(facts, own=None if opening.own is None else source_file(opening.own))
+        if opening.own is None and not report.was_killed:
+            facts.append(find_op())
+        how = "was ended" if report.was_killed or report.kind == "timeout" else "crashed"
+        first = f"{how} in the step {step}: expected {_EXPECTED[step]}, got {report.what}"
+        own = None if opening.own is None else source_file(opening.own)
+        lines = report.details(facts, own=own)
         return CrashedError(opening.runtime, "\n".join([first, *lines]))
 
 
@@ -201,12 +126,12 @@ class TriedEngine(Engine):
     def __init__(
         self,
         opening: Opening,
-        trial: Callable[[], IsolatedEngine],
+        trial: Callable[[], RemoteEngine],
         survived: Callable[[], None],
     ) -> None:
         self._survived = survived
         self._is_own = opening.own is not None
-        self._trial: IsolatedEngine | None = self._tried(trial)
+        self._trial: RemoteEngine | None = self._tried(trial)
         self._engine = open_here(opening)
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:

@@ -1,26 +1,35 @@
-"""The process of a target, and the frames that go to and fro."""
+"""A worker process and the framed messages to and from it, over its stdin and stdout."""
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
+import itertools
 import os
 import queue
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYetError
-from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
-from pytest_edgeq.runtimes.workers import far_side
-from pytest_edgeq.runtimes.workers.far_side import FrameError, Head, pack, unpack
+from pytest_edgeq.runtimes.workers import remote_worker
+from pytest_edgeq.runtimes.workers.remote_worker import (
+    FrameError,
+    Head,
+    pack,
+    read_payload,
+    unpack_head,
+    unpack_parts,
+)
 
 Answer = tuple[Head, list[Any]]
 
@@ -31,10 +40,13 @@ _BOOT: Final = "f'=0;{exec(input())}'"
 """
 Runs the line that stdin gives, whether a shell stands between or not.
 
-`ssh` and `adb` hand words to a shell of the far side, `qemu` and `docker` do not; and which of them
-a command is cannot be told. The word holds no blank, and what a shell makes of it without its
+`ssh` and `adb` hand words to a shell of the other machine, `qemu` and `docker` do not; and which of
+them a command is cannot be known. The word holds no blank, and what a shell makes of it without its
 quotes, `f=0;{exec(input())}`, does the same as what Python makes of it with them, an f-string.
 """
+
+LOCAL_NAME: Final = "edgeq-worker"
+"""The last word of the command of a worker of this machine, for lists of processes."""
 
 _GUARD: Final = (
     "import ctypes, os, signal, sys\n"
@@ -42,254 +54,389 @@ _GUARD: Final = (
     "if os.getppid() != int(sys.argv[1]): os._exit(1)\n"
     "os.execvp(sys.argv[2], sys.argv[2:])"
 )
-"""Linux ends the command when this process dies, also by SIGKILL."""
-
-_LINES: Final = 12
-"""How many lines that the command prints are kept for failure texts."""
-
-_CHATTER: Final = b"INFO: "
-"""Begins lines that LiteRT prints for each file."""
+"""Linux ends the command when this process dies, also by SIGKILL or while native code runs."""
 
 _OF_THIS_PYTHON: Final = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 """Variables that lead another CPU's Python to the libraries of this one."""
 
+_TICK: Final = 0.05
+"""Seconds between two looks at a process that is waited for."""
+
 _ENDS_WITHIN: Final = 2.0
 """Seconds that a command has to end by itself when its input is closed."""
+
+_KEPT_BYTES: Final = 1 << 16
+"""Of what the process printed last."""
+
+_PIPE_BYTES: Final = 1 << 20
+"""What a pipe to a worker of this machine holds: most messages without waiting for its reader."""
 
 
 class LinkError(Exception):
     """
-    The far side does not answer as it should.
+    The worker does not answer as it should.
 
     Attributes:
-        what: What came in place of an answer.
-        printed: The last lines that the command printed.
         kind: `absent`, `start`, `missing`, `garbage`, `lost`, `time` or `closed`.
+        what: What came in place of an answer.
+        printed: The end of what it printed.
+        code: Its exit status, minus the signal's number where one ended it; None if unknown.
+        pid: Of the process; None where it never ran.
+        was_read: Whether it had read a part of the request that it did not answer.
     """
 
-    def __init__(self, kind: str, what: str, printed: Sequence[str]) -> None:
+    def __init__(self, kind: str, what: str, printed: str = "", code: int | None = None) -> None:
         super().__init__(what)
-        self.kind, self.what, self.printed = kind, what, list(printed)
-
-
-class LostError(LinkError):
-    """The far side was there, and has gone: a crash, a kill, a lost connection."""
-
-    def __init__(self, what: str, printed: Sequence[str]) -> None:
-        super().__init__("lost", what, printed)
+        self.kind, self.what, self.printed, self.code = kind, what, printed, code
+        self.pid: int | None = None
+        self.was_read = True
 
 
 class Link:
     """
-    A running target.
+    A running worker.
 
-    Requests may come from several threads; the far side answers them one after the other.
+    Requests may come from several threads. The worker answers one after the other, and any thread
+    that waits reads the answers of all.
+
+    Args:
+        command: Starts a Python, with the arguments that follow it.
+        seconds: Bound on the time until it is ready.
+        local: The arguments of `remote_worker.main` where it is this Python: messages are pickles
+            then, and functions can be called. None for any other command.
+        on_tick: Called while an answer is waited for.
 
     Attributes:
-        facts: What the far side says of itself (`far_side.facts`).
+        facts: What a target says of itself (`remote_worker.facts`).
+        pid: Of the process.
+        forgotten: Keys of open files that nobody uses any more.
 
     Raises:
         LinkError: The command does not start, ends, prints something else, or lacks a package.
     """
 
-    def __init__(self, command: Sequence[str], seconds: float) -> None:
-        self._seconds = seconds
-        self._printed: deque[str] = deque(maxlen=_LINES)
-        self._waiting: dict[int, Future[Answer]] = {}
-        self._lock = threading.Lock()
-        self._out: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
-        self._next = _HELLO
+    def __init__(
+        self,
+        command: Sequence[str],
+        seconds: float,
+        *,
+        local: Mapping[str, Any] | None = None,
+        on_tick: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._is_local = local is not None
+        self._on_tick = on_tick
+        self._owner = os.getpid()
         self._end: LinkError | None = None
-        hello: Future[Answer] = Future()
-        self._waiting[_HELLO] = hello
-        self._sign_of_life = time.monotonic()
+        self._ending, self._writing, self._reading = (threading.Lock() for _ in range(3))
+        self._numbers = itertools.count(_HELLO + 1)
+        self._answers: dict[int, tuple[Head, memoryview]] = {}
+        self._tail = b""
+        self._sent = 0
+        self.forgotten: list[int] = []
         self._process = self._started(command)
-        self._loops = [
-            threading.Thread(target=loop, name="edgeq-target", daemon=True)
-            for loop in (self._write, self._read)
-        ]
-        for loop in self._loops:
-            loop.start()
-        source = Path(far_side.__file__).read_text(encoding="utf-8")
-        self._out.put([f"exec({source!a})\n".encode("ascii")])
+        self.pid = self._process.pid
+        self._in, self._out, self._err = (
+            cast("BinaryIO", pipe).fileno()
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
+        )
+        self._is_err_open = True
+        for pipe in (self._in, self._out, self._err):
+            os.set_blocking(pipe, False)
+            if self._is_local and sys.platform == "linux":
+                with contextlib.suppress(OSError):  # beyond what this user's pipes may hold
+                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._life = time.monotonic()
         try:
-            head, _ = self._result(hello)
+            source = Path(remote_worker.__file__).read_text(encoding="utf-8")
+            boot = f"exec(compile({source!a},'<edgeq worker>','exec'));main({local!a})\n"
+            self._write([boot.encode("ascii")], seconds)
+            head, _ = self._result(_HELLO, seconds)
         except LinkError as error:
             self.close()
-            kind = "start" if isinstance(error, LostError) else error.kind
-            raise LinkError(kind, error.what, error.printed) from None
+            kind = "start" if error.kind == "lost" else error.kind
+            raise LinkError(kind, error.what, error.printed, error.code) from None
         if "missing" in head:
             self.close()
             what = f"Python {head['python']} that lacks a package ({head['missing']})"
-            raise LinkError("missing", what, self._printed)
-        self.facts: dict[str, Any] = head["facts"]
+            raise LinkError("missing", what, self.printed)
+        self.facts: dict[str, Any] = head.get("facts", {})
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still answers, as far as is known."""
+        """Whether it can be asked, as far as is known; no fork of the process that started it."""
+        if self._owner != os.getpid():
+            return False
+        if self._end is None and self._process.poll() is not None:
+            self._lost()  # before others that wait for an answer are told that it was closed
         return self._end is None
 
-    def ask(self, head: Head, parts: Iterable[Any] = ()) -> Answer:
+    @property
+    def printed(self) -> str:
+        """The end of what it printed."""
+        return self._tail.decode(errors="replace")
+
+    def take_printed(self) -> bytes:
+        """Return what it printed since the last call."""
+        self._drain()
+        taken, self._tail = self._tail, b""
+        return taken
+
+    def ask(self, head: Head, parts: Iterable[Any] = (), seconds: float | None = None) -> Answer:
         """
         Send a request, and wait for the answer.
 
         Raises:
-            LostError: The far side has gone.
-            LinkError: No sign of life came in time, or something that is no answer.
+            LinkError: The worker has ended, no sign of life came in time, or something that is no
+                answer.
         """
-        answer: Future[Answer] = Future()
-        with self._lock:
-            if self._end is not None:
-                raise self._end
-            self._next += 1
-            number = self._next
-            self._waiting[number] = answer
-        self._out.put(pack({**head, "id": number, "seconds": self._seconds}, parts))
-        return self._result(answer)
-
-    def close(self) -> None:
-        """End the command; no process is left."""
-        # No loss, after which threads that wait would start it anew.
-        self._ended(LinkError("closed", "the end of the session", ()))
-        self._out.put(None)
-        process = self._process
+        number = next(self._numbers)
+        pieces = pack({**head, "id": number, "seconds": seconds}, parts, is_local=self._is_local)
+        before = self._sent
         try:
-            process.wait(_ENDS_WITHIN)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            process.wait()
-        else:
-            self._kill()  # what the command has started
-        for thread in (*self._loops, self._watcher):
-            thread.join(_ENDS_WITHIN)
+            with self._writing:
+                self._write(pieces, seconds)
+            del pieces
+            head, rest = self._result(number, seconds)
+        except LinkError as error:
+            error.was_read = self._unread() < self._sent - before
+            raise
+        except BaseException:
+            # Half of a message may stand in the pipes.
+            self._ended("lost", "an interrupt of this process")
+            raise
+        return head, unpack_parts(head, rest, is_local=self._is_local)
 
-    # --- threads --------------------------------------------------------------------------------
+    def kill(self) -> None:
+        """End the process at once; what it runs fails."""
+        if self._owner != os.getpid():
+            return
+        self._ended("closed", "the end of the session")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDS_WITHIN)
+
+    def close(self, seconds: float = _ENDS_WITHIN) -> None:
+        """Let the process end by itself for so long, and end it then; none is left."""
+        if self._owner != os.getpid():
+            return
+        with self._ending:
+            # No loss, after which threads that wait would start it anew.
+            self._end = self._end or LinkError("closed", "the end of the session")
+        process = self._process
+        with self._writing, self._reading:  # threads that wait notice the end within a tick
+            assert process.stdin is not None, "it is a pipe"
+            assert process.stdout is not None, "it is a pipe"
+            assert process.stderr is not None, "it is a pipe"
+            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+            self._kill()  # also what the command has started
+            process.wait()
+            self._drain()
+            self._is_err_open = False
+            process.stdout.close()
+            process.stderr.close()
+
+    # --- pipes ----------------------------------------------------------------------------------
+
+    def _write(self, pieces: Iterable[bytes], seconds: float | None) -> None:
+        began = time.monotonic()
+        # Where nobody reads any more, the answer or its lack says why.
+        with contextlib.suppress(BrokenPipeError):
+            for piece in pieces:
+                view = memoryview(piece)
+                while view:
+                    self._check()
+                    try:
+                        count = os.write(self._in, view)
+                        self._sent += count
+                        view = view[count:]
+                    except BlockingIOError:
+                        self._wait(self._in, select.POLLOUT, began, seconds)
+
+    def _result(self, number: int, seconds: float | None) -> tuple[Head, memoryview]:
+        """Return an answer as `unpack_head` does; keep those of other threads that come first."""
+        began = time.monotonic()
+        while True:
+            with self._reading:
+                if number not in self._answers:
+                    head, rest = unpack_head(self._payload(began, seconds))
+                    self._answers[head["id"]] = head, rest
+                if number in self._answers:
+                    self._drain()
+                    return self._answers.pop(number)
+
+    def _payload(self, began: float, seconds: float | None) -> bytearray:
+        stream = _Waiting(self, began, seconds)
+        try:
+            payload = read_payload(cast("BinaryIO", stream), is_local=self._is_local)
+        except FrameError as error:
+            said = f", {error.received[:32]!r}" if error.received else ""
+            raise self._ended("garbage", f"{error} on stdout{said}") from None
+        if payload is None:
+            raise self._lost()
+        return payload
+
+    def read_into(self, view: memoryview, began: float, seconds: float | None) -> int:
+        """Read bytes of answers, as many as there are; none at the end of them."""
+        while True:
+            self._check()
+            try:
+                count = os.readv(self._out, [view])
+            except BlockingIOError:
+                self._wait(self._out, select.POLLIN, began, seconds)
+            else:
+                self._life = time.monotonic()
+                return count
+
+    def _check(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+    def _wait(self, pipe: int, event: int, began: float, seconds: float | None) -> None:
+        """Wait for a pipe for a tick; read what the process prints meanwhile."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        if self._is_err_open:
+            poll.register(self._err, select.POLLIN)
+        left = _TICK
+        if seconds is not None:
+            left = min(left, max(0.0, max(began, self._life) + seconds - time.monotonic()))
+        ready = dict(poll.poll(left * 1e3))
+        if self._err in ready:
+            self._drain()
+        if pipe in ready:
+            return
+        self._on_tick()
+        # What it has started may hold its pipes.
+        if self._process.poll() is not None and not poll.poll(0):
+            raise self._lost()
+        if seconds is not None and time.monotonic() >= max(began, self._life) + seconds:
+            raise self._ended("time", f"nothing for {seconds:g} s")
+
+    def _drain(self) -> None:
+        """Read what the process has printed, and keep the last of it."""
+        with contextlib.suppress(BlockingIOError):
+            while self._is_err_open:
+                chunk = os.read(self._err, _KEPT_BYTES)
+                self._is_err_open = bool(chunk)
+                self._tail = (self._tail + chunk)[-_KEPT_BYTES:]
+
+    def _unread(self) -> int:
+        """Return how many bytes of requests nobody has read."""
+        count = array.array("i", [0])
+        with contextlib.suppress(OSError, ValueError):  # the pipe is closed
+            fcntl.ioctl(self._in, termios.FIONREAD, count)
+        return count[0]
+
+    # --- the process ----------------------------------------------------------------------------
 
     def _started(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         program = shutil.which(command[0])
         if program is None:
-            raise LinkError("absent", f"no program {command[0]!r}", ())
+            raise LinkError("absent", f"no program {command[0]!r}")
         words = [program, *command[1:], "-u", "-c", _BOOT]
+        environment = dict(os.environ)
+        if self._is_local:
+            words.append(LOCAL_NAME)
+        else:
+            for name in _OF_THIS_PYTHON:
+                environment.pop(name, None)
         if sys.platform == "linux":
             words = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *words]
-        started: Future[subprocess.Popen[bytes]] = Future()
-        # Linux ends the command with the thread that has started it, so this one lives as long.
-        self._watcher = threading.Thread(
-            target=self._watch, args=(words, started), name="edgeq-target", daemon=True
-        )
-        self._watcher.start()
-        return started.result()
-
-    def _watch(self, words: list[str], started: Future[subprocess.Popen[bytes]]) -> None:
         try:
-            process = subprocess.Popen(
-                words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={k: v for k, v in os.environ.items() if k not in _OF_THIS_PYTHON},
-                start_new_session=True,  # Ctrl-C is for this process to act on
+            return _in_lasting_thread(
+                lambda: subprocess.Popen(
+                    words,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C is for this process to act on
+                )
             )
         except OSError as error:
-            started.set_exception(LinkError("start", str(error), ()))
-            return
-        started.set_result(process)
-        assert process.stderr is not None
-        with process.stderr as stderr:
-            for line in stderr:
-                if not line.startswith(_CHATTER):
-                    self._printed.append(line.decode(errors="replace").rstrip()[:500])
-        process.wait()
+            raise LinkError("start", str(error)) from error
 
-    def _write(self) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # the reader tells that it has gone
-            while (pieces := self._out.get()) is not None:
-                for piece in pieces:
-                    stdin.write(piece)
-                stdin.flush()
-        with contextlib.suppress(OSError):  # what was not written cannot be flushed
-            stdin.close()
-
-    def _read(self) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None
-        with stdout:
-            self._take_frames(stdout)
-
-    def _take_frames(self, stdout: IO[bytes]) -> None:
-        try:
-            stream = cast("BinaryIO", _Alive(cast("BufferedReader", stdout), self._note_life))
-            while (frame := unpack(stream)) is not None:
-                head, parts = frame
-                with self._lock:
-                    waiting = self._waiting.pop(head["id"], None)
-                if waiting is not None:  # else it was given up meanwhile
-                    waiting.set_result((head, parts))
-        except FrameError as error:
-            said = f", {error.received[:32]!r}" if error.received else ""
-            self._kill()
-            self._settle()
-            self._ended(LinkError("garbage", f"{error} on stdout{said}", self._printed))
-            return
-        self._ended(LostError(self._death(), self._printed))
-
-    def _note_life(self) -> None:
-        self._sign_of_life = time.monotonic()
-
-    # --- ends -----------------------------------------------------------------------------------
-
-    def _result(self, answer: Future[Answer]) -> Answer:
-        began = time.monotonic()
-        while True:
-            last = max(began, self._sign_of_life)
-            try:
-                return answer.result(max(0.0, last + self._seconds - time.monotonic()))
-            except NotYetError:
-                if self._sign_of_life <= last and not answer.done():
-                    what = f"nothing for {self._seconds:g} s"
-                    self._ended(LinkError("time", what, self._printed))
-                    self._kill()
-
-    def _ended(self, error: LinkError) -> None:
-        with self._lock:
-            if self._end is None:
-                self._end = error
-            waiting = list(self._waiting.values())
-            self._waiting.clear()
-        for each in waiting:
-            each.set_exception(self._end)
-
-    def _settle(self) -> None:
-        """Wait until the last lines that were printed have been read."""
-        self._watcher.join(_ENDS_WITHIN)
-
-    def _death(self) -> str:
-        self._settle()
+    def _lost(self) -> LinkError:
+        """Say how the process ended."""
         try:
             code = self._process.wait(_ENDS_WITHIN)
         except subprocess.TimeoutExpired:
-            return "the end of its stdout"
+            return self._ended("lost", "the end of its stdout")
         if code < 0:
-            return f"{signal.Signals(-code).name} of its process"
-        return f"exit code {code}"
+            return self._ended("lost", f"{_signal_name(-code)} of its process", code)
+        return self._ended("lost", f"exit code {code}", code)
+
+    def _ended(self, kind: str, what: str, code: int | None = None) -> LinkError:
+        """End the process, and have all requests fail from now on; return the first reason."""
+        if kind != "lost":
+            self._kill()
+        self._drain()
+        with self._ending:
+            if self._end is None:
+                self._end = LinkError(kind, what, self.printed, code)
+                self._end.pid = self.pid
+        self._kill()
+        return self._end
 
     def _kill(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended
-            if os.name == "posix":
+        if self._owner == os.getpid():
+            with contextlib.suppress(OSError):  # it has ended
                 os.killpg(self._process.pid, signal.SIGKILL)
-            else:
-                self._process.kill()
 
 
-class _Alive:
-    """A stream that tells of each piece read from it."""
+class _Waiting:
+    """The answers of a worker as a stream, which waits within a bound on time."""
 
-    def __init__(self, stream: BufferedReader, note: Callable[[], None]) -> None:
-        self._stream, self._note = stream, note
+    def __init__(self, link: Link, began: float, seconds: float | None) -> None:
+        self._link, self._began, self._seconds = link, began, seconds
 
-    def read(self, count: int) -> bytes:
-        piece = self._stream.read1(count)
-        self._note()
-        return piece
+    def readinto(self, view: memoryview) -> int:
+        return self._link.read_into(view, self._began, self._seconds)
+
+
+_Made = tuple[Callable[[], subprocess.Popen[bytes]], "Future[subprocess.Popen[bytes]]"]
+_starts: queue.SimpleQueue[_Made] = queue.SimpleQueue()
+_starter = threading.Thread()
+_starting = threading.Lock()
+
+
+def _in_lasting_thread(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Start a process: Linux ends a guarded one with the thread that has started it."""
+    global _starter, _starts  # a fork has no thread, and needs another one
+    with _starting:
+        if not _starter.is_alive():
+            _starts = queue.SimpleQueue()
+            _starter = threading.Thread(
+                target=_serve_starts, args=(_starts,), name="edgeq-starter", daemon=True
+            )
+            _starter.start()
+    done: Future[subprocess.Popen[bytes]] = Future()
+    _starts.put((start, done))
+    return done.result()
+
+
+def _serve_starts(starts: queue.SimpleQueue[_Made]) -> None:
+    while True:
+        start, done = starts.get()
+        try:
+            done.set_result(start())
+        except BaseException as error:  # of the caller
+            done.set_exception(error)
+        del start, done
+
+
+def _reset() -> None:
+    global _starting  # another thread may have held it for ever
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

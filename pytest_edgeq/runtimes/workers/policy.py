@@ -24,7 +24,7 @@ from pytest_edgeq.tflite.source import build_interpreter
 
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.engines import Engine
-    from pytest_edgeq.runtimes.workers.child_process import Child
+    from pytest_edgeq.runtimes.workers.local_worker import LocalWorker
     from pytest_edgeq.tflite.graph import OpGraph
 
 
@@ -85,11 +85,11 @@ class Isolation:
         return self._mode == "on"
 
     @property
-    def child(self) -> Child:
+    def child(self) -> LocalWorker:
         """The child process; it is started by its first call."""
-        from pytest_edgeq.runtimes.workers.child_process import child_of
+        from pytest_edgeq.runtimes.workers.local_worker import worker_of
 
-        return child_of(self._memory)
+        return worker_of(self._memory)
 
     def native(self, name: str) -> IsolatedConversion | None:
         """Return what runs the native steps of a model's conversion; None for this process."""
@@ -123,15 +123,15 @@ class Isolation:
             key = self._key(opening, own)
             if self._has_survived(key):
                 return open_here(opening)
-        # Only now, as it imports pebble.
-        from pytest_edgeq.runtimes.workers.engine import IsolatedEngine, TriedEngine
+        # Only now, as this module is imported by every session.
+        from pytest_edgeq.runtimes.workers.engine import IsolatedFiles, TriedEngine
+        from pytest_edgeq.runtimes.workers.remote_engine import RemoteEngine
 
+        files = IsolatedFiles(self.child, self._seconds, own)
         if self.is_on:
-            return IsolatedEngine(opening, self.child, self._seconds, own)
+            return RemoteEngine(files, opening)
         return TriedEngine(
-            opening,
-            lambda: IsolatedEngine(opening, self.child, self._seconds, own),
-            lambda: self._remember(key),
+            opening, lambda: RemoteEngine(files, opening), lambda: self._remember(key)
         )
 
     def build(self, content: Buffer, *, foreign: bool) -> None:
@@ -151,14 +151,14 @@ class Isolation:
         key = "" if self.is_on else hashlib.sha256(json.dumps(told).encode()).hexdigest()
         if key and self._has_survived(key):
             return
-        from pytest_edgeq.runtimes.workers.death import DeathError, file_fact
+        from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact
 
         try:
             self.child.call(self._seconds, build_interpreter, source)
-        except DeathError as error:
+        except WorkerCrashError as error:
             facts = [file_fact(source, digest, len(content))]
-            first = f"crashed in the step open: expected a model, got {error.death.what}"
-            lines = [first, *error.death.told(facts, own=None)]
+            first = f"crashed in the step open: expected a model, got {error.report.what}"
+            lines = [first, *error.report.details(facts, own=None)]
             raise CrashedError("reference", "\n".join(lines)) from error.__cause__
         if key:
             self._remember(key)
@@ -216,7 +216,7 @@ class IsolatedConversion:
     """Runs native steps of a conversion in the child, as `litert.Native` says."""
 
     def __init__(
-        self, name: str, process: Child, seconds: float, note: Callable[[str], None]
+        self, name: str, process: LocalWorker, seconds: float, note: Callable[[str], None]
     ) -> None:
         self._name = name
         self._child = process
@@ -231,15 +231,15 @@ class IsolatedConversion:
             CrashedConversionError: The child ended.
             Exception: What the function raises.
         """
-        from pytest_edgeq.runtimes.workers.death import DeathError
+        from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError
 
         try:
             return self._child.call(self._seconds, function, *arguments)
-        except DeathError as error:
-            death = error.death
+        except WorkerCrashError as error:
+            report = error.report
             lines = [
-                f"{self._name}: expected a result of the step {step}, got {death.what}",
-                *death.told([], own=None),
+                f"{self._name}: expected a result of the step {step}, got {report.what}",
+                *report.details([], own=None),
             ]
             raise CrashedConversionError("\n".join(lines)) from error.__cause__
 

@@ -50,9 +50,9 @@ def begin(settings: IsolationSettings) -> Callable[[], None]:
 
     def end() -> None:
         _sessions.remove(settings)
-        pool = sys.modules.get("pytest_edgeq.runtimes.workers.child_process")
-        if not _sessions and pool is not None:
-            pool.close_children()
+        workers = sys.modules.get("pytest_edgeq.runtimes.workers.local_worker")
+        if not _sessions and workers is not None:
+            workers.close_workers()
 
     return end
 

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from pytest_edgeq.errors import CrashedError
 from pytest_edgeq.numerics.target_machine import TargetMachine
-from pytest_edgeq.runtimes.workers.link import Answer, Link, LinkError, LostError
+from pytest_edgeq.runtimes.workers.link import Answer, Link, LinkError
 from pytest_edgeq.runtimes.workers.target_errors import link_error, raise_error
 from pytest_edgeq.runtimes.workers.target_spec import checked_command
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from pytest_edgeq.runtimes.engines import Engine, Source
+    from pytest_edgeq.runtimes.engines import Engine
     from pytest_edgeq.runtimes.opening import Opening
-    from pytest_edgeq.runtimes.workers.target_engine import FarFile
-
-
-_Result = TypeVar("_Result")
+    from pytest_edgeq.runtimes.workers.remote_engine import Message, RemoteFile
 
 _MOST_KEPT = 1 << 28
-"""Bytes of files that the far side keeps beside those that are open: boards have little memory."""
+"""Bytes of files that the worker keeps besides those that are open: boards have little memory."""
 
 
 class Target:
@@ -42,18 +37,24 @@ class Target:
         self.command = checked_command(name, command)
         self.seconds = seconds
         self.machine: TargetMachine | None = None
-        """What the far side says of itself; None before the first use."""
+        """The machine that answers; None before the first use."""
         self._lock = threading.RLock()
         self._refused: LinkError | None = None
-        self._open = _Open()
-        self._close = weakref.finalize(self, self._open.close)
+        self._links: list[Link] = []
+        """The link of now, if there is one."""
+        self._sent: dict[str, int] = {}
+        """Bytes of files that the worker keeps, by hash, the oldest first."""
+        self._shared: weakref.WeakValueDictionary[object, RemoteFile] = (
+            weakref.WeakValueDictionary()
+        )
+        weakref.finalize(self, _close, self._links)
 
     def start(self) -> TargetMachine:
         """
         Start the command, unless it runs.
 
         Returns:
-            What the far side says of itself.
+            The machine that answers.
 
         Raises:
             UnrunnableError: It does not start, or lacks a package.
@@ -74,99 +75,77 @@ class Target:
             RuntimeError, ValueError: The kernels cannot allocate the file.
         """
         # Only now, as it imports numpy.
-        from pytest_edgeq.runtimes.workers.target_engine import TargetEngine
+        from pytest_edgeq.runtimes.workers.target_files import open_on
 
-        return TargetEngine(self, opening)
+        return open_on(self, opening)
 
-    def load(self, runtime: str, file: FarFile) -> None:
+    def ask(self, message: Callable[[Link], Message], *, once: bool = False) -> Answer:
         """
-        Open a file on the far side; where the connection is lost, once more.
+        Send the message for a link, and once more where the connection is lost.
 
         Raises:
-            UnrunnableError, RuntimeError, ValueError, MemoryError: As `ask` does.
-        """
-        self._attempt(runtime, lambda link: self._opened(link, file), needs_state=False)
-
-    def ask(
-        self,
-        runtime: str,
-        file: FarFile,
-        head: Mapping[str, Any],
-        parts: Sequence[Any] = (),
-        *,
-        needs_state: bool = False,
-    ) -> Answer:
-        """
-        Ask about a file; where the connection is lost, once more.
-
-        Raises:
-            UnrunnableError: The far side is gone for good, or does not answer.
+            LinkError: The worker is gone for good, or does not answer.
             RuntimeError, ValueError, KeyError, MemoryError: As the kernels raised it.
         """
-
-        def asked(link: Link) -> Answer:
-            if needs_state and file not in self._open.numbers:
-                raise LostError("another process, which has not seen the samples before", ())
-            request = {**head, "key": self._opened(link, file)}
-            return link.ask({**request, "forget": self._open.forgotten()}, parts)
-
-        answer, made = self._attempt(runtime, asked, needs_state=needs_state)
-        raise_error(answer)
-        return answer, made
-
-    def _attempt(
-        self, runtime: str, call: Callable[[Link], _Result], *, needs_state: bool
-    ) -> _Result:
         try:
-            try:
-                return call(self._link())
-            except LostError:
-                if needs_state:
-                    raise
-                return call(self._link())
+            return self._ask(message)
         except LinkError as error:
-            raise link_error(runtime, self.command, error, self.seconds) from None
+            if once or error.kind != "lost":
+                raise
+            try:
+                return self._ask(message)
+            except CrashedError:  # a state was lost with the first one
+                raise error from None
 
-    def ends(self, opening: Opening, inputs: Mapping[str, npt.NDArray[Any]] | None) -> bool:
-        """
-        Tell whether a file ends the far side, which is then started again.
+    def _ask(self, message: Callable[[Link], Message]) -> Answer:
+        link = self._link()
+        if link.forgotten:
+            keys, link.forgotten[:] = list(link.forgotten), []
+            link.ask({"what": "forget", "keys": keys}, (), self.seconds)
+        return raise_error(link.ask(*message(link), self.seconds))
 
-        Raises:
-            RuntimeError, ValueError, KeyError, MemoryError: The kernels refuse it.
-        """
-        from pytest_edgeq.runtimes.workers.target_engine import FarFile, in_order
-
-        file = FarFile(opening, opening.kernels)
-        try:
-            link = self._link()
-            number = self._opened(link, file)
-            if inputs is not None:
-                answer, _ = link.ask({"what": "run", "key": number}, in_order(opening, inputs))
-                raise_error(answer)
-        except LinkError:
-            return True
-        return False
-
-    def share(self, key: object, file: FarFile) -> FarFile:
+    def share(self, key: object, file: RemoteFile) -> RemoteFile:
         """Return the file that is known under a key, or this one, which is known from now on."""
         with self._lock:
-            return self._open.shared.setdefault(key, file)
+            return self._shared.setdefault(key, file)
 
-    def close(self) -> None:
-        """End the command; the next use starts it anew."""
+    def open_in(self, link: Link, file: RemoteFile, head: Mapping[str, Any]) -> None:
+        """
+        Open a file in the worker, unless it is open there.
+
+        Raises:
+            LinkError, RuntimeError, ValueError, MemoryError: As `ask` does.
+        """
         with self._lock:
-            self._open.close()
+            if file.link is link:
+                return
+            source = file.source
+            content = source.read_bytes() if isinstance(source, Path) else source
+            digest = hashlib.sha256(content).hexdigest()
+            if digest not in self._sent:
+                dropped = self._make_room(len(content))
+                link.ask({"what": "file", "drop": dropped}, [content], self.seconds)
+                self._sent[digest] = len(content)
+            head = {**head, "what": "open", "key": file.key, "digest": digest}
+            raise_error(link.ask(head, (), self.seconds))
+            file.opened_in(link)
 
-    # --- the link -------------------------------------------------------------------------------
+    def _make_room(self, size: int) -> list[str]:
+        """Return the hashes of the files that the worker need not keep; the oldest go first."""
+        dropped = []
+        while self._sent and sum(self._sent.values()) + size > _MOST_KEPT:
+            oldest = next(iter(self._sent))
+            del self._sent[oldest]
+            dropped.append(oldest)
+        return dropped
 
     def _link(self) -> Link:
         with self._lock:
             if self._refused is not None:
                 raise self._refused
-            link = self._open.link
-            if link is not None and link.is_alive:
-                return link
-            self._open.close()
+            if self._links and self._links[0].is_alive:
+                return self._links[0]
+            self.close()
             try:
                 link = Link(self.command, self.seconds)
             except LinkError as error:
@@ -175,26 +154,19 @@ class Target:
                     self._refused = error
                 raise
             self.machine = TargetMachine.of(self.name, link.facts)
-            self._open.link = link
+            self._links.append(link)
             return link
 
-    def _opened(self, link: Link, file: FarFile) -> int:
-        """Return the number of a file on this link; it is sent and opened if it is not yet."""
+    def close(self) -> None:
+        """End the command; the next use starts it anew."""
         with self._lock:
-            known = self._open.numbers.get(file)
-            if known is not None:
-                return known
-            content = _content(file.source)
-            digest = hashlib.sha256(content).hexdigest()
-            if digest not in self._open.sent:
-                dropped = self._open.make_room(len(content))
-                link.ask({"what": "file", "drop": dropped}, [content])
-                self._open.sent[digest] = len(content)
-            number = next(self._open.counter)
-            answer, _ = link.ask({"what": "open", "key": number, "digest": digest, **file.head})
-            raise_error(answer)
-            self._open.add(file, number)
-            return number
+            self._sent = {}
+            _close(self._links)
+
+
+def _close(links: list[Link]) -> None:
+    while links:
+        links.pop().close()
 
 
 def make_targets(commands: Mapping[str, Sequence[str]], seconds: float) -> dict[str, Target]:
@@ -205,46 +177,3 @@ def make_targets(commands: Mapping[str, Sequence[str]], seconds: float) -> dict[
         TypeError, ValueError: A command is no list of words, or empty.
     """
     return {name: Target(name, command, seconds) for name, command in commands.items()}
-
-
-class _Open:
-    """What is open on the link of now."""
-
-    def __init__(self) -> None:
-        self.link: Link | None = None
-        self.counter = itertools.count()
-        self.sent: dict[str, int] = {}
-        self.numbers: weakref.WeakKeyDictionary[FarFile, int] = weakref.WeakKeyDictionary()
-        self.shared: weakref.WeakValueDictionary[object, FarFile] = weakref.WeakValueDictionary()
-        self._forgotten: list[int] = []
-
-    def add(self, file: FarFile, number: int) -> None:
-        """Take note of a file; when it goes, the far side is told to let go of it."""
-        self.numbers[file] = number
-        weakref.finalize(file, self._forgotten.append, number).atexit = False
-
-    def make_room(self, size: int) -> list[str]:
-        """Return the hashes of the files that the far side need not keep; the oldest go first."""
-        dropped = []
-        while self.sent and sum(self.sent.values()) + size > _MOST_KEPT:
-            oldest = next(iter(self.sent))
-            del self.sent[oldest]
-            dropped.append(oldest)
-        return dropped
-
-    def forgotten(self) -> list[int]:
-        """Return the numbers of files that are gone, once."""
-        found, self._forgotten[:] = list(self._forgotten), []
-        return found
-
-    def close(self) -> None:
-        """End the process."""
-        link, self.link = self.link, None
-        self.sent, self.numbers = {}, weakref.WeakKeyDictionary()
-        self._forgotten[:] = []
-        if link is not None:
-            link.close()
-
-
-def _content(source: Source) -> bytes:
-    return source.read_bytes() if isinstance(source, Path) else source

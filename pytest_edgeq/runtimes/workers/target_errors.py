@@ -1,53 +1,56 @@
-"""What a test is told when a target does not answer as it should."""
+"""Errors of a target that does not answer as it should, or whose kernels fail."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
-from pytest_edgeq.runtimes.workers.link import LinkError
+from pytest_edgeq.runtimes.workers.link import Answer, LinkError
 
 _ERRORS: Final = {each.__name__: each for each in (RuntimeError, ValueError, KeyError, MemoryError)}
 
-
-LOST: Final = "lost its target"
-"""How the text about a far side that has gone begins."""
-
-
 _CRASH: Final = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL|TRAP)|exit code (132|133|134|135|136|139)")
-"""Signals of crashes, and how a shell tells of them."""
+"""Signals of crashes, and the exit codes of a shell for them."""
+
+_LINES: Final = 12
+"""Of what the command printed last, in a failure text."""
+
+_CHATTER: Final = "INFO: "
+"""Begins lines that LiteRT prints for each file."""
 
 
-def raise_error(answer: Mapping[str, Any]) -> None:
+def raise_error(answer: Answer) -> Answer:
     """
-    Raise what the far side tells of; nothing where it has answered.
+    Return an answer if it is no error.
 
     Raises:
         RuntimeError, ValueError, KeyError, MemoryError: As the kernels raised it there.
     """
-    if "error" not in answer:
-        return
-    kind = answer["error"]
+    head = answer[0]
+    if "error" not in head:
+        return answer
+    kind = head["error"]
     if kind in _ERRORS:
-        raise _ERRORS[kind](answer["text"])
-    raise RuntimeError(f"{kind}: {answer['text']}")
+        raise _ERRORS[kind](head["text"])
+    raise RuntimeError(f"{kind}: {head['text']}")
 
 
 def link_error(
-    runtime: str, command: Sequence[str], error: LinkError, seconds: float
+    runtime: str, command: Sequence[str], error: LinkError, seconds: float, op: str = ""
 ) -> UnrunnableError:
-    """Say that a target does not answer: what came, the command, what it printed, the way out."""
+    """Return the error for a test: what came, the op, the command, what it printed, the fix."""
     name = runtime.partition(":")[0]
     kind = "crash" if error.kind == "lost" and _CRASH.search(error.what) else error.kind
     first, cause, fix = _TEXTS[kind]
-    lines = [first.format(what=error.what)]
+    lines = [first.format(what=error.what), *([op] if op else [])]
     lines.append(f"command: {shlex.join(command)}")
-    if error.printed:
-        lines.append("it printed last:")
-        lines += [f"  {line[:156]}" for line in error.printed]
+    printed = [line for line in error.printed.splitlines() if not line.startswith(_CHATTER)]
+    if printed:
+        lines.append("printed last:")
+        lines += [f"  | {line[:154]}" for line in printed[-_LINES:]]
     lines.append(f"cause: {cause}")
     lines.append(f"fix: {fix.format(name=name, more=2 * round(seconds))}")
     is_crash = error.kind in ("lost", "time")
@@ -78,13 +81,13 @@ _TEXTS: Final = {
         "edgeq target check {name}",
     ),
     "lost": (
-        f"{LOST}: expected an answer, got {{what}}",
+        "lost its target: expected an answer, got {what}",
         "the kernels crashed, somebody ended the process, or the connection broke; it was tried "
         "once more where no state was lost",
         "run the test again by itself; edgeq target check {name} tells whether the target is there",
     ),
     "crash": (
-        f"{LOST}: expected an answer, got {{what}}",
+        "lost its target: expected an answer, got {what}",
         "native code of the target crashed on this file, twice: the file is damaged, or it is a "
         "defect of the library there",
         "build the file again, leave the op out, or name other kernels ({name}:builtin); report it "

@@ -23,7 +23,7 @@ class Trial:
     What a trial found.
 
     Attributes:
-        machine: The far side.
+        machine: The machine that answered.
         start: Milliseconds until it answered.
         runs: Milliseconds of one run, to and fro, by kernels.
     """

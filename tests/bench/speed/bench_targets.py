@@ -16,7 +16,6 @@ turns, so that a machine that is busy is so for both. It prints
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import statistics
 import sys
@@ -100,13 +99,13 @@ def turns(quantized: Any, threads: int, samples: int, repeats: int) -> list[Turn
 def parts(quantized: Any) -> dict[str, float]:
     """Return milliseconds of a run here, of one on the target, and of a sample's frame."""
     from fixtures.models import normal
-    from pytest_edgeq.runtimes.workers.far_side import pack, unpack
+    from pytest_edgeq.runtimes.workers.remote_worker import pack, unpack_head, unpack_parts
 
     image = normal(1, 3, 224, 224, seed=7)
     edge = quantized.edge
     encoded = edge.encode(quantized.input_names, [image.numpy()])
     [array] = encoded.values()
-    frame = b"".join(pack({}, [array]))
+    payload = bytearray(b"".join(pack({}, [array])[1:]))
 
     def milliseconds(call: Callable[[], object]) -> float:
         call()
@@ -121,7 +120,7 @@ def parts(quantized: Any) -> dict[str, float]:
         "a run here": milliseconds(lambda: edge.runner("xnnpack").run(encoded)),
         "a run on the target": milliseconds(lambda: edge.runner("local").run(encoded)),
         f"packing {array.nbytes / 1e3:.0f} kB": milliseconds(lambda: pack({}, [array])),
-        "unpacking": milliseconds(lambda: unpack(io.BytesIO(frame))),
+        "unpacking": milliseconds(lambda: unpack_parts(*unpack_head(payload))),
     }
 
 

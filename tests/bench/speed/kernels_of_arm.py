@@ -30,7 +30,7 @@ from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import Runtimes
 from pytest_edgeq.runtimes.workers.emulated_root import make_root
-from pytest_edgeq.runtimes.workers.far_side import facts
+from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.tflite.boundary import encode
 from pytest_edgeq.tflite.graph import OpGraph

@@ -1,13 +1,17 @@
-"""How a child process ended, in words."""
+"""Reports of how a worker ended."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from pytest_edgeq.runtimes.workers.link import LinkError
 
 _LINES = 20
 """Of what the child printed last, in a failure text."""
@@ -17,6 +21,12 @@ _FRAMES = 3
 
 _WIDTH = 150
 """Characters of a line that the child printed."""
+
+_OUT_OF_MEMORY = ("bad_alloc", "Cannot allocate memory", "ut of memory", "emory allocation")
+"""What libraries print when an allocation fails, before they end the process."""
+
+_NEAR = 0.9
+"""Share of the bound on memory at which a process ended for want of it."""
 
 _SIGNALS = {
     "SIGSEGV": "invalid memory access",
@@ -36,7 +46,8 @@ _OWN = "/pytest_edgeq/"
 
 _SENT = "<dynamic-code>"
 
-_CHILD = "/workers/child.py"
+_WORKER = "<edgeq worker>"
+"""The file of the frames of `remote_worker`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +67,28 @@ class Memory:
     def of(cls, pid: int) -> Memory | None:
         """Read the memory of a running process; None where it has ended, or there is no /proc."""
         try:
-            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+            pages = Path(f"/proc/{pid}/statm").read_bytes().split()
         except OSError:
             return None
-        sizes = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB$", status, re.MULTILINE))
-        if "VmRSS" not in sizes:  # it has ended, and nobody has asked for its status yet
-            return None
-        return cls(int(sizes["VmRSS"]) << 10, int(sizes["VmData"]) << 10)
+        resident, data = (int(pages[place]) * os.sysconf("SC_PAGE_SIZE") for place in (1, 5))
+        # Without any it has ended, and nobody has asked for its status yet.
+        return cls(resident, data) if resident else None
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class CrashReport:
     """
-    How a child ended.
+    How a worker of this machine ended.
 
     Attributes:
         kind: `signal`, `exit`, `timeout`, `memory` or `start`.
         signal: Its number.
-        exit_code: Of a child that ended by itself.
+        exit_code: Of a process that ended by itself.
         seconds: The bound on time, which it exceeded.
         memory: What it held when it was last looked at; None where that is unknown.
         bound: Bytes that it could map; 0 where it never ran.
         printed: The end of what it printed.
+        pid: Its id; None where it never ran.
     """
 
     kind: str
@@ -87,6 +98,27 @@ class Death:
     memory: Memory | None = None
     bound: int = 0
     printed: str = ""
+    pid: int | None = None
+
+    @classmethod
+    def of(
+        cls, error: LinkError, seconds: float | None, memory: Memory | None, bound: int
+    ) -> CrashReport:
+        """Make a report of the error of a link."""
+        known: dict[str, Any] = {"memory": memory, "bound": bound}
+        known |= {"printed": error.printed, "pid": error.pid}
+        if error.kind == "time":
+            return cls("timeout", seconds=seconds or 0, **known)
+        if error.kind == "lost" and error.code is not None and error.code >= 0:
+            found = cls("exit", exit_code=error.code, **known)
+        elif error.kind in ("lost", "closed"):
+            found = cls("signal", signal=-(error.code or -signal.SIGKILL), **known)
+        else:
+            return cls("start", bound=bound, printed=error.printed or error.what)
+        ran_out = any(word in error.printed for word in _OUT_OF_MEMORY) or (
+            memory is not None and memory.data > _NEAR * bound
+        )
+        return replace(found, kind="memory") if ran_out and not found.was_killed else found
 
     @property
     def was_killed(self) -> bool:
@@ -120,10 +152,9 @@ class Death:
             frame = _FRAME.match(line)
             if frame is None:
                 frames = []  # of another thread
-            elif _OWN in (path := frame[1].replace("\\", "/")):
-                if path.endswith(_CHILD) and frame[3] == "step":
-                    return frames
-            else:
+            elif frame[1] == _WORKER:
+                return frames
+            elif _OWN not in frame[1]:
                 frames.append(f"{frame[1]}, line {frame[2]}, in {frame[3]}")
         return []
 
@@ -135,8 +166,8 @@ class Death:
         lines = [line.rstrip() for line in text.splitlines()]
         return [line[:_WIDTH] for line in lines if line][-_LINES:]
 
-    def told(self, facts: Sequence[str], *, own: str | None) -> list[str]:
-        """Return the lines behind the first of a failure text."""
+    def details(self, facts: Sequence[str], *, own: str | None) -> list[str]:
+        """Return the lines of a failure text after the first."""
         lines = list(facts)
         if self.frames and own is not None:
             lines.append("where:")
@@ -205,12 +236,12 @@ class Death:
         ]
 
 
-class DeathError(Exception):
-    """A child process ended before it gave a result."""
+class WorkerCrashError(LinkError):
+    """A worker of this machine ended before it returned a result."""
 
-    def __init__(self, death: Death) -> None:
-        super().__init__(death.what)
-        self.death = death
+    def __init__(self, report: CrashReport) -> None:
+        super().__init__("lost", report.what)
+        self.report = report
 
 
 def _signal_name(number: int) -> str:

@@ -1,0 +1,219 @@
+"""Workers of this machine: processes of this Python that run one function at a time."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from pytest_edgeq.runtimes.workers.crash_report import CrashReport, Memory, WorkerCrashError
+from pytest_edgeq.runtimes.workers.link import Answer, Link, LinkError
+from pytest_edgeq.runtimes.workers.remote_worker import Head
+from pytest_edgeq.runtimes.workers.sessions import is_abandoned
+
+_Result = TypeVar("_Result")
+
+_START_SECONDS = 60.0
+"""That a process has to start; half of one is enough on a machine that does nothing else."""
+
+_END_SECONDS = 10.0
+"""That a process has to close the files of a user's own runtimes."""
+
+_MOST_STARTS = 3
+"""Processes that are started for one request: others may be killed before they have read it."""
+
+
+class WorkerTracebackError(Exception):
+    """The cause of an error that a function raised: its traceback in the worker, as text."""
+
+
+class LocalWorker:
+    """
+    A process that runs one function at a time; it is started by the first call.
+
+    It is spawned, as torch has threads that a fork would cut off, and imports no main module. It
+    ends with this process, however that ends. Where it has died, the next call starts another one.
+
+    Attributes:
+        memory: Bytes of private writable memory that it may map; None for no bound.
+    """
+
+    def __init__(self, memory: int | None = None) -> None:
+        self.memory = memory
+        self.reset()
+
+    def reset(self) -> None:
+        """Treat the process as never started, as it is in a fork of this one."""
+        self._lock = threading.RLock()
+        self._link: Link | None = None
+        self._used: Memory | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Return the id of the process; None while it is not started."""
+        return None if self._link is None else self._link.pid
+
+    def start(self) -> Link:
+        """
+        Start the process, unless it runs.
+
+        Raises:
+            LinkError: It does not start.
+        """
+        with self._lock:
+            if self._link is None or not self._link.is_alive:
+                path = [each for each in sys.path if isinstance(each, str)]
+                bounds = {"parent": os.getpid(), "path": path, "memory": self.memory}
+                self._drop()
+                self._link = Link(
+                    [sys.executable], _START_SECONDS, local=bounds, on_tick=self._look
+                )
+            return self._link
+
+    def call(
+        self, seconds: float | None, function: Callable[..., _Result], /, *args: Any, **kwargs: Any
+    ) -> _Result:
+        """
+        Call a function in the process.
+
+        Raises:
+            WorkerCrashError: The process ended, or exceeded a bound on time or memory.
+            KeyboardInterrupt: The controller of this worker of pytest-xdist has ended.
+            Exception: What the function raises, or what cannot be pickled.
+        """
+        result: _Result = self.request(seconds, {}, function, *args, **kwargs)[1][0]
+        return result
+
+    def request(
+        self, seconds: float | None, head: Head, function: Callable[..., Any], *args: Any, **kw: Any
+    ) -> Answer:
+        """Call a function as `call` does; with a key in the head the worker keeps its result."""
+        return self.ask(lambda _: ({**head, "what": "call"}, [(function, args, kw)]), seconds)
+
+    def ask(
+        self, message: Callable[[Link], tuple[Head, Iterable[Any]]], seconds: float | None
+    ) -> Answer:
+        """Send the message for a process; once more where that ended before it read it."""
+        with self._lock:
+            for left in reversed(range(_MOST_STARTS)):
+                try:
+                    link = self.start()
+                    if link.forgotten:
+                        self._forget(link)
+                        link = self.start()
+                    self._look()
+                    return self.check(link.ask(*message(link), seconds))
+                except WorkerCrashError:
+                    raise
+                except LinkError as error:
+                    if error.kind == "lost" and not error.was_read and left:
+                        continue
+                    raise WorkerCrashError(self._report(error, seconds)) from error.__cause__
+                finally:
+                    self._forward()
+        raise AssertionError("unreachable: the last of the starts raises")
+
+    def check(self, answer: Answer) -> Answer:
+        """
+        Return an answer if it is no error.
+
+        Raises:
+            WorkerCrashError: The process met the bound on memory, whatever the function made of it.
+            Exception: What the function raised.
+        """
+        head, parts = answer
+        if "traceback" not in head:
+            return answer
+        error = pickle.loads(parts[0])
+        if self.memory is None:
+            raise error from WorkerTracebackError(f"\n{head['traceback']}")
+        if isinstance(error, MemoryError):
+            assert self._link is not None, "it has answered"
+            report = CrashReport(
+                "memory", memory=self._used, bound=self.memory, printed=self._link.printed
+            )
+            self._drop()
+            raise WorkerCrashError(report) from error
+        raise error  # of kernels, whose text says all
+
+    def _forget(self, link: Link) -> None:
+        """Close files that nobody uses any more; no test can be blamed for how that ends."""
+        keys, link.forgotten[:] = list(link.forgotten), []
+        try:
+            link.ask({"what": "forget", "keys": keys}, (), _END_SECONDS)
+        except LinkError as error:
+            if error.was_read:
+                sys.stderr.write(
+                    f"edgeq: closing a file gave {self._report(error, _END_SECONDS).what}\n"
+                )
+
+    def _look(self) -> None:
+        if is_abandoned():
+            raise KeyboardInterrupt("the controller of this worker has ended")
+        if self._link is not None and self.memory is not None:
+            self._used = Memory.of(self._link.pid) or self._used
+
+    def _report(self, error: LinkError, seconds: float | None) -> CrashReport:
+        """Report how the process ended, and end it where it has not."""
+        used, self._used = self._used, None
+        self._drop()
+        return CrashReport.of(error, seconds, used, self.memory or 0)
+
+    def _forward(self) -> None:
+        """Print what the process printed: the same would stand here without it."""
+        printed = b"" if self._link is None else self._link.take_printed()
+        if printed:
+            with contextlib.suppress(OSError):  # stderr is closed
+                os.write(2, printed)
+
+    def kill(self) -> None:
+        """End the process at once; what it runs fails."""
+        link = self._link
+        if link is not None:
+            link.kill()
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.kill()
+            link.close()
+
+    def close(self) -> None:
+        """Let the process close its files, and end it; the next call starts another one."""
+        with self._lock:
+            if self._link is not None:
+                self._link.close(_END_SECONDS)
+                self._forward()
+                self._link = None
+
+
+@functools.cache
+def worker_of(memory: int) -> LocalWorker:
+    """Return the worker of this process with a bound on memory; it is shared by all sessions."""
+    made = LocalWorker(memory)
+    _workers.append(made)
+    return made
+
+
+_workers: list[LocalWorker] = []
+
+
+def _reset_workers() -> None:
+    for each in _workers:
+        each.reset()
+
+
+os.register_at_fork(after_in_child=_reset_workers)
+
+
+@atexit.register
+def close_workers() -> None:
+    """End every worker of this process; the next call of one starts it anew."""
+    for each in _workers:
+        each.close()

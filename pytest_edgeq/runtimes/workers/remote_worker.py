@@ -1,0 +1,483 @@
+"""
+The worker: a process that opens `.tflite` files, runs them, and answers over stdin and stdout.
+
+The host sends the source of this module as text, to targets and to processes of its own machine
+alike. A target needs Python 3.9, numpy, and ai_edge_litert or tflite_runtime; nothing else of
+pytest-edgeq is imported. The host imports this module for the frames.
+
+A frame is the magic, the length of its payload, the SHA-256 of its payload, and the payload: the
+length of a head, the head as JSON, and arrays as `.npy` without pickle, or bytes. The head's
+`parts` has their kinds. Between a host and a process that it has started from its own Python there
+is no hash, and a pickle of any object stands for an array.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import importlib
+import io
+import json
+import os
+import pickle
+import platform
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+Head = dict[str, Any]
+"""The head of a frame: plain data that JSON can hold."""
+
+MAGIC = b"EDGQ"
+_FRAME = struct.Struct(">4sQ32s")
+_LENGTH = struct.Struct(">Q")
+_MOST_BYTES = 1 << 40
+_NO_HASH = bytes(32)
+
+_ALIGNED = 16
+"""Bytes that each piece of a payload begins at a multiple of, for arrays in its memory."""
+
+
+class FrameError(Exception):
+    """The stream holds something else than a frame, or a damaged frame."""
+
+    def __init__(self, text: str, received: bytes = b"") -> None:
+        super().__init__(text)
+        self.received = received
+
+
+def pack(head: Head, parts: Iterable[Any] = (), *, is_local: bool = False) -> list[Any]:
+    """Make a frame, as a list of bytes to write one after the other."""
+    blobs: list[Any] = []
+    kinds = []
+    for part in parts:
+        is_object = not isinstance(part, (bytes, bytearray, memoryview))
+        pieces = [part]
+        if is_object:
+            pieces = _pickled(part) if is_local else [_npy(part)]
+        kinds.append([is_object, list(map(len, pieces))])
+        for piece in pieces:
+            blobs += [piece, bytes(-len(piece) % _ALIGNED)]
+    text = json.dumps({**head, "parts": kinds}).encode()
+    text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNED)
+    payload = [_LENGTH.pack(len(text)), text, *blobs]
+    digest = _NO_HASH if is_local else _hash(payload)
+    return [_FRAME.pack(MAGIC, sum(map(len, payload)), digest), *payload]
+
+
+def _pickled(part: Any) -> list[Any]:
+    """Return a pickle, and the memory of the arrays in it, which is not copied."""
+    buffers: list[Any] = []
+    content = pickle.dumps(part, 5, buffer_callback=lambda each: buffers.append(each.raw()))
+    return [content, *buffers]
+
+
+def _hash(pieces: Iterable[Any]) -> bytes:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
+
+
+def read_payload(stream: BinaryIO, *, is_local: bool = False) -> bytearray | None:
+    """
+    Read the payload of a frame; None at the end of the stream.
+
+    Raises:
+        FrameError: Something else stands there.
+    """
+    start = _read(stream, _FRAME.size)
+    if not start:
+        return None
+    if not start.startswith(MAGIC[: len(start)]) or len(start) < _FRAME.size:
+        raise FrameError("no frame", bytes(start))
+    _, length, digest = _FRAME.unpack(start)
+    if length > _MOST_BYTES:
+        raise FrameError(f"a frame of {length} bytes", bytes(start))
+    payload = _read(stream, length)
+    if len(payload) < length:
+        raise FrameError(f"a frame that ends after {len(payload)} of {length} bytes")
+    if not is_local and _hash([payload]) != digest:
+        raise FrameError("a frame whose hash is another", bytes(payload[:64]))
+    return payload
+
+
+def unpack_head(payload: bytearray) -> tuple[Head, memoryview]:
+    """Return the head of a frame, and what `unpack_parts` reads."""
+    view = memoryview(payload)
+    (size,) = _LENGTH.unpack(view[: _LENGTH.size])
+    at = _LENGTH.size + size
+    return json.loads(bytes(view[_LENGTH.size : at])), view[at:]
+
+
+def unpack_parts(head: Head, rest: memoryview, *, is_local: bool = False) -> list[Any]:
+    """Return the objects and bytes of a frame, which may share its memory."""
+    parts: list[Any] = []
+    at = 0
+    for is_object, sizes in head.pop("parts"):
+        pieces = []
+        for size in sizes:
+            pieces.append(rest[at : at + size])
+            at += size + -size % _ALIGNED
+        part: Any = pieces[0]
+        if is_object:
+            part = pickle.loads(part, buffers=pieces[1:]) if is_local else _array(part)
+        parts.append(part)
+    return parts
+
+
+def _read(stream: BinaryIO, count: int) -> bytearray:
+    """Read so many bytes; fewer only where the stream ends."""
+    found, at = bytearray(min(count, 1 << 24)), 0
+    while at < count:
+        if at == len(found):  # no memory is taken for what does not come
+            found += bytes(min(count - at, at))
+        with memoryview(found) as view:
+            size = stream.readinto(view[at:])  # type: ignore[attr-defined] # of raw streams
+        if not size:
+            break
+        at += size
+    del found[at:]
+    return found
+
+
+def _npy(array: Any) -> bytes:
+    import numpy as np
+
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asarray(array, order="C"), allow_pickle=False)
+    return file.getvalue()
+
+
+def _array(blob: memoryview) -> Any:
+    import numpy as np
+
+    return np.lib.format.read_array(io.BytesIO(blob), allow_pickle=False)
+
+
+# --- in the worker ------------------------------------------------------------------------------
+
+_RESOLVERS = {
+    "xnnpack": "BUILTIN",
+    "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
+    "reference": "BUILTIN_REF",
+}
+
+
+def _litert() -> tuple[Any, str, str]:
+    """Return the module that has the interpreter, and the name and release of its package."""
+    errors = []
+    for module, package in (("ai_edge_litert", "ai-edge-litert"), ("tflite_runtime",) * 2):
+        try:
+            found = importlib.import_module(module + ".interpreter")
+        except ImportError as error:
+            errors.append(f"{module}: {type(error).__name__}: {error}")
+            continue
+        try:
+            release = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            release = getattr(sys.modules[module], "__version__", "of an unknown release")
+        return found, package, release
+    raise ImportError("; ".join(errors))
+
+
+def facts() -> dict[str, Any]:
+    """
+    Say what computes here.
+
+    Raises:
+        ImportError: There is no numpy or no interpreter.
+    """
+    import numpy as np
+
+    _, package, release = _litert()
+    return {
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "features": _features(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "package": package,
+        "release": release,
+    }
+
+
+def _cpu() -> str:
+    told: dict[str, str] = {}
+    # There is no such file on macOS and Windows.
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open() as file:
+        for line in file:
+            name, _, text = line.partition(":")
+            told.setdefault(name.strip(), text.strip())
+    if "model name" in told and platform.machine() in ("x86_64", "AMD64"):
+        return told["model name"]
+    if "CPU part" in told:
+        return f"implementer {told.get('CPU implementer')} part {told['CPU part']}"
+    return platform.processor()
+
+
+def _features() -> list[str]:
+    """Instruction sets that numpy finds: under an emulator /proc/cpuinfo is that of the host."""
+    try:
+        module = importlib.import_module("numpy._core._multiarray_umath")
+    except ImportError:  # numpy 1
+        module = importlib.import_module("numpy.core._multiarray_umath")
+    found = module.__cpu_features__
+    return sorted(name for name, is_there in found.items() if is_there)
+
+
+class _OpenFile:
+    """A file that is open."""
+
+    def __init__(self, content: bytes, head: Head) -> None:
+        module = _litert()[0]
+        options: dict[str, Any] = {"num_threads": head["threads"]}
+        if head["kernels"] != "xnnpack":
+            resolvers = module.OpResolverType
+            options["experimental_op_resolver_type"] = resolvers[_RESOLVERS[head["kernels"]]]
+        if head["keep"]:
+            options["experimental_preserve_all_tensors"] = True
+        self._inputs, self._outputs = head["inputs"], head["outputs"]
+        self._subgraph = head["subgraph"]
+        self._interpreter = module.Interpreter(model_content=content, **options)
+        self._shapes: Any = [tuple(shape) for shape in head["shapes"]]
+        try:
+            self._interpreter.allocate_tensors()
+        except (RuntimeError, ValueError):
+            if not head["has_free_shapes"]:
+                raise
+            self._shapes = None
+        # The interpreter's own runner allocates anew at each call: for other subgraphs alone.
+        self._runner = None
+        if head["signature"] is not None and self._subgraph:
+            self._runner = self._interpreter.get_signature_runner(head["signature"])
+
+    def run(self, arrays: list[Any]) -> list[Any]:
+        """Run one sample; arrays and outputs have the order of the head that opened the file."""
+        if self._runner is not None:
+            outputs = self._runner(
+                **{name: array for (name, _), array in zip(self._inputs, arrays)}
+            )
+            return [outputs[name] for name, _ in self._outputs]
+        interpreter = self._interpreter
+        shapes = [array.shape for array in arrays]
+        if shapes != self._shapes:
+            self._shapes = None  # should the kernels refuse them
+            for (_, index), shape in zip(self._inputs, shapes):
+                interpreter.resize_tensor_input(index, shape)
+            interpreter.allocate_tensors()
+            self._shapes = shapes
+        for (_, index), array in zip(self._inputs, arrays):
+            interpreter.set_tensor(index, array)
+        interpreter.invoke()
+        return [interpreter.get_tensor(index) for _, index in self._outputs]
+
+    def tensors(self, indices: list[int]) -> list[Any]:
+        """Return tensors as the last run left them; None for one that has no memory."""
+        found = []
+        for index in indices:
+            try:
+                found.append(self._interpreter.get_tensor(index, self._subgraph))
+            except (TypeError, ValueError):
+                found.append(None)
+        return found
+
+    def close(self) -> None:
+        """Do nothing: an interpreter is memory alone."""
+
+
+_DUMPED_AT = 0.95
+"""Share of the time limit after which the Python stack is written to stderr."""
+
+
+class _Server:
+    def __init__(self, stdin: BinaryIO, stdout: BinaryIO, *, is_local: bool) -> None:
+        self._stdin, self._stdout, self._is_local = stdin, stdout, is_local
+        self._files: dict[str, bytes] = {}
+        self._open: dict[int, Any] = {}
+
+    def serve(self) -> None:
+        """Answer requests until the host closes stdin."""
+        while (payload := read_payload(self._stdin, is_local=self._is_local)) is not None:
+            head, rest = unpack_head(payload)
+            del payload
+            parts: list[Any] = []
+            try:
+                parts = unpack_parts(head, rest, is_local=self._is_local)
+                pieces = self._packed(head["id"], *self._step(head, parts))
+            except BaseException as error:
+                pieces = self._packed(head["id"], *self._failure(error))
+            del parts, rest  # no memory is held while the next request is waited for
+            self._write(pieces)
+            del pieces
+        self._forget(list(self._open))
+
+    def greet(self, head: Head) -> None:
+        """Send the first frame, which answers no request."""
+        self._write(self._packed(0, head))
+
+    def _packed(self, number: int, head: Head, parts: Iterable[Any] = ()) -> list[bytes]:
+        return pack({**head, "id": number}, parts, is_local=self._is_local)
+
+    def _write(self, pieces: Iterable[bytes]) -> None:
+        for piece in pieces:
+            self._stdout.write(piece)
+        self._stdout.flush()
+
+    def _step(self, head: Head, parts: list[Any]) -> tuple[Head, list[Any]]:
+        """Answer a request within its bound on time."""
+        seconds = head["seconds"]
+        if seconds is None:
+            return self._answer(head, parts)
+        if self._is_local:
+            # The host ends this process when the time is up.
+            faulthandler.dump_traceback_later(seconds * _DUMPED_AT, file=2)
+        else:
+            # The host may be gone, and native code may hang: no process outlives its bound.
+            _alarm(seconds)
+        try:
+            return self._answer(head, parts)
+        finally:
+            if self._is_local:
+                faulthandler.cancel_dump_traceback_later()
+            else:
+                _alarm(0)
+
+    def _answer(self, head: Head, parts: list[Any]) -> tuple[Head, list[Any]]:
+        for digest in head.get("drop", ()):
+            self._files.pop(digest, None)
+        what = head["what"]
+        if what == "file":
+            content = bytes(parts[0])
+            digest = hashlib.sha256(content).hexdigest()
+            self._files[digest] = content
+            return {"digest": digest}, []
+        if what == "open":
+            self._open[head["key"]] = _OpenFile(self._files[head["digest"]], head)
+            return {}, []
+        if what == "forget":
+            self._forget(head["keys"])
+            return {}, []
+        if what == "call":
+            assert self._is_local, "a pickle runs code: only the process that started this one may"
+            function, args, kwargs = parts.pop()
+            result = function(*args, **kwargs)
+            if "key" not in head:
+                return {}, [result]
+            self._open[head["key"]] = result
+            return {}, []
+        if what == "close":
+            self._open.pop(head["key"]).close()
+            return {}, []
+        file = self._open[head["key"]]
+        if what == "run":
+            return {}, file.run(parts)
+        assert what == "tensors", what
+        found = file.tensors(head["indices"])
+        there = [index for index, each in zip(head["indices"], found) if each is not None]
+        return {"indices": there}, [each for each in found if each is not None]
+
+    def _forget(self, keys: Iterable[int]) -> None:
+        """Close files that nobody uses any more, and print what a user's own runtime raises."""
+        for key in keys:
+            try:
+                file = self._open.pop(key, None)
+                if file is not None:
+                    file.close()
+            except Exception:  # of the user's own code: the others are closed all the same
+                traceback.print_exc()
+
+    def _failure(self, error: BaseException) -> tuple[Head, list[Any]]:
+        """Return what the host raises in its place; it lacks the classes of a target."""
+        kind, text = type(error).__name__, str(error)
+        if self._is_local:
+            return {"traceback": traceback.format_exc()}, [pickle.dumps(_sendable(error))]
+        if not isinstance(error, (RuntimeError, ValueError, KeyError, MemoryError)):
+            traceback.print_exc()
+        return {"error": kind, "text": text}, []
+
+
+def _sendable(error: BaseException) -> Exception:
+    """Return an error that can be pickled: itself, the want of memory behind it, or its text."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError):
+            return MemoryError(str(cause))
+        cause = cause.__cause__
+    if isinstance(error, Exception):
+        with contextlib.suppress(Exception):  # of whatever its class does when it is copied
+            if str(pickle.loads(pickle.dumps(error))) == str(error):
+                return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _alarm(seconds: float) -> None:
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _prepare(parent: int, path: list[str], memory: int | None) -> None:
+    """Bound a process of the host's own machine, and give it the host's search path."""
+    sys.path[:] = path
+    if sys.platform != "linux":  # where the kernel ends it with its parent
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    faulthandler.enable(2, all_threads=False)
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if memory is not None:
+            # Not RLIMIT_AS: kernels and allocators reserve address space that they never use.
+            with contextlib.suppress(ValueError):  # above the limit of this user
+                resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def main(local: dict[str, Any] | None = None) -> None:
+    """
+    Take stdin and stdout for frames, and serve.
+
+    Args:
+        local: The arguments of `_prepare` in a process that the host has started from its own
+            Python; None on a target, which first says what computes there.
+    """
+    stdin, stdout = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)  # what libraries print
+    sys.stdout = sys.stderr
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host decides
+    if local is not None:
+        _prepare(**local)
+        hello: Head = {}
+    else:
+        if hasattr(signal, "SIGALRM"):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        try:
+            hello = {"facts": facts()}
+        except Exception as error:
+            lacking = f"{type(error).__name__}: {error}"
+            hello = {"missing": lacking, "python": platform.python_version()}
+    server = _Server(stdin, stdout, is_local=local is not None)
+    server.greet(hello)
+    if "missing" not in hello:
+        server.serve()
+    if local is not None and "multiprocessing.util" in sys.modules:
+        # Ends what a user's own runtime has started.
+        sys.modules["multiprocessing.util"]._exit_function()
+    sys.stderr.flush()
+    os._exit(0)
