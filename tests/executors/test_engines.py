@@ -18,11 +18,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from pytest_edgeq.runtimes.workers.child_process import close_children
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.compare.executors.processes import SpawnedPool
+from pytest_edgeq.compare.executors.local_pool import LocalPool
+from pytest_edgeq.runtimes.workers.link import LOCAL_NAME
+from pytest_edgeq.runtimes.workers.local_worker import close_workers
 from tests.executors.conftest import Near, figures
 from tests.processes import left_after
 from tests.shared_cache import VARIABLE
@@ -133,8 +134,8 @@ def test_a_loky_executor_with_a_worker_killed_in_mid_run(
 
 def _children() -> list[int]:
     """Return the ids of the pool's processes; that of the isolation is started by other tests."""
-    close_children()
-    return [each.pid for each in psutil.Process().children() if "spawn_main" in _command(each)]
+    close_workers()
+    return [each.pid for each in psutil.Process().children() if LOCAL_NAME in _command(each)]
 
 
 def _command(process: psutil.Process) -> str:
@@ -145,9 +146,9 @@ def _command(process: psutil.Process) -> str:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[SpawnedPool]:
+def pool() -> Iterator[LocalPool]:
     """Two processes; none is left when it is shut down."""
-    made = SpawnedPool(2)
+    made = LocalPool(2)
     yield made
     children = [psutil.Process(pid) for pid in _children()]
     made.shutdown()
@@ -155,7 +156,7 @@ def pool() -> Iterator[SpawnedPool]:
 
 
 def test_processes_with_a_worker_killed_in_mid_run(
-    quantized: QuantizedModel, many: list[Any], alone: Near, pool: SpawnedPool
+    quantized: QuantizedModel, many: list[Any], alone: Near, pool: LocalPool
 ) -> None:
     """Another process takes its place."""
     assert figures(Edgeq().compare(quantized, many, executor=pool)) == alone
@@ -166,7 +167,7 @@ def test_processes_with_a_worker_killed_in_mid_run(
 
 
 def test_samples_that_end_each_process_are_named(
-    quantized: QuantizedModel, many: list[Any], pool: SpawnedPool
+    quantized: QuantizedModel, many: list[Any], pool: LocalPool
 ) -> None:
     """Behind the second process that they ended, which is named, too."""
 
@@ -239,7 +240,7 @@ class _Pooled(torch.nn.Module):
         return scores
 
 
-def test_memory_of_the_client_does_not_grow_with_the_number_of_samples(pool: SpawnedPool) -> None:
+def test_memory_of_the_client_does_not_grow_with_the_number_of_samples(pool: LocalPool) -> None:
     """20,000 samples of 24 kB of a generator: 480 MB, of which less than a tenth is kept."""
     image = torch.zeros(1, 3, 45, 45)
     session = Edgeq(executor=pool)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import multiprocessing.context
 import os
+import subprocess
 import types
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
@@ -17,7 +17,7 @@ import pytest
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.executors import engines, worker
-from pytest_edgeq.compare.executors.processes import SpawnedPool, WorkerDiedError
+from pytest_edgeq.compare.executors.local_pool import LocalPool, WorkerDiedError
 from tests.executors.conftest import AtOnce, Near, figures
 
 Threads = Callable[[int], Executor]
@@ -62,11 +62,11 @@ def test_processes_that_cannot_be_started_are_told(
 ) -> None:
     """The pool itself may be sound."""
 
-    def refuse(process: object) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", refuse)
-    pool = SpawnedPool(2)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    pool = LocalPool(2)
     with pytest.raises(RuntimeError, match=r"got OSError: .*memory\nfix: use fewer processes"):
         Edgeq().compare(quantized, given, executor=pool)
     monkeypatch.undo()

@@ -76,9 +76,9 @@ class SessionExecutor:
         match = SPEC.fullmatch(self._default or "")
         assert match is not None, "unreachable because __init__ has looked"
         if match["count"]:
-            from pytest_edgeq.compare.executors.processes import SpawnedPool
+            from pytest_edgeq.compare.executors.local_pool import LocalPool
 
-            self._own = SpawnedPool(int(match["count"]))
+            self._own = LocalPool(int(match["count"]))
             return self._own
         from distributed import Client
 

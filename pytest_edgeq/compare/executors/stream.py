@@ -10,8 +10,8 @@ from typing import Any
 
 from pytest_edgeq.compare.executors.chunks import Chunk, Chunks, SampleError, chunk_size
 from pytest_edgeq.compare.executors.engines import Engine
+from pytest_edgeq.compare.executors.local_pool import WorkerDiedError
 from pytest_edgeq.compare.executors.pickled import pickled
-from pytest_edgeq.compare.executors.processes import WorkerDiedError
 from pytest_edgeq.compare.executors.tasks import ExecutorError, Job, Task, release, unpacked
 from pytest_edgeq.progress import Step
 

@@ -82,7 +82,7 @@ class LinkError(Exception):
         printed: The end of what it printed.
         code: Its exit status, minus the signal's number where one ended it; None if unknown.
         pid: Of the process; None where it never ran.
-        was_read: Whether it had read a part of the request that it did not answer.
+        was_read: Whether it had read the request, and may have begun to answer it.
     """
 
     def __init__(self, kind: str, what: str, printed: str = "", code: int | None = None) -> None:
@@ -191,14 +191,15 @@ class Link:
         """
         number = next(self._numbers)
         pieces = pack({**head, "id": number, "seconds": seconds}, parts, is_local=self._is_local)
-        before = self._sent
+        end = self._sent + sum(map(len, pieces))
         try:
             with self._writing:
                 self._write(pieces, seconds)
             del pieces
             head, rest = self._result(number, seconds)
         except LinkError as error:
-            error.was_read = self._unread() < self._sent - before
+            # By one thread at a time, which is all that needs to know it.
+            error.was_read = self._sent >= end and not self._unread()
             raise
         except BaseException:
             # Half of a message may stand in the pipes.

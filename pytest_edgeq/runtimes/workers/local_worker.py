@@ -52,6 +52,7 @@ class LocalWorker:
         """Treat the process as never started, as it is in a fork of this one."""
         self._lock = threading.RLock()
         self._link: Link | None = None
+        self._is_killed = False
         self._used: Memory | None = None
 
     @property
@@ -67,13 +68,17 @@ class LocalWorker:
             LinkError: It does not start.
         """
         with self._lock:
-            if self._link is None or not self._link.is_alive:
+            if not self._is_killed and (self._link is None or not self._link.is_alive):
                 path = [each for each in sys.path if isinstance(each, str)]
                 bounds = {"parent": os.getpid(), "path": path, "memory": self.memory}
                 self._drop()
                 self._link = Link(
                     [sys.executable], _START_SECONDS, local=bounds, on_tick=self._look
                 )
+            if self._is_killed:
+                self._drop()
+            if self._link is None:
+                raise LinkError("closed", "the end of the session")
             return self._link
 
     def call(
@@ -173,7 +178,8 @@ class LocalWorker:
                 os.write(2, printed)
 
     def kill(self) -> None:
-        """End the process at once; what it runs fails."""
+        """End the process at once and for good; what it runs fails."""
+        self._is_killed = True  # no lock: this may run at any allocation of any thread
         link = self._link
         if link is not None:
             link.kill()

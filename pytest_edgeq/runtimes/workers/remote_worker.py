@@ -89,22 +89,22 @@ def _hash(pieces: Iterable[Any]) -> bytes:
 
 def read_payload(stream: BinaryIO, *, is_local: bool = False) -> bytearray | None:
     """
-    Read the payload of a frame; None at the end of the stream.
+    Read the payload of a frame; None where the stream ends before or within it.
 
     Raises:
         FrameError: Something else stands there.
     """
     start = _read(stream, _FRAME.size)
-    if not start:
-        return None
-    if not start.startswith(MAGIC[: len(start)]) or len(start) < _FRAME.size:
+    if not start.startswith(MAGIC[: len(start)]):
         raise FrameError("no frame", bytes(start))
+    if len(start) < _FRAME.size:
+        return None
     _, length, digest = _FRAME.unpack(start)
     if length > _MOST_BYTES:
         raise FrameError(f"a frame of {length} bytes", bytes(start))
     payload = _read(stream, length)
     if len(payload) < length:
-        raise FrameError(f"a frame that ends after {len(payload)} of {length} bytes")
+        return None
     if not is_local and _hash([payload]) != digest:
         raise FrameError("a frame whose hash is another", bytes(payload[:64]))
     return payload

@@ -18,12 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_edgeq.compare.executors import processes
-from pytest_edgeq.compare.executors.processes import (
-    SpawnedPool,
-    WorkerDiedError,
-    WorkerTracebackError,
-)
+from pytest_edgeq.compare.executors.local_pool import LocalPool, WorkerDiedError
+from pytest_edgeq.runtimes.workers.local_worker import WorkerTracebackError
 from tests.processes import left_after
 from tests.waiting import SECONDS, line_of, rounds, running, wait_until
 
@@ -31,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def pool() -> Iterator[SpawnedPool]:
+def pool() -> Iterator[LocalPool]:
     """Two processes."""
-    made = SpawnedPool(2)
+    made = LocalPool(2)
     yield made
     made.shutdown()
 
@@ -43,20 +39,21 @@ def answered(number: int, sent: bytes, size: int) -> tuple[int, int, bytes]:
     return number, len(sent), bytes(size)
 
 
+def process_of(pool: LocalPool, number: int) -> psutil.Process:
+    """Return one of the processes of a pool."""
+    pid = pool._workers[number].pid
+    assert pid is not None, "it has run a task"
+    return psutil.Process(pid)
+
+
 def hang() -> None:
     """Wait for ever."""
     signal.pause()
 
 
-class _NoProcess:
-    """As where the machine has no process to give."""
-
-    def __init__(self, **arguments: object) -> None:
-        del arguments
-
-    def start(self) -> None:
-        """Fail."""
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+def no_process(*arguments: object, **options: object) -> None:
+    """Fail as where the machine has no process to give."""
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 class OddError(Exception):
@@ -76,7 +73,7 @@ def fails(kind: str) -> object:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_task_is_lost_with_processes_that_are_killed(pool: SpawnedPool, seed: int) -> None:
+def test_no_task_is_lost_with_processes_that_are_killed(pool: LocalPool, seed: int) -> None:
     """
     At random moments, many of them in the middle of a message of more than a pipe holds.
 
@@ -92,9 +89,10 @@ def test_no_task_is_lost_with_processes_that_are_killed(pool: SpawnedPool, seed:
         # While tasks run that come later: a moment of this work, however busy the machine is.
         wait([sent[chance.randrange(6)]], SECONDS)
         time.sleep(chance.uniform(0, 0.002))
-        process = pool._workers[chance.randrange(2)]._process
-        kills.append(process.pid)
-        process.kill()
+        pid = pool._workers[chance.randrange(2)].pid
+        if pid is not None:  # else one is being started
+            kills.append(pid)
+            os.kill(pid, signal.SIGKILL)
         for each, future in enumerate(sent):
             try:
                 assert future.result(60) == (each, 200_000, bytes(400_000))
@@ -109,49 +107,48 @@ def test_a_process_that_cannot_be_started_fails_its_task_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For want of memory, for instance: the next task starts one, and the pool still ends."""
-    pool = SpawnedPool(1)
+    pool = LocalPool(1)
 
     def without_processes() -> list[type[object]]:
-        pool._workers[0]._process.kill()
+        process_of(pool, 0).kill()
         return [type(pool.submit(os.getpid).exception(60)) for _ in range(3)]
 
-    expected = [WorkerDiedError, BlockingIOError, BlockingIOError]
     for _ in range(2):
         assert pool.submit(len, "four").result(60) == 4
         with monkeypatch.context() as patch:
-            patch.setattr(processes._SPAWN, "Process", _NoProcess)
-            assert without_processes() == expected
+            patch.setattr(subprocess, "Popen", no_process)
+            assert without_processes() == [BlockingIOError] * 3
     pool.shutdown()
 
 
-def test_a_process_that_hangs_ends_with_the_pool(pool: SpawnedPool) -> None:
+def test_a_process_that_hangs_ends_with_the_pool(pool: LocalPool) -> None:
     """Its task fails, and one that waits is not run."""
     hanging = [pool.submit(hang) for _ in range(2)]
     waiting = pool.submit(os.getpid)
     wait_until(lambda: all(each.running() for each in hanging), None)
-    started = [each._process for each in pool._workers]
+    started = [process_of(pool, number) for number in range(2)]
 
     pool.shutdown()
 
     for future in hanging:
         assert isinstance(future.exception(20), WorkerDiedError)
     assert waiting.cancelled()
-    assert not any(each.is_alive() for each in started)
+    assert not any(each.is_running() for each in started)
     with pytest.raises(RuntimeError, match="the pool is shut down"):
         pool.submit(os.getpid)
 
 
 def test_a_pool_that_nobody_holds_ends_its_processes() -> None:
     """As at exit."""
-    pool = SpawnedPool(1)
+    pool = LocalPool(1)
     pool.submit(os.getpid).result(60)
-    process = pool._workers[0]._process
+    process = process_of(pool, 0)
     del pool
     gc.collect()
-    assert not process.is_alive()
+    assert not process.is_running()
 
 
-def test_what_a_task_raises(pool: SpawnedPool) -> None:
+def test_what_a_task_raises(pool: LocalPool) -> None:
     """It comes with the traceback of the process; what cannot be pickled becomes words."""
     with pytest.raises(KeyError, match="missing") as error:
         pool.submit(fails, "plain").result(60)
@@ -171,9 +168,9 @@ def test_processes_end_with_a_client_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "client.py"
     script.write_text(
         "import os, time\n"
-        "from pytest_edgeq.compare.executors.processes import SpawnedPool\n"
+        "from pytest_edgeq.compare.executors.local_pool import LocalPool\n"
         "if __name__ == '__main__':\n"
-        "    pool = SpawnedPool(2)\n"
+        "    pool = LocalPool(2)\n"
         "    first, second = pool.submit(time.sleep, 0.5), pool.submit(time.sleep, 0.5)\n"
         "    first.result(), second.result(), pool.submit(time.sleep, 60)\n"
         "    print('ready', flush=True)\n"
@@ -194,9 +191,9 @@ def test_a_program_that_shuts_no_pool_down_ends(tmp_path: Path) -> None:
     script = tmp_path / "client.py"
     script.write_text(
         "import time\n"
-        "from pytest_edgeq.compare.executors.processes import SpawnedPool\n"
+        "from pytest_edgeq.compare.executors.local_pool import LocalPool\n"
         "if __name__ == '__main__':\n"
-        "    pool = SpawnedPool(2)\n"
+        "    pool = LocalPool(2)\n"
         "    pool.submit(time.sleep, 0).result(), pool.submit(time.sleep, 600)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
