@@ -15,8 +15,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_edgeq.cli import edgeq
-from pytest_edgeq.runtimes.workers.emulated_root import EmulatedRootError, is_finished, make_root
-from pytest_edgeq.runtimes.workers.private_apt import ubuntu_sources
+from pytest_edgeq.runtimes.workers.emulated_root import (
+    EmulatedRootError,
+    is_finished,
+    make_root,
+    ubuntu_sources,
+)
 
 CONVERTED = Path(__file__).parents[2] / "fixtures" / "tflite" / "converted"
 
@@ -182,11 +186,12 @@ def test_an_emulator_without_the_cpu(programs: Path, parent: Path) -> None:
         make_root(parent / "arm64", say=unheard)
 
 
-def test_on_64_bit_arm_nothing_is_made(parent: Path) -> None:
+def test_on_64_bit_arm_nothing_is_made(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own Python is the command."""
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     told: list[str] = []
 
-    command = make_root(parent / "arm64", say=told.append, machine="aarch64")
+    command = make_root(parent / "arm64", say=told.append)
 
     assert command == [sys.executable]
     assert "no emulation is needed" in told[-1]
@@ -194,25 +199,28 @@ def test_on_64_bit_arm_nothing_is_made(parent: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "codename"),
+    ("fields", "codename"),
     [
-        ('ID=ubuntu\nVERSION_CODENAME=noble\nPRETTY_NAME="Ubuntu 24.04 LTS"\n', "noble"),
+        ({"ID": "ubuntu", "VERSION_CODENAME": "noble"}, "noble"),
         (
-            'ID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_CODENAME=xia\nUBUNTU_CODENAME=noble',
+            {
+                "ID": "linuxmint",
+                "ID_LIKE": "ubuntu debian",
+                "VERSION_CODENAME": "xia",
+                "UBUNTU_CODENAME": "noble",
+            },
             "noble",
         ),
-        ("ID=debian\nVERSION_CODENAME=bookworm\n", None),
-        ("ID=fedora\nVERSION_ID=43\n", None),
+        ({"ID": "debian", "VERSION_CODENAME": "bookworm"}, None),
+        ({"ID": "fedora", "VERSION_ID": "43"}, None),
     ],
     ids=["ubuntu", "made of ubuntu", "debian", "fedora"],
 )
 def test_ubuntu_has_mirrors_of_its_own_for_arm64(
-    text: str, codename: str | None, tmp_path: Path
+    fields: dict[str, str], codename: str | None
 ) -> None:
     """The sources of an x86 machine do not have it; on Debian they do."""
-    (tmp_path / "os-release").write_text(text, "utf-8")
-
-    sources = ubuntu_sources(tmp_path / "os-release")
+    sources = ubuntu_sources(fields)
 
     if codename is None:
         assert sources is None
