@@ -237,8 +237,8 @@ class Measuring:
                     self._localizer = None
 
         def extra() -> Any:
-            is_parted = merger is None or merger.is_parted
-            return is_parted, self._localizer is not None, self._choice.worst
+            has_diverged = merger is None or merger.has_diverged
+            return has_diverged, self._localizer is not None, self._choice.worst
 
         try:
             return reading.measure(
@@ -276,7 +276,9 @@ class Measuring:
         """Return the call that measures the ops on a sample, or holds its outputs alone."""
         known = {} if outcome is None else outcome.values
         is_chosen = self._choice.is_next(outcome)
-        return partial(localizer.update if is_chosen else localizer.hold, sample.clone(), known)
+        return partial(
+            localizer.update if is_chosen else localizer.compare_outputs, sample.clone(), known
+        )
 
     def _compare(self, sample: Sample) -> Outcome | None:
         """Return the outputs; None where file and reference cannot be compared."""

@@ -1,14 +1,15 @@
 """
-Find the op to blame: run each op beside its counterpart in the file's float form.
+Find the op to blame: compare each op with its float counterpart.
 
 - `float_forms` chooses the float form and finds the constants that the file's were rounded from;
   `structure` pairs the ops of both, `execution` runs a float op on the inputs of the file's op.
 - `against_torch` compares the float form with torch, `moves` bounds the rounding of constants,
-  `repairs` finds the op that makes it right, `origin` compares with the converted file.
+  `repairs` finds the op whose replacement fixes the form, `origin` compares with the converted
+  file.
 - `localizer` measures samples, `measured` accumulates the errors of a tensor, `on_workers`
-  measures by an executor; `constant_checks` finds wrong constants, `readers` looks at consumers,
-  `resolution` finds the tensor whose few codes lose the change of an input.
-- `mistakes` and `cause` choose the op to blame and the words; `rows` is what users get.
+  measures by an executor; `constant_checks` finds wrong constants, `readers` checks ranges by their
+  consumers, `resolution` finds the tensor whose few codes lose the change of an input.
+- `mistakes` and `cause` choose the op to blame and the words; `rows` holds the results.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def localize(
     engine: Engine | None = None,
 ) -> LayerErrors:
     """
-    Measure every op of a file on the values that it really took.
+    Measure the error of every op of a file on the op's own inputs.
 
     Raises:
         ValueError, TypeError, RuntimeError: As `Edgeq.localize` says.
@@ -78,7 +79,7 @@ def with_explanation(
 
     Args:
         comparison: The result of a comparison, with its model.
-        seconds: How long that may take; with 0 it stays without an explanation.
+        seconds: Time limit; with 0 there is no explanation.
         progress: Shows the step.
         on_localized: Called with the errors of each op and the seconds that they took.
     """
@@ -101,11 +102,11 @@ def _explain(
     on_localized: OnLocalized | None,
 ) -> Finding:
     """
-    Localize on a few samples, to explain a failure.
+    Localize on a few samples to explain a failure.
 
     Returns:
-        The finding, with the coverage and the worst five rows as evidence. Where localizing fails,
-        why: the failure that it was to explain counts more.
+        The finding, with the coverage and the worst five rows as evidence. If localizing fails, the
+        finding says why, since the failure to explain matters more.
     """
     from pytest_edgeq.localize.cause import accumulated
     from pytest_edgeq.localize.localizer import Localizer
@@ -121,7 +122,7 @@ def _explain(
                 localizer.update(sample)
                 count += 1
             errors = localizer.result()
-    except Exception as error:  # of torch.export, say, or of a reference that is no torch module
+    except Exception as error:  # e.g. from torch.export, or a reference that is no module
         first = (str(error).splitlines() or [""])[0]
         return Finding(
             kind=NOT_LOCALIZED,
@@ -133,14 +134,14 @@ def _explain(
     on = f"{count} sample{'s' if count > 1 else ''}"
     stopped = f", stopped after {seconds:g} s" if left else ""
     other = errors.of_another_model
-    found, told = _with_advice(errors).finding, []
-    if found.kind == OP_IN_FLOAT:  # nothing is lost in it
-        found, told = accumulated(errors.rows), [found.sentence]
+    found, lines = _with_advice(errors).finding, []
+    if found.kind == OP_IN_FLOAT:  # an op in float loses nothing
+        found, lines = accumulated(errors.rows), [found.sentence]
     return replace(
         found,
         causes=(*found.causes, *([other] if other else [])),
         evidence=(
-            *told,
+            *lines,
             f"localized on the worst {on}{stopped}:",
             *errors.overview.splitlines(),
         ),
@@ -148,7 +149,7 @@ def _explain(
 
 
 def _with_advice(errors: LayerErrors) -> LayerErrors:
-    """Add what tells a wrong kernel from a wrong file, which one runtime alone does not."""
+    """Add the advice to run a wrong result on another runtime as well."""
     if errors.finding.kind != WRONG_RESULT or errors.finding.fix:
         return errors
     fix = "run the file on another runtime to tell whether the kernel or the file is wrong"

@@ -1,7 +1,7 @@
 """
-Hold the float form of a file against torch, end to end, at the precision of float32.
+Compare the outputs of the float form with torch's at float32 precision.
 
-Where they differ, tensors of the float form that torch has as well bound the region that differs.
+If they differ, tensors of the float form that equal a torch tensor bound the wrong region.
 """
 
 from __future__ import annotations
@@ -42,39 +42,39 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_Torchs = list[tuple[Array, Array | None]]
-"""Outputs of torch, and those of its float64 where it was run in it."""
+_TorchOutputs = list[tuple[Array, Array | None]]
+"""Outputs of torch in float32, and in float64 if it was run in float64."""
 
 _TIMES = 16.0
 """
-How much further from float64 the float form may be than torch's own float32, in the mean.
+Allowed distance from float64 as a multiple of torch float32's own.
 
-Of 45 small models it is 0.6 to 6 times as far: another order of sums, and kernels that approximate
+Over 45 small models it is 0.6 to 6: sums in another order, and kernels that approximate
 exponentials.
 """
 
 _MOST_NOISE = 2.0**-10
 """
-What float32 may be off from float64 at most, relative: 60 dB.
+Relative distance from float32 beyond which float64 is no reference: 60 dB.
 
-RAFT, whose iterations add up, has 110 dB. A forward that computes something else in float64 says
-nothing of float32.
+RAFT, whose iterations accumulate, has 110 dB. Beyond, the forward computes something else in
+float64.
 """
 
 _ULPS = 16.0
-"""The same where torch is exact by chance, in units in the last place of the greatest value."""
+"""Minimum tolerance, in units in the last place of the greatest value."""
 
 _TIMES_ROUNDED = 2.0
-"""How much further from the form than the file a reference may be that quantizes by itself."""
+"""Tolerance of references that quantize by themselves, as a multiple of the file's error."""
 
 _KEPT = 8
-"""Samples, of those whose difference float32 does not explain, that are judged together."""
+"""Maximum number of unexplained samples that are kept to be judged together."""
 
 _TINY = float(np.finfo(np.float64).tiny)
 
 _IN_A_ROW = 3
 """
-Ops up to which a constant that torch has nothing like is to blame for what differs.
+Maximum number of ops between an unmatched constant and the difference it causes.
 
 A layer, a product and a sum, which the converter folds in one file and not in the other.
 """
@@ -84,19 +84,20 @@ _EQUAL = 2.0**-15
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """
-    Where the float form leaves torch.
+    The first output of the float form that differs from torch.
 
     Attributes:
-        output: Of the file, the first that differs.
+        output: Name of the output in the file.
         sqnr_db: Of the float form to torch there.
-        op: Of the float form, the first that differs though all that it takes is torch's; None
-            where torch's graph cannot be run.
-        is_repaired: Whether the form is right with this op as the reference's float file has it.
-        is_negated: Whether it gives −1 × what torch gives.
+        op: First op of the float form that differs although all of its inputs equal torch's; None
+            if torch's graph cannot be run.
+        is_repaired: Whether replacing this op by its partner in the reference's float file fixes
+            the form.
+        is_negated: Whether the op returns −1 × torch's values.
         is_reordered: Whether the output has torch's values in another order.
-        is_misordered: Whether the form is right with the axes of this op's result in another order.
+        is_misordered: Whether permuting the axes of this op's result fixes the form.
     """
 
     output: str
@@ -109,15 +110,15 @@ class Parting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Distance:
+class _OutputDistance:
     """
-    How far an output is from torch's on one sample.
+    Distance of an output from torch's on one sample or several.
 
     Attributes:
-        noise: Sum of the squared differences; infinite where the outputs cannot be compared.
+        noise: Sum of the squared differences; infinite if the outputs cannot be compared.
         signal: Sum of torch's squares.
-        count: Of the elements.
-        allowed: What float32 may be off, rms.
+        count: Number of elements.
+        allowed: RMS tolerance for float32.
     """
 
     noise: float
@@ -127,15 +128,15 @@ class _Distance:
 
     @property
     def is_explained(self) -> bool:
-        """Whether float32 explains it."""
+        """Whether the distance is within the float32 tolerance."""
         return self.noise <= self.count * self.allowed**2
 
 
-def _together(distances: Sequence[_Distance]) -> _Distance:
+def _pooled(distances: Sequence[_OutputDistance]) -> _OutputDistance:
     """Return the distance over several samples."""
     count = sum(each.count for each in distances)
     allowed = sum(each.count * each.allowed**2 for each in distances)
-    return _Distance(
+    return _OutputDistance(
         sum(each.noise for each in distances),
         sum(each.signal for each in distances),
         count,
@@ -144,7 +145,7 @@ def _together(distances: Sequence[_Distance]) -> _Distance:
 
 
 class Tolerance:
-    """How far outputs of a float form may be from torch's at the precision of float32."""
+    """Tolerance of a float form's outputs to torch's at float32 precision."""
 
     def __init__(
         self, outputs: Sequence[str], n_ops: int, noise: Mapping[str, float] = MappingProxyType({})
@@ -152,18 +153,18 @@ class Tolerance:
         self._outputs, self._n_ops = list(outputs), n_ops
         self.noise = dict(noise)
 
-    def compare(self, torchs: _Torchs, made: Sequence[Array]) -> Parting | None:
-        """Return the first output that is further from torch than float32 explains."""
+    def compare(self, torchs: _TorchOutputs, made: Sequence[Array]) -> Divergence | None:
+        """Return the first output that exceeds the float32 tolerance to torch."""
         for output, ours, (theirs, precise) in zip(self._outputs, made, torchs, strict=True):
             distance = self.distance(output, ours, theirs, precise)
             if not distance.is_explained:
-                return self.parting(output, distance, [(ours, theirs)])
+                return self.divergence(output, distance, [(ours, theirs)])
         return None
 
-    def parting(
-        self, output: str, distance: _Distance, pairs: Sequence[tuple[Array, Array]]
-    ) -> Parting:
-        """Describe a difference of an output, on samples of which its values and torch's are."""
+    def divergence(
+        self, output: str, distance: _OutputDistance, pairs: Sequence[tuple[Array, Array]]
+    ) -> Divergence:
+        """Describe the difference of an output; `pairs` are its values and torch's by sample."""
         same = all(
             self.distance(
                 output, np.sort(ours, axis=None), np.sort(theirs, axis=None), None
@@ -173,7 +174,7 @@ class Tolerance:
         decibels = -math.inf
         if distance.signal and math.isfinite(distance.noise):
             decibels = 10 * math.log10(distance.signal / distance.noise)
-        return Parting(output, decibels, is_reordered=same)
+        return Divergence(output, decibels, is_reordered=same)
 
     def distance(
         self,
@@ -184,23 +185,23 @@ class Tolerance:
         *,
         peak: float = 0.0,
         rounding: float = 0.0,
-    ) -> _Distance:
-        """Measure how far an output is from torch's."""
+    ) -> _OutputDistance:
+        """Measure the distance of an output from torch's."""
         if theirs.dtype.kind != "f":
-            return _Distance(0.0, 0.0, 0, 0.0)
-        incomparable = _Distance(math.inf, 0.0, 0, 0.0)
+            return _OutputDistance(0.0, 0.0, 0, 0.0)
+        incomparable = _OutputDistance(math.inf, 0.0, 0, 0.0)
         if ours.size != theirs.size:
             return incomparable
         one, two = (each.astype(np.float64).reshape(-1) for each in (ours, theirs))
         three = two if precise is None else precise.astype(np.float64).reshape(-1)
         finite = np.isfinite(two)
         if not np.isfinite(three[finite]).all():
-            # A mask of the least float64 may overflow where that of float32 does not.
+            # A mask of the least float64 may overflow although that of float32 does not.
             precise, three = None, two
         if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
             return incomparable
         if not finite.any():
-            return _Distance(0.0, 0.0, 0, 0.0)
+            return _OutputDistance(0.0, 0.0, 0, 0.0)
         one, two, three = one[finite], two[finite], three[finite]
         noise = _relative(two - three, three)
         if noise > _MOST_NOISE:
@@ -208,28 +209,28 @@ class Tolerance:
         elif precise is not None:
             self.noise[output] = max(self.noise.get(output, 0.0), noise)
         peak = max(peak, float(np.abs(three).max()))
-        # Where nothing is known of float32, each op may be as far off.
+        # If the float32 error is unknown, each op may be as far off.
         ulps = _ULPS if output in self.noise else _ULPS * self._n_ops
         allowed = _TIMES * self.noise.get(output, 0.0) * _rms(three) + ulps * ULP * peak + rounding
         squares = float(np.square(one - three).sum())
         noise = squares if math.isfinite(squares) else math.inf
-        return _Distance(noise, float(np.square(three).sum()), one.size, allowed)
+        return _OutputDistance(noise, float(np.square(three).sum()), one.size, allowed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Open:
+class _PendingSample:
     """
-    A sample whose outputs float32 alone does not explain; it is judged with the others like it.
+    A sample that exceeds the float32 tolerance, to be judged together with others.
 
     Attributes:
         sample: The sample.
-        torchs: What torch gives.
-        made: What the form gives.
-        roundings: By output, what the op that makes it may be off, absolute.
+        torchs: Torch's outputs.
+        made: The form's outputs.
+        roundings: By output, absolute rounding error of the op that computes it.
     """
 
     sample: Sample
-    torchs: _Torchs
+    torchs: _TorchOutputs
     made: Sequence[Array]
     roundings: Sequence[float]
 
@@ -237,15 +238,15 @@ class _Open:
 @dataclass(frozen=True, slots=True)
 class Standard:
     """
-    What outputs of a form are held against on a worker; it is pickled.
+    Form and tolerance by which a worker compares outputs with torch; picklable.
 
     Attributes:
-        form: Content of the float file, and the signature that was chosen of it.
-        is_measured: Whether that file is the one that the ops are measured with.
-        is_kept: Whether it is the flow's own, whose outputs a comparison has.
-        is_aligned: Whether it has constants of torch in the place of its own.
-        n_ops: Of the form, for the tolerance.
-        noise: As `Tolerance` has it.
+        form: Content of the float file, and the chosen signature.
+        is_measured: Whether the ops are measured with the same file.
+        is_kept: Whether it is the flow's own file, whose outputs a comparison has.
+        is_aligned: Whether its constants are replaced by torch's.
+        n_ops: Number of ops in the form, for the tolerance.
+        noise: As of `Tolerance`.
     """
 
     form: tuple[bytes, str | None]
@@ -257,18 +258,18 @@ class Standard:
 
     @property
     def state(self) -> object:
-        """What decides whether a sample differs, beside noise that makes the tolerance wider."""
+        """The state that decides whether a sample differs."""
         return state_of_check(self.is_aligned, self.noise)
 
 
 def state_of_check(is_aligned: bool, noise: Mapping[str, float]) -> object:
-    """Return what two checks of outputs must have alike to be sure to agree on a sound sample."""
+    """Return the state that two checks must share to agree on sound samples."""
     return is_aligned, frozenset(noise)
 
 
 class OutputCheck:
     """
-    Tells, on a worker, whether a sample needs to be looked at by `AgainstTorch`.
+    Decides on a worker whether `AgainstTorch` must examine a sample.
 
     Attributes:
         peaks: Greatest magnitudes of torch's outputs on the last sample.
@@ -292,18 +293,18 @@ class OutputCheck:
 
     def differs(self, sample: Sample, known: Mapping[str, Arrays], measured: Arrays | None) -> bool:
         """
-        Whether the outputs of the form are further from torch's than float32 explains.
+        Whether the outputs of the form exceed the float32 tolerance to torch's.
 
         Raises:
             RuntimeError: torch or the kernels fail.
         """
         values = known.get("float") if self._is_own else None
         if values is None:
-            assert self._reference is not None, "unreachable because a localizer has looked"
+            assert self._reference is not None, "unreachable because a localizer has checked it"
             name = self._quantized.name
             values = in_file_order(call_reference(self._reference, sample), self._wanted, name)
         self.peaks = [_peak(each) for each in values]
-        torchs: _Torchs = [(each, None) for each in values]
+        torchs: _TorchOutputs = [(each, None) for each in values]
         standard = self._standard
         if measured is not None and standard.is_measured and not standard.is_aligned:
             return self._tolerance.compare(torchs, measured) is not None
@@ -322,14 +323,14 @@ class OutputCheck:
 
 class AgainstTorch:
     """
-    Compares outputs sample by sample.
+    Compares the outputs of the float form with torch's, sample by sample.
 
     Attributes:
-        parting: Where the form leaves torch; None while it does not.
-        is_rounded: Whether all that the reference gives are codes of the file, on samples where the
-            form leaves it: it quantizes by itself.
-        aligned: The form that computes what torch does, where constants alone make the file's own
-            leave it; else None.
+        divergence: The first difference from torch; None while there is none.
+        is_rounded: Whether the reference quantizes by itself: on differing samples all of its
+            outputs are codes of the file.
+        aligned: The form with torch's constants, if constants alone explain the difference; else
+            None.
     """
 
     def __init__(self, quantized: QuantizedModel, forms: Forms, first: Sample) -> None:
@@ -337,18 +338,18 @@ class AgainstTorch:
         self._form, self._reference = forms.checked, forms.reference
         kept = quantized.float_edge
         self._is_kept = kept is not None and kept.graph is forms.checked.graph
-        self._open: list[_Open] = []
-        self._furthest: tuple[float, _Open] | None = None
+        self._pending: list[_PendingSample] = []
+        self._furthest: tuple[float, _PendingSample] | None = None
         self.aligned: EdgeFile | None = None
         form = self._form
         self._wanted = [border.name for border in quantized.edge.signature.outputs]
-        # Before interpreters are open: it takes twice the memory of the weights.
-        self._first_in_double = self._run_in_double(first)
+        # Before interpreters are open: it needs twice the memory of the weights.
+        self._first_in_float64 = self._run_in_float64(first)
         self._runner = form.runner("builtin", keep=True)
         n_ops = len(form.graph.subgraphs[form.signature.subgraph].ops)
         self._tolerance = Tolerance(self._wanted, n_ops)
         self._peaks = [0.0] * len(self._wanted)
-        self.parting: Parting | None = None
+        self.divergence: Divergence | None = None
         self.is_rounded = False
 
     def update(
@@ -359,10 +360,10 @@ class AgainstTorch:
         is_run: bool = False,
     ) -> None:
         """
-        Compare one sample; after the first one that differs none is looked at any more.
+        Compare one sample; samples behind the first difference are skipped.
 
-        Where nothing tells how far float32 itself is off, or constants are of unknown rounding,
-        samples that differ are gathered, and `settle` judges them.
+        If the float32 tolerance is unknown, or the rounding of constants is, differing samples are
+        kept for `settle`.
 
         Raises:
             RuntimeError: torch or the kernels fail.
@@ -378,54 +379,55 @@ class AgainstTorch:
             if kept is not None and self._tolerance.compare(torchs, kept) is None:
                 return
             self._run(self._form, sample)
-        parting = self._tolerance.compare(torchs, self._outputs())
-        if parting is not None and torchs[0][1] is None:
-            precise = self._run_in_double(sample)
+        divergence = self._tolerance.compare(torchs, self._outputs())
+        if divergence is not None and torchs[0][1] is None:
+            precise = self._run_in_float64(sample)
             if precise is not None:
                 torchs = [(one, two) for (one, _), two in zip(torchs, precise, strict=True)]
-                parting = self._tolerance.compare(torchs, self._outputs())
-        if self._is_open(torchs):
-            # Of a form with a state all samples must be run, in order.
-            if parting is not None or self._form.is_stateful:
-                self._gather(sample, torchs, is_explained=parting is None)
-        elif parting is not None and not self._is_explained_by_constants([(sample, torchs)]):
-            self.parting = self._located(sample, torchs, parting)
+                divergence = self._tolerance.compare(torchs, self._outputs())
+        if self._is_inconclusive(torchs):
+            # A stateful form must run all samples in order.
+            if divergence is not None or self._form.is_stateful:
+                self._keep_pending(sample, torchs, is_explained=divergence is None)
+        elif divergence is not None and not self._is_explained_by_constants([(sample, torchs)]):
+            self.divergence = self._locate(sample, torchs, divergence)
 
     def note(self, peaks: Sequence[float]) -> None:
-        """Take note of the greatest magnitudes of torch's outputs on a sample."""
+        """Update the greatest magnitudes of torch's outputs."""
         self._peaks = [max(pair) for pair in zip(self._peaks, peaks, strict=True)]
 
     def settle(self) -> None:
-        """Judge the samples that are left open; `parting` and `aligned` are final then."""
+        """Judge the pending samples; `divergence` and `aligned` are final afterwards."""
         furthest, self._furthest = self._furthest, None
-        samples, self._open = self._open + ([] if furthest is None else [furthest[1]]), []
+        samples, self._pending = self._pending + ([] if furthest is None else [furthest[1]]), []
         if not samples:
             return
         samples = self._within_rounding(samples)
         nearest = self._forms.is_nearest
         if nearest and self._is_explained_by_constants([(e.sample, e.torchs) for e in samples]):
             return
-        found = self._judged(samples)
+        found = self._first_unexplained(samples)
         if found is None:
             return
         if not nearest and self._is_explained_by_constants([(e.sample, e.torchs) for e in samples]):
             return
-        place, parting = found
+        place, divergence = found
         self._runner = self._form.apart().runner("builtin", keep=True)
         for each in samples[: place + 1] if self._form.is_stateful else samples[place : place + 1]:
             self._run(self._form, each.sample)
-        self.parting = self._located(samples[place].sample, samples[place].torchs, parting)
+        self.divergence = self._locate(samples[place].sample, samples[place].torchs, divergence)
 
-    def _within_rounding(self, samples: list[_Open]) -> list[_Open]:
+    def _within_rounding(self, samples: list[_PendingSample]) -> list[_PendingSample]:
         """
-        Allow a reference that quantizes by itself to be as far from the form as the file is.
+        Widen the tolerance to the file's own error for a quantizing reference.
 
-        It is one if all that it gives for the quantized outputs of the file are codes of these.
+        A reference does so if all of its values for the file's quantized outputs are codes of
+        these.
         """
         graph, signature = self._quantized.graph, self._quantized.edge.signature
         tensors = [quantized_output(graph, signature, border) for border in signature.outputs]
         coded = [
-            _is_coded(value, limits)
+            _is_quantized(value, limits)
             for each in samples
             for tensor, (value, _) in zip(tensors, each.torchs, strict=True)
             if (limits := code_limits(tensor)) is not None and value.dtype.kind == "f"
@@ -446,32 +448,34 @@ class AgainstTorch:
             allowed.append(dataclasses.replace(each, roundings=roundings))
         return allowed
 
-    def _is_open(self, torchs: _Torchs) -> bool:
-        """Whether a difference on one sample alone says nothing."""
-        return self.aligned is None and (self._forms.drawn is not None or torchs[0][1] is None)
+    def _is_inconclusive(self, torchs: _TorchOutputs) -> bool:
+        """Whether a difference on one sample alone proves nothing."""
+        return self.aligned is None and (self._forms.perturbed is not None or torchs[0][1] is None)
 
-    def _gather(self, sample: Sample, torchs: _Torchs, *, is_explained: bool) -> None:
-        """Keep a sample for `settle`: one of the first, or the furthest behind these."""
+    def _keep_pending(self, sample: Sample, torchs: _TorchOutputs, *, is_explained: bool) -> None:
+        """Keep a sample for `settle`: the first few, and the furthest of the others."""
         made = [each.copy() for each in self._outputs()]
         rounding = [self._rounding_of_last_op(index) for index in self._places()]
-        new = _Open(sample.clone(), torchs, made, rounding)
-        if len(self._open) < _KEPT:
-            self._open.append(new)
+        new = _PendingSample(sample.clone(), torchs, made, rounding)
+        if len(self._pending) < _KEPT:
+            self._pending.append(new)
         elif not is_explained and not self._form.is_stateful:
             distances = self._distances(new)
             off = max(each.noise / max(each.count * each.allowed**2, _TINY) for each in distances)
             if self._furthest is None or off > self._furthest[0]:
                 self._furthest = off, new
 
-    def _distances(self, each: _Open) -> list[_Distance]:
-        """Return by output how far a sample is from torch."""
-        given = zip(self._wanted, each.made, each.torchs, self._peaks, each.roundings, strict=True)
+    def _distances(self, each: _PendingSample) -> list[_OutputDistance]:
+        """Return the distance of a sample from torch, by output."""
+        items = zip(self._wanted, each.made, each.torchs, self._peaks, each.roundings, strict=True)
         return [
             self._tolerance.distance(name, made, *torchs, peak=peak, rounding=rounding)
-            for name, made, torchs, peak, rounding in given
+            for name, made, torchs, peak, rounding in items
         ]
 
-    def _judged(self, samples: Sequence[_Open]) -> tuple[int, Parting] | None:
+    def _first_unexplained(
+        self, samples: Sequence[_PendingSample]
+    ) -> tuple[int, Divergence] | None:
         """
         Return the first difference that neither float32 nor the rounding of constants explains.
 
@@ -484,30 +488,32 @@ class AgainstTorch:
             (output, group, distance)
             for output in range(len(self._wanted))
             for group in groups
-            if not (distance := _together([by_sample[i][output] for i in group])).is_explained
+            if not (distance := _pooled([by_sample[i][output] for i in group])).is_explained
         ]
         if not tests:
             return None
         moves = None
-        if self._forms.drawn is not None and all(math.isfinite(d.noise) for *_, d in tests):
-            moves = self._moves(samples, tests)
+        if self._forms.perturbed is not None and all(math.isfinite(d.noise) for *_, d in tests):
+            moves = self._measure_moves(samples, tests)
         for output, group, distance in tests:
             if moves is not None and _is_within(moves, output, group, distance):
                 continue
             name = self._wanted[output]
             pairs = [(samples[i].made[output], samples[i].torchs[output][0]) for i in group]
             worst = max(group, key=lambda i: by_sample[i][output].noise)
-            return worst, self._tolerance.parting(name, distance, pairs)
+            return worst, self._tolerance.divergence(name, distance, pairs)
         return None
 
-    def _moves(
-        self, samples: Sequence[_Open], tests: Sequence[tuple[int, list[int], _Distance]]
+    def _measure_moves(
+        self,
+        samples: Sequence[_PendingSample],
+        tests: Sequence[tuple[int, list[int], _OutputDistance]],
     ) -> Moves:
         """Run the samples with constants that are drawn within half a step."""
-        assert self._forms.drawn is not None, "the caller has looked"
+        assert self._forms.perturbed is not None, "the caller has checked it"
         moves, names = Moves(), list(self._quantized.input_names)
         for seed in range(DRAWS):
-            file = self._forms.drawn(seed)
+            file = self._forms.perturbed(seed)
             for place, each in enumerate(samples):
                 outputs = file.run(names, each.sample.arrays(), "builtin")
                 named = zip((b.name for b in file.signature.outputs), outputs, strict=True)
@@ -521,17 +527,17 @@ class AgainstTorch:
         return moves
 
     def _places(self) -> list[int]:
-        """Return the tensors of the form that are its outputs, in the order of the file."""
+        """Return the form's output tensors in the order of the file's outputs."""
         borders = self._form.signature.outputs
         named = [(border.name, np.array(border.tensor.index)) for border in borders]
         return list(map(int, in_file_order(named, self._wanted, self._quantized.name)))
 
     def _rounding_of_last_op(self, index: int) -> float:
         """
-        Return what the op that makes a tensor may be off, absolute.
+        Return the absolute rounding error of the op that computes a tensor.
 
-        A difference near 0 is as exact as its operands, a probability as 1. How exact a sum of
-        products is, is told by the output's magnitude on all samples.
+        A difference near 0 is as exact as its operands, a probability as 1. The error of a sum of
+        products is bounded by the output's magnitude over all samples instead.
         """
         graph = self._form.graph
         subgraph = graph.subgraphs[self._form.signature.subgraph]
@@ -548,22 +554,22 @@ class AgainstTorch:
 
     @property
     def is_done(self) -> bool:
-        """Whether no further sample is compared: the form differs, or nothing is to compare."""
-        return self.parting is not None or self._reference is None
+        """Whether no further sample is compared: the form differs, or there is no reference."""
+        return self.divergence is not None or self._reference is None
 
     @property
-    def reference_elsewhere(self) -> Callable[..., Any] | None:
-        """What the form is held against where that is not the model's reference; else None."""
+    def other_reference(self) -> Callable[..., Any] | None:
+        """The reference of the form if it is not the model's own."""
         return None if self._reference is self._quantized.float_model else self._reference
 
     @property
     def state(self) -> object:
-        """As `Standard.state`, of now."""
+        """The current state, as of `Standard.state`."""
         return state_of_check(self.aligned is not None, self._tolerance.noise)
 
     @property
     def standard(self) -> Standard:
-        """What a worker holds outputs against, as of now."""
+        """The current form and tolerance, for workers."""
         form = self._form if self.aligned is None else self.aligned
         return Standard(
             (bytes(form.graph.buffer[:]), form.key),
@@ -578,8 +584,8 @@ class AgainstTorch:
         inputs = form.encode(list(self._quantized.input_names), sample.arrays())
         (runner or self._runner).run(inputs)
 
-    def _is_explained_by_constants(self, samples: Sequence[tuple[Sample, _Torchs]]) -> bool:
-        """Whether the form computes what torch does with torch's constants at the same place."""
+    def _is_explained_by_constants(self, samples: Sequence[tuple[Sample, _TorchOutputs]]) -> bool:
+        """Whether the form equals torch once torch's constants replace its own."""
         if self.aligned is not None or self._forms.aligned is None:
             return False
         own, aligned = self._runner, self._forms.aligned()
@@ -594,22 +600,22 @@ class AgainstTorch:
 
     def reference(self, sample: Sample) -> Arrays:
         """
-        Return what the form is held against, in the order of the file's outputs.
+        Return the reference's outputs in the order of the file.
 
         Raises:
             RuntimeError: torch fails.
         """
-        assert self._reference is not None, "unreachable because `is_done` tells"
+        assert self._reference is not None, "unreachable because callers check `is_done`"
         outputs = call_reference(self._reference, sample)
         return in_file_order(outputs, self._wanted, self._quantized.name)
 
-    def _torchs(self, sample: Sample, known: Mapping[str, Arrays]) -> _Torchs:
-        """Return torch's outputs, and on the first sample those in float64 as well."""
+    def _torchs(self, sample: Sample, known: Mapping[str, Arrays]) -> _TorchOutputs:
+        """Return torch's outputs; for the first sample in float64 as well."""
         is_own = self._reference is self._quantized.float_model
         values = known.get("reference", known.get("float") if is_own else None)
         if values is None:
             values = self.reference(sample)
-        exact, self._first_in_double = self._first_in_double, None
+        exact, self._first_in_float64 = self._first_in_float64, None
         none: Sequence[Array | None] = [None] * len(values)
         return list(zip(values, none if exact is None else exact, strict=True))
 
@@ -623,28 +629,28 @@ class AgainstTorch:
         ]
         return in_file_order(outputs, self._wanted, self._quantized.name)
 
-    def _run_in_double(self, sample: Sample) -> Sequence[Array] | None:
-        """Return what a copy of the reference gives in float64; None where it cannot run in it."""
+    def _run_in_float64(self, sample: Sample) -> Sequence[Array] | None:
+        """Return the outputs of the reference in float64; None if it fails."""
         clone = sample.clone()
         double = type(sample)(
-            tuple(_doubled(each) for each in clone.args),
-            {name: _doubled(each) for name, each in clone.kwargs.items()},
+            tuple(_to_float64(each) for each in clone.args),
+            {name: _to_float64(each) for name, each in clone.kwargs.items()},
         )
-        # A forward may make float32 itself; in its graph such dtypes are changed.
+        # A forward may create float32 tensors; in its graph such dtypes are replaced.
         for is_graph in (False, True):
             reference = _graph_of(self._reference, sample) if is_graph else self._reference
-            module = _in_double(reference)
+            module = _float64_copy(reference)
             try:
                 with litert.quiet():
                     outputs = None if module is None else call_reference(module, double)
-            except Exception:  # torch raises what it met
+            except Exception:  # torch raises errors of any type
                 continue
             if outputs is not None:
                 return in_file_order(outputs, self._wanted, self._quantized.name)
         return None
 
-    def _located(self, sample: Sample, torchs: _Torchs, parting: Parting) -> Parting:
-        """Add the first op of the form that differs though all that it takes is torch's."""
+    def _locate(self, sample: Sample, torchs: _TorchOutputs, divergence: Divergence) -> Divergence:
+        """Add the first op of the form that differs although its inputs equal torch's."""
         as_converted = self._run_as_converted(sample, torchs)
 
         def is_right(form: EdgeFile) -> bool:
@@ -652,47 +658,49 @@ class AgainstTorch:
 
         repaired = None if as_converted is None else self._repaired(is_right)
         if repaired is not None:
-            return dataclasses.replace(parting, op=repaired, is_repaired=True)
+            return dataclasses.replace(divergence, op=repaired, is_repaired=True)
         known = _NodeValues.of(self._reference, sample)
         if known is None:
-            return parting
+            return divergence
         converted = {} if as_converted is None else self._values_as_converted(as_converted)
         known.add(converted.values())
         subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
         equal = {index for index in subgraph.inputs}
         for op in subgraph.ops:
-            equal.update(i for i in op.outputs if i >= 0 and known.holds(self._runner.tensor(i)))
+            equal.update(i for i in op.outputs if i >= 0 and known.contains(self._runner.tensor(i)))
         places = {b.name: b.tensor.index for b in self._form.signature.outputs}
-        place = self._wanted.index(parting.output)
-        last = places.get(parting.output, self._form.signature.outputs[place].tensor.index)
-        region = _behind(subgraph, last, equal)
-        strange = self._strange(subgraph, last, region, equal, is_known=bool(converted))
-        first = self._first_beside_partners(last, equal, as_converted)
+        place = self._wanted.index(divergence.output)
+        last = places.get(divergence.output, self._form.signature.outputs[place].tensor.index)
+        region = _backward_slice(subgraph, last, equal)
+        strange = self._first_unlike_reference(
+            subgraph, last, region, equal, is_known=bool(converted)
+        )
+        first = self._first_unlike_partner(last, equal, as_converted)
         found = strange or first or _first_that_differs(subgraph, region, equal)
         if found is None:
-            return parting
+            return divergence
         op = found
         if strange is None:
             op = self._wrong_mover(op, converted) or op
         made = self._runner.tensor(op.outputs[0])
-        negated = made.dtype.kind == "f" and known.holds(-made)
+        negated = made.dtype.kind == "f" and known.contains(-made)
         if strange is None and op is found and not negated:
             misordered = misordered_op(self._form, op, is_right)
             if misordered is not None:
-                return dataclasses.replace(parting, op=misordered, is_misordered=True)
-        return dataclasses.replace(parting, op=op, is_negated=negated)
+                return dataclasses.replace(divergence, op=misordered, is_misordered=True)
+        return dataclasses.replace(divergence, op=op, is_negated=negated)
 
     def _repaired(self, is_right: Callable[[EdgeFile], bool]) -> Op | None:
-        """Return an op that makes the form right as the reference's float file has it."""
+        """Return the op whose replacement by its converted partner fixes the form."""
         converted, aligned = self._forms.converted, self._forms.aligned
         assert converted is not None, "the caller has run it"
         found = repaired_op(self._form, converted, is_right)
         if found is None and aligned is not None:
-            # Constants may be folded otherwise than in the other file, where nothing is wrong.
+            # Sound constants may be folded differently than in the other file.
             found = repaired_op(aligned(), converted, is_right)
         return found
 
-    def _strange(
+    def _first_unlike_reference(
         self,
         subgraph: Subgraph,
         last: int,
@@ -701,11 +709,14 @@ class AgainstTorch:
         *,
         is_known: bool,
     ) -> Op | None:
-        """Return the first op that differs from the reference's op, or in its constants."""
-        substituted, unlike = self._forms.substituted, self._forms.unlike
+        """Return the first op with another name or other constants than the reference's."""
+        substituted, unmatched = self._forms.substituted, self._forms.unmatched
         for numbers, outputs in (
-            (region, substituted | unlike),
-            (_behind(subgraph, last, set()), substituted if is_known else substituted | unlike),
+            (region, substituted | unmatched),
+            (
+                _backward_slice(subgraph, last, set()),
+                substituted if is_known else substituted | unmatched,
+            ),
         ):
             for number in sorted(numbers):
                 op = subgraph.ops[number]
@@ -713,27 +724,27 @@ class AgainstTorch:
                 near = place is not None and (
                     not is_known
                     or place in substituted
-                    or len(_behind(subgraph, place, equal)) <= _IN_A_ROW
+                    or len(_backward_slice(subgraph, place, equal)) <= _IN_A_ROW
                 )
                 if near:
                     return op
         return None
 
-    def _run_if_right(self, form: EdgeFile, sample: Sample, torchs: _Torchs) -> Runner | None:
-        """Run a float file; return its runner, or None where its outputs are not torch's."""
+    def _run_if_right(self, form: EdgeFile, sample: Sample, torchs: _TorchOutputs) -> Runner | None:
+        """Run a float file; return None if its outputs differ from torch's."""
         runner = form.runner("builtin", keep=True)
         self._run(form, sample, runner)
         is_right = self._tolerance.compare(torchs, self._outputs_of(form, runner)) is None
         return runner if is_right else None
 
-    def _run_as_converted(self, sample: Sample, torchs: _Torchs) -> Runner | None:
-        """Run the reference's float file; return None where there is none that gives torch's."""
+    def _run_as_converted(self, sample: Sample, torchs: _TorchOutputs) -> Runner | None:
+        """Run the reference's float file; return None if missing or unlike torch."""
         form = self._forms.converted
         return None if form is None else self._run_if_right(form, sample, torchs)
 
     def _values_as_converted(self, runner: Runner) -> dict[int, Array]:
         """
-        Return the values of all float tensors that ops of the reference's float file give.
+        Return all float tensors computed by the reference's float file.
 
         The converter computes tensors for which torch's graph has no node, such as a factor that it
         moves in front of a product.
@@ -744,14 +755,14 @@ class AgainstTorch:
         values = {i: runner.tensor(i) for op in ops for i in op.outputs if i >= 0}
         return {i: each.astype(np.float64) for i, each in values.items() if each.dtype.kind == "f"}
 
-    def _first_beside_partners(
+    def _first_unlike_partner(
         self, last: int, equal: set[int], converted: Runner | None
     ) -> Op | None:
         """
         Return the first op that differs from its partner in the reference's float file.
 
-        A tensor may have the values of another one of torch's, or these in another order of its
-        axes. None of an op without a partner, or whose partner's result is of another shape.
+        A tensor may equal another one of torch's, or a permutation of it. Ops without a partner, or
+        with a result of another shape, are skipped.
         """
         form = self._forms.converted
         if form is None or converted is None:
@@ -768,15 +779,15 @@ class AgainstTorch:
                 if made.shape == wanted.shape:
                     same[here] = not _is_moved(made, wanted)
         known = {i for i in equal if same.get(i, True)} | {i for i in same if same[i]}
-        first = _first_that_differs(subgraph, _behind(subgraph, last, known), known)
+        first = _first_that_differs(subgraph, _backward_slice(subgraph, last, known), known)
         return first if first is not None and not same.get(first.outputs[0], True) else None
 
     def _wrong_mover(self, op: Op, converted: Mapping[int, Array]) -> Op | None:
         """
-        Return the RESHAPE or TRANSPOSE in front of an op that moves other values than its partner.
+        Return the RESHAPE or TRANSPOSE that moves other values than its partner.
 
-        Its values are torch's all the same, those of another tensor or in another order, so that
-        the op behind it is the first to differ.
+        Its values still equal some torch tensor or a permutation of it, so the consumer is the
+        first op to differ.
         """
         form = self._forms.converted
         if form is None or not converted:
@@ -798,7 +809,7 @@ class AgainstTorch:
 
 
 def _first_that_differs(subgraph: Subgraph, region: set[int], equal: set[int]) -> Op | None:
-    """Return the first op of a region that takes nothing but equal tensors."""
+    """Return the first op of a region whose inputs are all equal to torch's."""
     for op in subgraph.ops:
         live = (i for i in op.inputs if i >= 0 and not subgraph.tensors[i].is_constant)
         if op.index in region and all(i in equal or i not in subgraph.producer for i in live):
@@ -807,7 +818,7 @@ def _first_that_differs(subgraph: Subgraph, region: set[int], equal: set[int]) -
 
 
 def _is_moved(made: Array, wanted: Array) -> bool:
-    """Whether two tensors of one shape differ; False of different shapes, which tell nothing."""
+    """Whether two tensors of one shape differ; False for different shapes."""
     if made.shape != wanted.shape:
         return False
     if wanted.dtype.kind != "f":
@@ -818,14 +829,14 @@ def _is_moved(made: Array, wanted: Array) -> bool:
     return not bool(same.all())
 
 
-def _in_double(reference: Callable[..., Any] | None) -> torch.nn.Module | None:
-    """Return a copy in float64; None of what is no module."""
+def _float64_copy(reference: Callable[..., Any] | None) -> torch.nn.Module | None:
+    """Return a float64 copy of a module; None if it cannot be copied."""
     if not isinstance(reference, torch.nn.Module):
         return None
     try:
         with litert.quiet():  # torch 2.13 warns of its own use of LeafSpec
             double = copy.deepcopy(reference).double()
-    except Exception:  # of whatever attributes the module has; then float32 is all that is known
+    except Exception:  # attributes may fail to copy; float32 is used then
         return None
     if isinstance(double, torch.fx.GraphModule):
         for node in double.graph.nodes:
@@ -837,19 +848,19 @@ def _in_double(reference: Callable[..., Any] | None) -> torch.nn.Module | None:
     return double
 
 
-def _doubled(value: Any) -> Any:
+def _to_float64(value: Any) -> Any:
     tensor = as_tensor(value)
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _is_within(moves: Moves, output: int, group: Sequence[int], distance: _Distance) -> bool:
+def _is_within(moves: Moves, output: int, group: Sequence[int], distance: _OutputDistance) -> bool:
     """Whether float32 and the rounding of constants explain a distance."""
     float32 = distance.allowed * math.sqrt(distance.count)
     return math.sqrt(distance.noise) <= float32 + math.sqrt(moves.limit(output, group))
 
 
-def _is_coded(values: Array, limits: Codes) -> bool:
-    """Whether floats are values of codes, but for a rounding of float32."""
+def _is_quantized(values: Array, limits: Codes) -> bool:
+    """Whether floats are dequantized codes, up to float32 rounding."""
     values = _finite(values.astype(np.float64))
     steps = np.rint(values / limits.scale)
     low, high = limits.low - limits.zero_point, limits.high - limits.zero_point
@@ -863,7 +874,7 @@ def _finite(values: Array) -> Array:
 
 
 def _peak(values: Array) -> float:
-    """Return the greatest magnitude of finite floats; 0 of whole numbers."""
+    """Return the greatest magnitude of finite floats; 0 for integers."""
     if values.dtype.kind != "f":
         return 0.0
     return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
@@ -878,8 +889,8 @@ def _relative(noise: Array, signal: Array) -> float:
     return _rms(noise) / size if size else 0.0
 
 
-def _behind(subgraph: Subgraph, last: int, equal: set[int]) -> set[int]:
-    """Return the ops that make a tensor of what is torch's."""
+def _backward_slice(subgraph: Subgraph, last: int, equal: set[int]) -> set[int]:
+    """Return the ops on the paths from torch-equal tensors to a tensor."""
     found: set[int] = set()
     left = [last]
     while left:
@@ -898,25 +909,25 @@ def _inputs_of(sample: Sample) -> tuple[tuple[torch.Tensor, ...], dict[str, torc
 
 
 def _graph_of(reference: Callable[..., Any] | None, sample: Sample) -> torch.fx.GraphModule | None:
-    """Return torch's graph; None where torch cannot export it."""
+    """Return torch's graph; None if torch cannot export it."""
     module = torch_module(reference)
     if module is None or isinstance(module, torch.fx.GraphModule):
         return module
     try:
         with litert.quiet():
             return _export(module, *_inputs_of(sample))
-    except Exception:  # torch.export raises whatever the forward met: nothing more is known then
+    except Exception:  # torch.export raises errors of any type
         return None
 
 
 def _export(
     model: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor]
 ) -> torch.fx.GraphModule:
-    # Of one tensor that stands for two inputs torch makes one.
+    # torch.export merges two inputs that are the same tensor.
     args = tuple(each.clone() for each in args)
     kwargs = {name: each.clone() for name, each in kwargs.items()}
     with warnings.catch_warnings():
-        # Recurrent layers look their weights up anew; what is exported are the parameters.
+        # Recurrent layers warn of weights that they look up; the parameters are exported.
         warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
         program = torch.export.export(model, args, kwargs, strict=False)
     module = program.module()
@@ -926,13 +937,13 @@ def _export(
 
 @dataclass(slots=True, eq=False)
 class _NodeValues:
-    """Values of torch's graph in one run, by their number of elements."""
+    """Node values of torch's graph in one run, by number of elements."""
 
     by_size: dict[int, list[Array]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, reference: Callable[..., Any] | None, sample: Sample) -> _NodeValues | None:
-        """Run a graph; None where torch cannot export it."""
+        """Run a graph; return None if torch cannot export it."""
         graph = _graph_of(reference, sample)
         if graph is None:
             return None
@@ -945,7 +956,7 @@ class _NodeValues:
             by_size.setdefault(value.size, []).append(value)
         return cls(by_size)
 
-    def holds(self, made: Array) -> bool:
+    def contains(self, made: Array) -> bool:
         """Whether a node has these values, in any order of its axes."""
         if made.dtype.kind != "f" or not made.size:
             return True
@@ -954,13 +965,13 @@ class _NodeValues:
         return any(_same(each, wanted, near) for each in self.by_size.get(made.size, ()))
 
     def add(self, values: Iterable[Array]) -> None:
-        """Take other values for torch's as well."""
+        """Add further values that count as torch's."""
         for value in values:
             self.by_size.setdefault(value.size, []).append(value)
 
 
 class _Recorder(torch.fx.Interpreter):
-    """Keeps every tensor that a graph gives."""
+    """Records every tensor that a graph computes."""
 
     def __init__(self, graph: torch.nn.Module) -> None:
         assert isinstance(graph, torch.fx.GraphModule), "exported"
@@ -968,11 +979,11 @@ class _Recorder(torch.fx.Interpreter):
         self.values: list[Array] = []
 
     def run_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Run the graph on inputs as its forward takes them."""
+        """Run the graph on the arguments of its forward."""
         names = [node.name for node in self.graph.nodes if node.op == "placeholder"][len(args) :]
         known = set(names) == set(kwargs)
-        given = [kwargs[name] for name in names] if known else list(kwargs.values())
-        self.run(*args, *given, enable_io_processing=False)
+        values = [kwargs[name] for name in names] if known else list(kwargs.values())
+        self.run(*args, *values, enable_io_processing=False)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node and record its output tensors."""
@@ -998,7 +1009,7 @@ def _same(value: Array, wanted: Array, near: float) -> bool:
     for order in axis_orders(value.shape):
         turned = value.transpose(order).reshape(-1)
         with np.errstate(invalid="ignore"):
-            apart = np.abs(turned - wanted)
-        if ((apart <= near) | (turned == wanted)).all():
+            difference = np.abs(turned - wanted)
+        if ((difference <= near) | (turned == wanted)).all():
             return True
     return False

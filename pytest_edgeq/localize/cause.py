@@ -1,9 +1,9 @@
 """
-Which row is to blame, and why.
+Choose the row to blame, and say why.
 
-What a kernel's rounding does not explain, and what is wrong with a constant, is a defect wherever
-it stands. A loss by quantization is none by itself: every layer has one. It is told only of a layer
-that loses far more than others of its kind, or whose parameters can come from a mistake only.
+An error beyond the kernel's rounding and a wrong constant are defects in any op. A loss by
+quantization alone is no defect, since every layer has one. It is reported only for a layer that
+loses far more than others of its kind, or whose parameters can only come from a mistake.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pytest_edgeq.localize.rows import (
     QUANTIZATION,
     SOUND,
     UNMATCHED,
-    Evidence,
+    Diagnostics,
     LayerError,
     LayerErrors,
 )
@@ -60,10 +60,10 @@ from pytest_edgeq.tflite.ops import LAYERS
 
 _LEAST_LAYERS = 5
 """
-Layers that it takes to tell an outlier.
+Minimum number of layers to detect an outlier.
 
-The third quartile of five is the fourth of them, so that the worst one does not move the fence that
-it is held against; of four it would.
+The third quartile of five values is the fourth of them, so that the worst one does not move the
+fence that it is compared with; of four values it would.
 """
 
 _FENCES = 3.0
@@ -74,25 +74,25 @@ ROUNDED = 2 / math.sqrt(12)
 
 
 def blame(
-    rows: Sequence[LayerError], evidence: Sequence[Evidence], inputs: Sequence[Finding] = ()
+    rows: Sequence[LayerError], evidence: Sequence[Diagnostics], inputs: Sequence[Finding] = ()
 ) -> LayerErrors:
     """
-    Give every row its verdict, choose the one to blame and say why.
+    Assign a verdict to every row, choose the culprit and say why.
 
-    A finding about constants stands before an excess over rounding, which stands before a loss by
+    A finding about constants precedes an excess over rounding, which precedes a loss by
     quantization. Of rows with findings of one kind the most harmful is chosen, and of those within
     a bit of it the first. The range of an input explains losses by quantization in all ops.
 
     Raises:
-        ValueError: Not one piece of evidence a row.
+        ValueError: `rows` and `evidence` differ in length.
     """
     if len(rows) != len(evidence):
         raise ValueError(f"{len(rows)} rows, and evidence for {len(evidence)}")
-    losses = _losses(rows, evidence) | _cut_off(rows, evidence)
+    losses = _outlier_losses(rows, evidence) | _cut_off_rows(rows, evidence)
     mistaken = {} if losses else _mistaken(rows, evidence)
     judged = tuple(
-        replace(row, verdict=_verdict(row, given, i in losses or i in mistaken))
-        for i, (row, given) in enumerate(zip(rows, evidence, strict=True))
+        replace(row, verdict=_verdict(row, own, i in losses or i in mistaken))
+        for i, (row, own) in enumerate(zip(rows, evidence, strict=True))
     )
     wrong = _wrong(judged, evidence)
     if wrong is not None:
@@ -101,15 +101,15 @@ def blame(
     if inputs:
         return LayerErrors(rows=judged, culprit=None, finding=inputs[0])
     everywhere = _everywhere(judged, evidence)
-    alone = None if everywhere else _alone(judged, evidence)
+    worst = None if everywhere else _worst_row(judged, evidence)
     lossy_rows = losses or mistaken
     culprit = min(lossy_rows, key=lambda i: (_sqnr(rows[i]), i)) if lossy_rows else None
-    apart = other_samples(judged, evidence)
-    if apart.half_empty and culprit is not None:
-        # Where most ranges are half empty, one that is still emptier is none to blame.
+    samples_shift = other_samples(judged, evidence)
+    if samples_shift.half_empty and culprit is not None:
+        # If most ranges are half empty, an even emptier one is not to blame.
         culprit = None if too_wide(judged[culprit], evidence[culprit]) else culprit
-    if alone is not None:
-        place, cause = alone
+    if worst is not None:
+        place, cause = worst
         if culprit is None or _sqnr(judged[place]) < _sqnr(judged[culprit]):
             row = replace(judged[place], verdict=QUANTIZATION)
             return _lossy((*judged[:place], row, *judged[place + 1 :]), place, cause)
@@ -120,7 +120,7 @@ def blame(
     floats = _left_in_float(judged, evidence)
     if floats is not None and not everywhere:
         return _lossy(judged, *floats, kind=OP_IN_FLOAT)
-    known = everywhere or apart.mistake
+    known = everywhere or samples_shift.mistake
     return LayerErrors(
         rows=judged, culprit=None, finding=accumulated(judged) if known is None else _of_all(known)
     )
@@ -137,7 +137,7 @@ def _of_all(known: Mistake) -> Finding:
 
 
 def accumulated(rows: Sequence[LayerError]) -> Finding:
-    """Return the finding that no layer stands out."""
+    """Return the finding that the error accumulates over all layers."""
     count = sum(row.local_sqnr_db is not None and row.local_sqnr_db < math.inf for row in rows)
     over = f": the error accumulates over {count} layers" if count > 1 else ""
     return Finding(kind=ACCUMULATED_LOSS, place=FILE, symptom=f"no single layer stands out{over}")
@@ -158,7 +158,7 @@ def _lossy(
     return LayerErrors(rows=rows, culprit=row, finding=found)
 
 
-def _verdict(row: LayerError, evidence: Evidence, loses: bool) -> str:
+def _verdict(row: LayerError, evidence: Diagnostics, loses: bool) -> str:
     if row.records or evidence.nonfinite or _beyond_rounding(row):
         return LOWERING
     if not row.matched:
@@ -171,12 +171,12 @@ def _beyond_rounding(row: LayerError) -> bool:
     return row.excess_lsb is not None and not row.excess_lsb <= 0
 
 
-def _wrong(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> int | None:
-    """Choose the row that computes something else than torch; None where all compute the same."""
+def _wrong(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> int | None:
+    """Choose the row that computes something else than torch; None if all are correct."""
     for chosen in (
         [i for i, row in enumerate(rows) if any(each.kind == WRONG_OP for each in row.records)],
         [i for i, row in enumerate(rows) if row.records],
-        [i for i, given in enumerate(evidence) if given.nonfinite],
+        [i for i, own in enumerate(evidence) if own.nonfinite],
         _far_beyond(rows),
     ):
         if chosen:
@@ -186,11 +186,13 @@ def _wrong(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> int | No
     return None
 
 
-def _defects(rows: Sequence[LayerError], evidence: Sequence[Evidence], wrong: int) -> list[Finding]:
+def _defects(
+    rows: Sequence[LayerError], evidence: Sequence[Diagnostics], wrong: int
+) -> list[Finding]:
     """
-    Return a finding for each kind of op with defects of one kind, that of a row first.
+    Return one finding per kind of op and defect, that of `wrong` first.
 
-    Other parameters of outputs follow from other constants, and NaN behind NaN.
+    Wrong parameters of outputs follow from wrong constants, and NaN from NaN.
     """
     beyond = set(_far_beyond(rows))
     found = {i: _defect(rows[i], evidence[i]) for i, row in enumerate(rows) if row.records}
@@ -211,9 +213,9 @@ def _defects(rows: Sequence[LayerError], evidence: Sequence[Evidence], wrong: in
 
 def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
     """
-    Rows beyond rounding, but for those that are by less than a hundredth of another.
+    Return rows beyond rounding, except those below a hundredth of the greatest excess.
 
-    Of another that is measured alike: codes in LSB, floats in what float32 rounds.
+    Codes (in LSB) and floats (in units of float32 rounding) are compared separately.
     """
     beyond = {i: row.excess_lsb or 0.0 for i, row in enumerate(rows) if _beyond_rounding(row)}
     # NaN is beyond every bound.
@@ -223,21 +225,21 @@ def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
     return [i for i in size if size[i] >= most[coded[i]] / 100]
 
 
-def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, Mistake]:
+def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> dict[int, Mistake]:
     """
-    Which rows have parameters that can come from a mistake only, if they are the fewer.
+    Return rows with parameters that only a mistake explains, if a minority.
 
-    This is how a layer is told among too few of its kind.
+    This detects a layer even if there are too few of its kind for statistics.
     """
     scaled = [
         i
-        for i, given in enumerate(evidence)
-        if given.scale and rows[i].matched and not (given.untaken or _is_endless(given))
+        for i, own in enumerate(evidence)
+        if own.scale and rows[i].matched and not (own.unused or _is_endless(own))
     ]
     found = {
         i: found
         for i in scaled
-        # Behind an op that gives zeros there is nothing to lose.
+        # Behind an op that returns zeros there is nothing to lose.
         if rows[i].local_sqnr_db not in (None, math.inf)
         if (found := mistake(rows[i], evidence[i])) is not None
     }
@@ -245,17 +247,17 @@ def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[
 
 
 def _sqnr(row: LayerError) -> float:
-    """In dB; NaN, which is worse than any, as −inf."""
+    """Return the local SQNR in dB; NaN, which is worse than any, as −inf."""
     sqnr = row.local_sqnr_db
     assert sqnr is not None
     return sqnr if not math.isnan(sqnr) else -math.inf
 
 
-def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
+def _outlier_losses(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> dict[int, str]:
     """
-    Which rows lose far more than others of their kind, and what they are held against.
+    Return rows that lose far more than others of their kind, with texts.
 
-    The kind is op and scheme; where there are too few of it, the scheme alone.
+    The kind is op and scheme, or the scheme alone if there are too few of it.
     """
     known = _comparable(rows, evidence)
     found = {}
@@ -265,67 +267,69 @@ def _losses(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[in
         kind, name = alike, f"{rows[i].op} ops"
         if len(alike) < _LEAST_LAYERS:
             kind, name = schemes, f"{evidence[i].scheme or ''} ops".strip()
-        told = _outlier(_sqnr(rows[i]), [_sqnr(rows[j]) for j in kind], name)
-        if told:
-            found[i] = told
+        text = _outlier(_sqnr(rows[i]), [_sqnr(rows[j]) for j in kind], name)
+        if text:
+            found[i] = text
     return found
 
 
-def _alone(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> tuple[int, Mistake] | None:
+def _worst_row(
+    rows: Sequence[LayerError], evidence: Sequence[Diagnostics]
+) -> tuple[int, Mistake] | None:
     """
-    The one row that loses a bit more than any other, as its range cuts off what it gives.
+    Return the row that clipping makes a bit worse than any other.
 
-    Where there are few of its kind, or all differ, nothing else tells it. Of few values chance may
-    cut off as many, where a range is an average over samples; they are lost all the same.
+    It is used if there are few ops of its kind, or all differ. Chance may clip as many of few
+    values if a range is an average over samples; they are lost all the same.
     """
     known = sorted(_comparable(rows, evidence), key=lambda i: _sqnr(rows[i]))
     if len(known) < _LEAST_LAYERS:
         return None
-    (worst, next_worst), given = known[:2], evidence[known[0]]
+    (worst, next_worst), own = known[:2], evidence[known[0]]
     far = _sqnr(rows[worst]) < _sqnr(rows[next_worst]) - BIT_DB
-    if not far or not sum(given.beyond) or not (rows[worst].local_rmse_lsb or 0) > ROUNDED:
+    if not far or not sum(own.beyond) or not (rows[worst].local_rmse_lsb or 0) > ROUNDED:
         return None
-    return worst, _lost(
-        too_narrow(given),
+    return worst, _with_loss(
+        too_narrow(own),
         f"{_sqnr(rows[worst]):.1f} dB locally, where no other op has less than "
         f"{_sqnr(rows[next_worst]):.1f} dB",
     )
 
 
-def _lost(known: Mistake, loss: str) -> Mistake:
-    """Add to a mistake how much the op loses."""
+def _with_loss(known: Mistake, loss: str) -> Mistake:
+    """Add the op's loss to the symptom of a mistake."""
     return known._replace(symptom=f"{known.symptom}; {loss}")
 
 
-def _cut_off(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> dict[int, str]:
-    """Which rows have a range that cuts off what they give, whatever others of their kind lose."""
-    given = list(zip(rows, evidence, strict=True))
+def _cut_off_rows(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> dict[int, str]:
+    """Return rows whose range clips most of their values, whatever others lose."""
+    pairs = list(zip(rows, evidence, strict=True))
     return {
         i: f"{_sqnr(row):.1f} dB locally"
-        for i, (row, each) in enumerate(given)
-        if row.matched and not each.untaken and is_cut_off(row, each)
+        for i, (row, each) in enumerate(pairs)
+        if row.matched and not each.unused and is_cut_off(row, each)
     }
 
 
-def _only_rounds(row: LayerError, evidence: Evidence) -> bool:
-    """Whether an op has nothing to lose: one to float that is as far off as float32 rounds."""
+def _only_rounds(row: LayerError, evidence: Diagnostics) -> bool:
+    """Whether a float output is off by float32 rounding at most."""
     to_float = evidence.scheme == "float" or row.op == "DEQUANTIZE"
     in_float = to_float and row.excess_lsb is not None
     return in_float and not _beyond_rounding(row)
 
 
-def _comparable(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> list[int]:
-    """Rows whose losses tell something beside those of others."""
+def _comparable(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> list[int]:
+    """Return rows whose losses can be compared with those of others."""
     return [
         i
         for i, row in enumerate(rows)
         if row.matched and row.local_sqnr_db is not None
-        if not (_only_rounds(row, evidence[i]) or evidence[i].untaken or _is_endless(evidence[i]))
+        if not (_only_rounds(row, evidence[i]) or evidence[i].unused or _is_endless(evidence[i]))
     ]
 
 
-def _is_endless(evidence: Evidence) -> bool:
-    """Whether torch gives what no range reaches, such as the logarithm of 0: how far off is all."""
+def _is_endless(evidence: Diagnostics) -> bool:
+    """Whether torch has infinite values there, such as log(0), so that no range fits."""
     return evidence.reference is not None and not all(map(math.isfinite, evidence.reference))
 
 
@@ -343,7 +347,7 @@ def _outlier(value: float, kind: Sequence[float], name: str) -> str | None:
     return f"{value:.1f} dB locally, where the median of {len(kind)} {name} is {median:.1f} dB"
 
 
-def _defect(row: LayerError, evidence: Evidence) -> Finding:
+def _defect(row: LayerError, evidence: Diagnostics) -> Finding:
     """Return one finding on a wrong op, made from the most certain evidence."""
     count = evidence.nonfinite
     nonfinite = f"{count} output values are NaN or infinite; " if count else ""
@@ -359,9 +363,9 @@ def _defect(row: LayerError, evidence: Evidence) -> Finding:
     reason = Reason()
     if count:
         symptom = f"{nonfinite}the first op that gives any"
-        reason = _SPOILT if evidence.spoilt else reason
+        reason = _INPUT_ROUNDED if evidence.nonfinite_by_rounding else reason
     else:
-        symptom = f"{_far(row)} on its own inputs"
+        symptom = f"{_excess_text(row)} on its own inputs"
         if (limited := at_bias_limit(evidence)) is not None:
             symptom, reason = f"{limited.symptom}; {symptom}", limited.reason
         else:
@@ -378,19 +382,19 @@ def _defect(row: LayerError, evidence: Evidence) -> Finding:
     )
 
 
-def _loss(row: LayerError, evidence: Evidence, loss: str | None) -> Mistake:
-    """Say why an op loses."""
+def _loss(row: LayerError, evidence: Diagnostics, loss: str | None) -> Mistake:
+    """Return the reason for an op's loss."""
     known = lossy(row, evidence)
     if known is None:
-        assert loss is not None, "a row that nothing is known of is blamed for its loss alone"
+        assert loss is not None, "a row without a known mistake is blamed for its loss"
         if overshoot(evidence) < FAR:
             return Mistake(f"it loses more than others of its kind: {loss}")
         known = too_narrow(evidence)
-    return _lost(known, loss) if loss else known
+    return _with_loss(known, loss) if loss else known
 
 
-def _far(row: LayerError) -> str:
-    assert row.excess_lsb is not None, "callers have looked"
+def _excess_text(row: LayerError) -> str:
+    assert row.excess_lsb is not None, "callers have checked it"
     if row.local_lsb_error is None:
         return f"{row.excess_lsb + 1:.3g} times as far off as float32 rounds"
     return f"{row.excess_lsb:.3g} LSB beyond rounding"
@@ -406,7 +410,7 @@ NEAREST = Reason(
 )
 """Of a RESIZE_NEAREST_NEIGHBOR with half_pixel_centers, as litert-torch 0.10.0 writes all."""
 
-_SPOILT = Reason(
+_INPUT_ROUNDED = Reason(
     (
         "torch gives none there, and the op computes its inputs correctly, but quantization has "
         "rounded one of them to 0 (of a logarithm or a divisor) or the like",
@@ -416,19 +420,19 @@ _SPOILT = Reason(
 
 
 def _left_in_float(
-    rows: Sequence[LayerError], evidence: Sequence[Evidence]
+    rows: Sequence[LayerError], evidence: Sequence[Diagnostics]
 ) -> tuple[int, Mistake] | None:
     """
-    The first op with weights that computes in float where most of its like do not.
+    Return the first float op with weights while most of its kind are quantized.
 
-    It loses nothing, and may be meant: it is told only where nothing else is.
+    It loses nothing and may be intended, so it is reported only if nothing else is found.
     """
     weighted = [i for i, row in enumerate(rows) if "weight" in row.dtypes and evidence[i].scheme]
     others = [i for i in weighted if evidence[i].scheme != "float"]
     kinds = {rows[i].op for i in others}
     if kinds & LAYERS:
         kinds |= LAYERS
-    # What no quantizer takes (a transposed convolution, say) has none of its like among the others.
+    # Ops that no quantizer supports (a transposed convolution, say) have no quantized counterpart.
     floats = [i for i in weighted if i not in others and rows[i].op in kinds]
     if not floats or len(floats) >= len(others):
         return None
@@ -442,47 +446,45 @@ def _left_in_float(
     )
 
 
-def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> Mistake | None:
-    """What ails half of the outputs or more."""
+def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> Mistake | None:
+    """Return the mistake that at least half of the outputs share."""
     scaled = [
-        (row, given)
-        for row, given in zip(rows, evidence, strict=True)
-        if given.scale and not given.untaken
+        (row, own) for row, own in zip(rows, evidence, strict=True) if own.scale and not own.unused
     ]
     for test, text, why in _EVERYWHERE:
-        found = [given for row, given in scaled if test(row, given) is not None]
+        found = [own for row, own in scaled if test(row, own) is not None]
         if found and 2 * len(found) >= len(scaled):
             return Mistake(f"{len(found)} of {len(scaled)} outputs {text}", why(_typical(found)))
     return None
 
 
-def _typical(found: Sequence[Evidence]) -> Evidence:
-    """Return the evidence of the middle scale, for what has to be said of all of them."""
-    return sorted(found, key=lambda given: given.scale or 0.0)[len(found) // 2]
+def _typical(found: Sequence[Diagnostics]) -> Diagnostics:
+    """Return the diagnostics with the median scale, as an example for texts."""
+    return sorted(found, key=lambda own: own.scale or 0.0)[len(found) // 2]
 
 
 _EVERYWHERE: tuple[
     tuple[
-        Callable[[LayerError, Evidence], Mistake | None],
+        Callable[[LayerError, Diagnostics], Mistake | None],
         str,
-        Callable[[Evidence], Reason],
+        Callable[[Diagnostics], Reason],
     ],
     ...,
 ] = (
     (
-        lambda _, given: never_calibrated(given),
+        lambda _, own: never_calibrated(own),
         "were never calibrated (scale 1.0, zero point 0)",
         lambda _: Reason(),
     ),
     (
-        lambda _, given: calibrated_on_nothing(given),
+        lambda _, own: calibrated_on_nothing(own),
         "have a range of next to nothing",
         lambda _: Reason(("calibrated on zeros",)),
     ),
     (
         clipped,
         "have too narrow a range",
-        lambda given: given.calibration.too_narrow(),
+        lambda own: own.calibration.too_narrow(),
     ),
-    (too_wide, "have too wide a range", lambda given: given.calibration.too_wide(given.scale)),
+    (too_wide, "have too wide a range", lambda own: own.calibration.too_wide(own.scale)),
 )

@@ -22,7 +22,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 FOLDED = 2.0**-20
 """
-How far, relatively, float32 may carry a folded constant from the exact one.
+Relative tolerance of float32 for a folded constant.
 
 A weight behind a batch norm is w·γ/√(σ² + ε): five operations, each rounded by 2⁻²⁴ of its result,
 and a quotient by the scale; libraries order them differently. 2⁻²⁰ leaves room for sixteen.
@@ -36,8 +36,8 @@ ai-edge-quantizer 0.10.0 writes the scales of blocks so (`transformations/quanti
 of codes that torchao chose for the scales before they were rounded.
 """
 
-# What a quantizer takes for the least scale, whatever the values: torchao's observers 2⁻¹² or
-# float32's epsilon, ai-edge-quantizer a range of 1e-9 (over 127 for int8, over 7 for int4).
+# Smallest scale that a quantizer chooses for any values: torchao's observers 2⁻¹² or float32's
+# epsilon, ai-edge-quantizer a range of 1e-9 (over 127 for int8, over 7 for int4).
 _LEAST_SCALE = 2.0**-12
 _FLOAT32 = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
 
@@ -50,14 +50,14 @@ def check_stored_weight(
     kept: Callable[[], bool] | None = None,
 ) -> tuple[str, ...]:
     """
-    Hold a weight of the file against floats in the file's own layout.
+    Compare a weight of the file with floats in the file's own layout.
 
     Every code must be the nearest to its value in the file's own scale; floats must be equal within
-    what folding rounds. A value may lie beyond its scale, and have the last code, where the
-    quantizer cuts values off: not where other scales of the weight are those that hold them all.
+    folding tolerance. A value may exceed its scale, and have the last code, if the quantizer clips
+    weights: not if the other scales of the weight cover all of their values.
 
     Returns:
-        A sentence for each thing that is wrong, most telling first; none where it is sound.
+        A sentence for each defect, the most important first; empty if it is sound.
     """
     reference = reference.astype(np.float64)
     if stored.scales is None:
@@ -67,7 +67,7 @@ def check_stored_weight(
         ends = np.clip(actual, *_FLOAT32)
         actual = np.where(np.isinf(actual) & (ends == reference), ends, actual)
         tolerance = np.abs(reference) * FOLDED + half_spacing(stored.dtype, reference)
-        # Where a difference of two parameters was folded, it is as exact as the larger one.
+        # A folded difference of two parameters is as exact as the larger one.
         tolerance += np.abs(reference).max(initial=0.0) * 2.0**-24
         floats = replace(stored, values=actual)
         claim = claim_of(op_name, floats, reference, tolerance)
@@ -75,7 +75,7 @@ def check_stored_weight(
     if not (np.isfinite(stored.scales).all() and (stored.scales > 0).all()):
         return ("the weight has a scale that is zero, negative or not finite",)
     target = reference / stored.scales
-    # Half a step, and what float32 makes of the value and the quotient.
+    # Half a step, and the float32 rounding of the value and the quotient.
     rounded = FOLDED + (_BFLOAT16 if _in_blocks(stored) else 0)
     claim = claim_of(op_name, stored, target, 0.5 + np.abs(target) * rounded)
     if not claim.holds.all():
@@ -90,26 +90,26 @@ def _in_blocks(stored: Constant) -> bool:
 
 
 def half_spacing(dtype: str, reference: Array) -> Array:
-    """Return the greatest error of rounding to a shorter float: half the spacing."""
+    """Return the maximum error of rounding to a shorter float: half the spacing."""
     if dtype == "bfloat16":
         halves: Array = np.abs(reference) * _BFLOAT16
         return halves
     if dtype != "float16":
         return np.zeros(reference.shape)
     with np.errstate(over="ignore", invalid="ignore"):
-        # Beyond the range of float16 it is NaN, which nothing is within.
+        # Beyond the range of float16 it is NaN, which accepts nothing.
         return np.spacing(np.abs(reference).astype(np.float16)).astype(np.float64) / 2
 
 
 def _beyond(stored: Constant, claim: Claim, kept: Callable[[], bool]) -> list[str]:
-    """Return a finding on values beyond their scale, unless the quantizer cuts others as well."""
+    """Return a finding on values beyond their scale, unless the quantizer clips."""
     over = np.maximum(claim.target - claim.high, claim.low - claim.target)
     wrong = over > claim.tolerance
     if not wrong.any():
         return []
     alike = _least_scales(stored, claim.target, ~wrong)
     cut = np.clip(claim.target, claim.low, claim.high)
-    # What is cut off in a weight of its own may be so on purpose: as far as it costs next to none.
+    # A quantizer may clip a weight on purpose as long as this costs almost nothing.
     if not (
         _most(alike) or (kept() and _costs_a_bit(claim.target - cut, claim.target, claim.high))
     ):
@@ -123,12 +123,12 @@ def _beyond(stored: Constant, claim: Claim, kept: Callable[[], bool]) -> list[st
     ]
 
 
-def hold_all(weights: Iterable[tuple[Constant, Array]]) -> bool:
+def cover_all_values(weights: Iterable[tuple[Constant, Array]]) -> bool:
     """
-    Whether most scales of several weights are the least that hold all of their values.
+    Whether most scales are the smallest that cover all values of their weights.
 
-    So are those of a range from the least to the greatest value. One that minimises an error cuts
-    off more or less of each channel, and one that learned is not of the values that are left.
+    A min/max range has such scales. A range that minimizes an error clips part of each channel, and
+    a learned one does not fit the remaining values exactly.
     """
     found: list[bool] = []
     for stored, reference in weights:
@@ -143,7 +143,7 @@ def _most(alike: list[bool]) -> bool:
 
 
 def _least_scales(stored: Constant, steps: Array, right: Array) -> list[bool]:
-    """Return, for each scale of right values, whether it is the least that holds them."""
+    """Return for each scale whether it is the smallest that covers its values."""
     assert stored.scales is not None, "codes have scales"
     scales, shape = stored.scales, steps.shape
     size = int(str(stored.grouping).split("_")[-1]) if _in_blocks(stored) else 0
@@ -153,27 +153,27 @@ def _least_scales(stored: Constant, steps: Array, right: Array) -> list[bool]:
     steps, right = steps.reshape(shape), right.reshape(shape)
     aside = tuple(i for i, length in enumerate(scales.shape) if length == 1)
     if not aside:
-        # Laid out anew, a scale for each value: whose it is cannot be told.
+        # After a change of layout each value has a scale: their groups are unknown.
         return []
     low, high = code_range(stored.dtype)
     least, greatest = steps.min(axis=aside, initial=0.0), steps.max(axis=aside, initial=0.0)
     if np.any(stored.zero_points):
         reach, codes, more = greatest - least, high - low, [0.0]
     else:
-        # torch may divide by a code more than there is: half of it lies beyond either end.
+        # torch may divide by one more code than there is: half of it lies beyond either end.
         reach, codes, more = np.maximum(greatest, -least), high, [0.0, 0.5]
     counted = right.all(axis=aside) & (reach > 0) & (scales.max(axis=aside) > _LEAST_SCALE)
     slack = FOLDED + (_BFLOAT16 if size else 0)
-    held = np.any([np.abs(reach / (codes + each) - 1) <= slack for each in more], axis=0)
-    alike: list[bool] = held[counted].tolist()
+    covered = np.any([np.abs(reach / (codes + each) - 1) <= slack for each in more], axis=0)
+    alike: list[bool] = covered[counted].tolist()
     return alike
 
 
 def _costs_a_bit(lost: Array, steps: Array, high: Array) -> bool:
     """
-    Whether cutting values off costs more than a bit: four times the power of what rounding takes.
+    Whether clipping costs more than a bit (four times the rounding error's power).
 
-    No quantizer does so on purpose: a scale that holds all values loses less.
+    No quantizer does so on purpose: a scale that covers all values loses less.
     """
     wider = float((np.abs(steps) / high).max(initial=0.0))
     return bool(np.square(lost).mean() + 1 / 12 > 4 * wider**2 / 12)
@@ -181,10 +181,10 @@ def _costs_a_bit(lost: Array, steps: Array, high: Array) -> bool:
 
 def _unused_range(stored: Constant, claim: Claim) -> list[str]:
     """
-    Return a finding on codes that use less than half of their range: a bit is wasted.
+    Return a finding on codes that use less than half of their range.
 
-    A range from the values gives its ends to the largest of them, one that clips them, too, and a
-    scale that is a power of two uses more than half.
+    A min/max range maps its ends to the largest values, as does one that clips them, and a
+    power-of-two scale uses more than half.
     """
     high = code_range(stored.dtype)[1]
     assert stored.scales is not None
@@ -198,20 +198,20 @@ def _unused_range(stored: Constant, claim: Claim) -> list[str]:
 
 
 _ROUNDED_PRODUCT = 2.0**-22
-"""Relative tolerance of a bias's scale: libraries round its factors, or the product, in turn."""
+"""Relative tolerance of a bias's scale: libraries round its factors or the product."""
 
 SAME_SCALE = 2.0**-8
 """
-Of two scales that an observer may have given one tensor, how far they are apart at most, relative.
+Maximum relative difference of two scales that observers may compute for one tensor.
 
-Of two quantize nodes behind one tensor, each observed by itself, the converter (litert-torch
-0.10.0) keeps one for the tensor and writes the bias by the other. Histograms of the same values
-differ by a thousandth, and move a bias by as much; more is no sound file's.
+If two quantize nodes behind one tensor have separate observers, the converter (litert-torch
+0.10.0) keeps one scale for the tensor and writes the bias by the other. Histograms of the same
+values differ by a thousandth, and move a bias by as much; no sound file has more.
 """
 
 _INT32 = np.iinfo(np.int32)
 
-# Not an op: it has the axis names of none, so that its last axis is called a channel.
+# Not the name of an op: texts then call the last axis a channel.
 _BIAS = "bias"
 
 
@@ -225,14 +225,14 @@ def check_bias(
     wider: float = 1.0,
 ) -> tuple[str, ...]:
     """
-    Hold a bias of the file against the reference's.
+    Compare a bias of the file with the reference's.
 
-    A quantized one is int32 (int64 beside int16 activations) with scale input × weight and zero
-    point 0; its code is the nearest. One that is cut off at the INT32 limit would fit, if the
-    input had the range of its values, which is `wider` times as wide: nothing is said of it then.
+    A quantized one is int32 (int64 with int16 activations) with scale input × weight and zero point
+    0; its code is the nearest. A bias that is clipped at the INT32 limit is accepted if it would
+    fit an input range that is `wider` times as wide, as its values need.
 
     Returns:
-        A sentence for each thing that is wrong, most telling first; none where it is sound.
+        A sentence for each defect, the most important first; empty if it is sound.
 
     Raises:
         ValueError: A quantized bias without the scales of input and weight.
@@ -240,7 +240,7 @@ def check_bias(
     reference = reference.astype(np.float64)
     if np.isnan(reference).any():
         return ("the reference's bias is NaN",)
-    # Folding a batch norm subtracts: what is left has the rounding of the terms, not of itself.
+    # Folding a batch norm subtracts: the difference has the rounding error of its terms.
     slack = np.abs(reference) * FOLDED + np.abs(reference).max(initial=0.0) * 2.0**-22
     if stored.scales is None:
         if not np.issubdtype(stored.values.dtype, np.floating):
@@ -259,12 +259,12 @@ def check_bias(
     found = _bias_codes(stored, reference, product, slack, wider)
     scales = np.broadcast_to(stored.scales, reference.shape)
     # Not `>`, which NaN would pass.
-    apart = ~(np.abs(scales / product - 1) <= _ROUNDED_PRODUCT)
-    if apart.any():
-        ratios = (scales / product)[apart]
+    wrong = ~(np.abs(scales / product - 1) <= _ROUNDED_PRODUCT)
+    if wrong.any():
+        ratios = (scales / product)[wrong]
         found.append(
             f"the bias's stored scale is not input scale × weight scale, but "
-            f"{ratio_text(float(ratios.flat[0]))} × that{_where(apart)}"
+            f"{ratio_text(float(ratios.flat[0]))} × that{_where(wrong)}"
         )
     if stored.zero_points is not None and stored.zero_points.any():
         found.append(f"the bias's zero point is {int(stored.zero_points.max())}, which must be 0")
@@ -274,7 +274,7 @@ def check_bias(
 def _bias_codes(
     stored: Constant, reference: Array, product: Array, slack: Array, wider: float
 ) -> list[str]:
-    # Kernels add the codes to the accumulator as they are: the stored scale is not looked at.
+    # Kernels add the codes to the accumulator and ignore the stored scale.
     exact = Constant(stored.dtype, stored.values, product, np.zeros(1, np.int64), stored.grouping)
     target = reference / product
     found = []
@@ -296,7 +296,7 @@ def _bias_codes(
 
 
 def _where(wrong: Array) -> str:
-    """In which channels, which lie along the last axis."""
+    """Return the affected channels, which lie along the last axis, as text."""
     channels = np.flatnonzero(wrong.any(axis=tuple(range(wrong.ndim - 1))))
     if len(channels) == wrong.shape[-1]:
         return ""
@@ -308,10 +308,10 @@ def _where(wrong: Array) -> str:
 
 def _input_scale_of(stored: Constant, weight_scales: Array) -> float | None:
     """
-    Return the one input scale that a bias was written with.
+    Return the input scale of a bias if all channels agree on one.
 
-    Where it is not the input's, and the weight is sound, the input's scale was changed: by the op
-    that makes the input, whose own codes are right in its scale.
+    If it differs from the input's scale, and the weight is sound, the input's scale was changed by
+    its producer, whose own codes fit the new scale.
     """
     if stored.scales is None:
         return None
@@ -320,16 +320,16 @@ def _input_scale_of(stored: Constant, weight_scales: Array) -> float | None:
         return None
     quotients = np.broadcast_to(stored.scales, stored.values.shape).ravel() / weights
     median = float(np.median(quotients))
-    # Two rounded numbers of each channel, and one each of those that are compared.
+    # Scale and quotient of each channel are rounded, and so is the median.
     close = np.abs(quotients / median - 1) <= 2 * _ROUNDED_PRODUCT
     return median if bool(close.all()) else None
 
 
 def written_scale(graph: OpGraph, op: Op) -> tuple[float, float] | None:
     """
-    The scale of an op's input, and the one that its bias was written with.
+    Return the scale of an op's input, and the one implied by its bias.
 
-    None of an op without one weight, one bias and one scale of its input.
+    None unless the op has one weight, one bias and one input scale.
     """
     if op.name not in INPUT_AT:
         return None
@@ -338,8 +338,8 @@ def written_scale(graph: OpGraph, op: Op) -> tuple[float, float] | None:
         [each for each in stored if each.tensor.is_constant]
         for stored in (roles.weights, roles.biases)
     )
-    given = qparams(graph.tensor(op, op.inputs[INPUT_AT[op.name]]))
-    if len(weights) != 1 or len(biases) != 1 or given is None:
+    parameters = qparams(graph.tensor(op, op.inputs[INPUT_AT[op.name]]))
+    if len(weights) != 1 or len(biases) != 1 or parameters is None:
         return None
     written = _input_scale_of(read_constant(graph, op, biases[0]), weights[0].tensor.scales)
-    return None if written is None else (given[0], written)
+    return None if written is None else (parameters[0], written)

@@ -1,4 +1,4 @@
-"""Run a file beside its float form: each op of the form on the values that the file's op took."""
+"""Run each op of the float form on the inputs of the file's op."""
 
 from __future__ import annotations
 
@@ -40,21 +40,23 @@ inputs of kernels that quantize their own, by index of the file's op.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Made:
+class OpOutput:
     """
-    One output of one op of the file, and what it is held against; all of the output's shape.
+    One output of an op, with the float results to compare it with.
+
+    All arrays have the output's shape.
 
     Attributes:
-        op: Of the file.
-        place: Which of its outputs.
-        codes: As the file has it.
-        value: What the codes stand for, float32; whole numbers as they are.
-        rounded: What the float op gives with the file's constants.
-        exact: What it gives with the constants of the float form; may be the same array.
-        whole: What the float form gives by itself.
-        taken: The greatest magnitude of the floats that the op took.
-        halves: Of a kernel that quantizes its own input: that input, and where it lies between two
-            codes.
+        op: The op of the file.
+        place: Index of the output among the op's.
+        codes: The output as stored.
+        value: The dequantized codes, float32; integers as they are.
+        rounded: Result of the float op with the file's constants.
+        exact: Result with the constants of the float form; may be the same array.
+        whole: Result in a run of the whole float form.
+        input_peak: Greatest magnitude of the op's float inputs.
+        halves: For a kernel that quantizes its own input: that input, and where it lies halfway
+            between two codes.
     """
 
     op: Op
@@ -64,12 +66,12 @@ class Made:
     rounded: Array
     exact: Array
     whole: Array
-    taken: float
+    input_peak: float
     halves: tuple[Array, Halves] | None = None
 
 
 class Execution:
-    """Runs both files, and the float form's ops one by one."""
+    """Runs the file and its float form, and the form's ops one by one."""
 
     def __init__(
         self,
@@ -102,12 +104,12 @@ class Execution:
         }
         self.differing = frozenset(differing | {pairs.ops[number].index for number in self.hybrids})
         """Ops of the form whose result is another with the file's constants, or its codes."""
-        self._groups: dict[tuple[tuple[int, ...], ...], list[_Group]] = {}
+        self._groups: dict[tuple[tuple[int, ...], ...], list[_OpGroup]] = {}
         self.refused: dict[int, str] = {}
         """By index, ops of the file that kernels refuse where their partners stand alone."""
 
-    def apart(self, runtime: str) -> Execution:
-        """Return the same on interpreters of its own."""
+    def clone(self, runtime: str) -> Execution:
+        """Return a copy with interpreters of its own."""
         other = copy.copy(self)
         other._file, other._form = self._file.apart(), self._form.apart()
         other._runner = other._file.runner(runtime, keep=True)
@@ -116,15 +118,15 @@ class Execution:
         return other
 
     def form_outputs(self) -> list[Array]:
-        """Return what the form gave in the last run, in the order of the file's outputs."""
+        """Return the form's outputs of the last run, in the order of the file."""
         tensor = self._whole.tensor
         made = [(each.name, tensor(each.tensor.index)) for each in self._form.signature.outputs]
         wanted = [border.name for border in self._file.signature.outputs]
         return in_file_order(made, wanted, "the float form")
 
-    def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[Made]:
+    def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[OpOutput]:
         """
-        Run one sample, and give the outputs of the ops that are known, in the order of the file.
+        Run one sample and yield the outputs of the paired ops in order.
 
         Raises:
             ValueError, TypeError: The inputs do not fit.
@@ -137,63 +139,65 @@ class Execution:
             self._groups[shapes] = self._grouped()
         groups = self._groups[shapes]
         for group in groups:
-            values = _Values(self._file.graph, self._ours.index, self._runner)
+            values = _DequantizedValues(self._file.graph, self._ours.index, self._runner)
             yield from self._run_group(group, values)
             if len(groups) > KEPT_GROUPS:
                 group.files = None
 
-    def _grouped(self) -> list[_Group]:
-        """Split the ops of the file so that the partners of a group run in bounded memory."""
-        held = [op for op in self._ours.ops if op.name in HOLDING or op.index in self._pairs.ops]
-        partners = [self._pairs.ops[op.index] for op in held if op.index in self._pairs.ops]
+    def _grouped(self) -> list[_OpGroup]:
+        """Split the ops into groups whose partners run in bounded memory."""
+        ours = [op for op in self._ours.ops if op.name in HOLDING or op.index in self._pairs.ops]
+        partners = [self._pairs.ops[op.index] for op in ours if op.index in self._pairs.ops]
         split = grouped_ops(
             self._form.graph, partners, lambda index: self._whole.tensor(index).shape
         )
         places = {partner.index: n for n, group in enumerate(split) for partner in group}
-        groups = [_Group([]) for _ in split or [()]]
+        groups = [_OpGroup([]) for _ in split or [()]]
         place = 0
-        for op in held:
+        for op in ours:
             if op.index in self._pairs.ops:
                 place = places[self._pairs.ops[op.index].index]
             groups[place].ops.append(op)
         return groups
 
-    def _run_group(self, group: _Group, values: _Values) -> Iterator[Made]:
+    def _run_group(self, group: _OpGroup, values: _DequantizedValues) -> Iterator[OpOutput]:
         made, wanted, halves = self._results(group, values)
         for op in group.ops:
             if op.name in HOLDING:
-                yield from self._held(op, values)
+                yield from self._holding_output(op, values)
             else:
-                yield from self._made(op, values, made, wanted, halves.get(op.index))
+                yield from self._paired_outputs(op, values, made, wanted, halves.get(op.index))
 
-    def _results(self, group: _Group, values: _Values) -> _Results:
-        """Run the partners of a group, without those that the kernels refuse."""
+    def _results(self, group: _OpGroup, values: _DequantizedValues) -> _Results:
+        """Run the partners of a group, except those that the kernels refuse."""
         while True:
             try:
                 return self._run_partners(group, values)
             except CopyError as error:
-                self._leave_out(group, values, error)
+                self._exclude_refused(group, values, error)
 
-    def _leave_out(self, group: _Group, values: _Values, error: CopyError) -> None:
-        """Leave out the op of a group that kernels refuse, or all where it cannot be told."""
+    def _exclude_refused(
+        self, group: _OpGroup, values: _DequantizedValues, error: CopyError
+    ) -> None:
+        """Exclude the op that kernels refuse, or the group if it is unknown."""
         ops = [op for op in group.ops if op.index in self._pairs.ops]
-        told = {tuple(ops): error}
+        errors = {tuple(ops): error}
 
         def fails(chosen: Sequence[Op]) -> bool:
             try:
-                self._run_partners(_Group(list(chosen)), values)
+                self._run_partners(_OpGroup(list(chosen)), values)
             except CopyError as error:
-                told[tuple(chosen)] = error
+                errors[tuple(chosen)] = error
                 return True
             return False
 
         found = first_failing(ops, fails)
         refused = ops if found is None else [found]
-        self.refused |= {op.index: str(told[tuple(refused)]) for op in refused}
+        self.refused |= {op.index: str(errors[tuple(refused)]) for op in refused}
         group.ops = [op for op in group.ops if op not in refused]
         group.files = None
 
-    def _run_partners(self, group: _Group, values: _Values) -> _Results:
+    def _run_partners(self, group: _OpGroup, values: _DequantizedValues) -> _Results:
         if group.files is None:
             group.files = self._cut(group.ops, values)
         rounded, exact = group.files
@@ -203,37 +207,37 @@ class Execution:
             hybrid = self.hybrids.get(each.op.index)
             if hybrid is None or each.position != hybrid_position(self._file.graph, each.op):
                 continue
-            given = contiguous(values[each.op.inputs[each.position]], np.float32)
-            if hybrid.takes(given.shape) and given.size == inputs[each.name].size:
-                looked, found = hybrid.look(given)
-                seen[each.name] = looked.reshape(inputs[each.name].shape)
-                halves[each.op.index] = given, found
+            floats = contiguous(values[each.op.inputs[each.position]], np.float32)
+            if hybrid.takes(floats.shape) and floats.size == inputs[each.name].size:
+                quantized, found = hybrid.look(floats)
+                seen[each.name] = quantized.reshape(inputs[each.name].shape)
+                halves[each.op.index] = floats, found
         made = rounded.run(seen)
         wanted = made if exact is None else made | exact.run(inputs)
         return made, wanted, halves
 
-    def _held(self, op: Op, values: _Values) -> Iterator[Made]:
+    def _holding_output(self, op: Op, values: _DequantizedValues) -> Iterator[OpOutput]:
         partner = self._pairs.partner(op.outputs[0])
         if partner is None:
             return
-        value, given = values[op.outputs[0]], values[op.inputs[0]]
+        value, source = values[op.outputs[0]], values[op.inputs[0]]
         whole = self._whole.tensor(partner)
-        if value.size == given.size == whole.size:
-            given, whole = given.reshape(value.shape), whole.reshape(value.shape)
+        if value.size == source.size == whole.size:
+            source, whole = source.reshape(value.shape), whole.reshape(value.shape)
             codes = self._runner.tensor(op.outputs[0])
-            yield Made(op, 0, codes, value, given, given, whole, _peak(given))
+            yield OpOutput(op, 0, codes, value, source, source, whole, _peak(source))
 
-    def _made(
+    def _paired_outputs(
         self,
         op: Op,
-        values: _Values,
+        values: _DequantizedValues,
         made: Mapping[tuple[int, int], Array],
         wanted: Mapping[tuple[int, int], Array],
         halves: tuple[Array, Halves] | None,
-    ) -> Iterator[Made]:
+    ) -> Iterator[OpOutput]:
         partner = self._pairs.ops[op.index]
-        taken = max((_peak(values[i]) for i in op.inputs if i in values), default=0.0)
-        # A damaged file may give an op fewer outputs: `same` tells of that.
+        input_peak = max((_peak(values[i]) for i in op.inputs if i in values), default=0.0)
+        # In a damaged file an op may have fewer outputs: `same` reports that.
         for place, (here, there) in enumerate(zip(op.outputs, partner.outputs, strict=False)):
             key = (partner.index, there)
             if key not in made:
@@ -244,9 +248,11 @@ class Execution:
                 rounded, exact, whole = (each.reshape(value.shape) for each in results)
                 exact = rounded if results[0] is results[1] else exact
                 codes = self._runner.tensor(here)
-                yield Made(op, place, codes, value, rounded, exact, whole, taken, halves)
+                yield OpOutput(op, place, codes, value, rounded, exact, whole, input_peak, halves)
 
-    def _cut(self, ops: Sequence[Op], values: _Values) -> tuple[_OpsApart, _OpsApart | None]:
+    def _cut(
+        self, ops: Sequence[Op], values: _DequantizedValues
+    ) -> tuple[_IsolatedOps, _IsolatedOps | None]:
         partners = {
             partner.index: op
             for op in ops
@@ -259,15 +265,15 @@ class Execution:
         }
         differing = {number: partners[number] for number in partners.keys() & self.differing}
 
-        def apart(
+        def isolated(
             chosen: Mapping[int, Op], constants: Mapping[tuple[int, int], Array]
-        ) -> _OpsApart:
+        ) -> _IsolatedOps:
             graph, theirs = self._file.graph, self._theirs.index
-            return _OpsApart(graph, self._form, theirs, self._whole, chosen, constants)
+            return _IsolatedOps(graph, self._form, theirs, self._whole, chosen, constants)
 
-        return apart(partners, constants), apart(differing, {}) if differing else None
+        return isolated(partners, constants), isolated(differing, {}) if differing else None
 
-    def _in_form(self, pair: ConstantPair, values: _Values) -> Array:
+    def _in_form(self, pair: ConstantPair, values: _DequantizedValues) -> Array:
         """Return the values that the file's kernel reads, in the shape of the form."""
         index = pair.op.inputs[pair.place]
         tensor = self._ours.tensors[index]
@@ -280,8 +286,8 @@ class Execution:
         return contiguous(floats.astype(np.float32).reshape(shape))
 
 
-class _Values(dict[int, Array]):
-    """Values of the file's tensors in one run, dequantized when they are asked for."""
+class _DequantizedValues(dict[int, Array]):
+    """Values of the file's tensors in one run, dequantized on first access."""
 
     def __init__(self, graph: OpGraph, subgraph: int, runner: Runner) -> None:
         super().__init__()
@@ -306,16 +312,16 @@ class _Values(dict[int, Array]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Operand:
+class _OperandSource:
     """
-    What an op of the float form takes.
+    Where the value of an operand of a float op comes from.
 
     Attributes:
-        name: Of the input of the cut.
-        op: The op of the file that stands for it.
-        position: Of the operand.
-        default: The form's own value: it tells shape and dtype, and stands in where the file lacks
-            the operand or has it in another size.
+        name: Input of the file with isolated ops.
+        op: The consumer's partner in the file.
+        position: Position of the operand.
+        default: The form's own value, with its shape and dtype; used if the file has no such
+            operand or one of another size.
     """
 
     name: str
@@ -323,8 +329,8 @@ class _Operand:
     position: int
     default: Array
 
-    def fitted(self, values: _Values) -> Array:
-        """Return the value that the file's op took, in the shape and the dtype of the form."""
+    def fitted(self, values: _DequantizedValues) -> Array:
+        """Return the file's operand in the shape and the dtype of the form."""
         index = self.op.inputs[self.position] if self.position < len(self.op.inputs) else -1
         if index < 0:
             return self.default
@@ -335,22 +341,22 @@ class _Operand:
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _OpGroup:
     """
     Ops of the file that are run together.
 
     Attributes:
         ops: In order.
-        files: The partners with the file's constants, and those that have others in the form with
-            these; None while they are not open.
+        files: The partners with the file's constants, and those with other constants in the form
+            with these; None while they are not open.
     """
 
     ops: list[Op]
-    files: tuple[_OpsApart, _OpsApart | None] | None = None
+    files: tuple[_IsolatedOps, _IsolatedOps | None] | None = None
 
 
-class _OpsApart:
-    """Ops of the float form, each standing alone, for inputs of certain shapes."""
+class _IsolatedOps:
+    """Ops of the float form, isolated from each other, for inputs of certain shapes."""
 
     def __init__(
         self,
@@ -374,7 +380,7 @@ class _OpsApart:
         file = EdgeFile(cut.content, runtimes=form.runtimes, copied=copied)
         self._runner = file.runner("builtin")
         self.operands = [
-            _Operand(
+            _OperandSource(
                 name,
                 partners[cut.consumers[name].index],
                 cut.consumers[name].inputs.index(index),
@@ -386,12 +392,12 @@ class _OpsApart:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[tuple[int, int], Array]:
         """Return the outputs by number of the op and of the tensor."""
-        given = {name: value for name, value in inputs.items() if name in self._names}
-        return dict(zip(self._outputs, self._runner.run(given), strict=True))
+        fed = {name: value for name, value in inputs.items() if name in self._names}
+        return dict(zip(self._outputs, self._runner.run(fed), strict=True))
 
 
 def _peak(value: Array) -> float:
-    """The greatest magnitude of finite floats; 0 of whole numbers."""
+    """Return the greatest magnitude of finite floats; 0 for integers."""
     if value.dtype.kind != "f" or not value.size:
         return 0.0
     least, greatest = float(value.min()), float(value.max())

@@ -1,4 +1,4 @@
-"""Choose the float files that a quantized file is held against."""
+"""Choose the float files that a quantized file is compared with."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _SLACK = 2.0**-9
 """Tolerance for float32 arithmetic, relative to one step."""
 
 _LOOSE = 0.5
-"""Steps that a value may be off in addition while a factor is only estimated."""
+"""Additional tolerance in steps while a factor is only estimated."""
 
 _NEAR = 2.0**-8
-"""How far a factor that is estimated from rounded values may be off, relative."""
+"""Relative tolerance of a factor that is estimated from rounded values."""
 
 _ROUNDED = 2.0**-20
 """Tolerance of a constant that both sides compute in float32, relative to its greatest value."""
@@ -47,52 +47,52 @@ _ROUNDED = 2.0**-20
 
 def is_rounded_to(pair: ConstantPair, floats: Array, *, cut: bool = False) -> bool:
     """Whether a constant of the file is the rounding of floats."""
-    given, steps = pair.floats, _steps(pair)
-    near = _apart(given, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
+    constant, steps = pair.floats, _steps(pair)
+    near = _difference(constant, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
     if pair.stored.values.dtype.kind == "i" and not near.all():
-        # A bias may have been written for another scale than that of the input.
-        stored = pair.stored.floats.reshape(given.shape)
-        near = _apart(stored, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
-    codes = pair.stored.values.reshape(given.shape)
+        # A bias may have been written for another input scale.
+        stored = pair.stored.floats.reshape(constant.shape)
+        near = _difference(stored, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
+    codes = pair.stored.values.reshape(constant.shape)
     if cut and pair.stored.scales is not None and codes.size and not np.ptp(codes):
         low, high = code_range(pair.stored.dtype)
-        near |= ((codes == low) & (floats < given)) | ((codes == high) & (floats > given))
+        near |= ((codes == low) & (floats < constant)) | ((codes == high) & (floats > constant))
     return bool(near.all())
 
 
-def _drawn(
+def _perturbed(
     made: EdgeFile,
     known: Mapping[tuple[int, int], Array],
     unknown: Mapping[tuple[int, int], tuple[Array, Array]],
     seed: int,
 ) -> EdgeFile:
-    """Write a file in float with constants drawn within half a step; values and steps of each."""
+    """Write a file in float with constants drawn within half a step."""
     draw = np.random.default_rng(seed).uniform
-    drawn = {
+    perturbed = {
         key: values + draw(-0.5, 0.5, values.shape) * steps
         for key, (values, steps) in unknown.items()
     }
-    return _in_float(made, {**known, **drawn})
+    return _in_float(made, {**known, **perturbed})
 
 
 def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
     """
-    Return floats times the whole number, or divided by the one, that a constant was rounded from.
+    Return floats scaled by the integer, or its inverse, that a constant includes.
 
     A converter may fold the 1/N of a mean into the weights behind it.
     """
     if not floats.size or floats.dtype.kind != "f":
         return None
-    given, steps = pair.floats, _steps(pair)
+    constant, steps = pair.floats, _steps(pair)
     large = np.abs(floats) >= np.median(np.abs(floats))
     if not floats[large].all():
         return None
-    ratio = float(np.median(given[large] / floats[large]))
+    ratio = float(np.median(constant[large] / floats[large]))
     for _ in range(2):
-        near = _apart(given, ratio * floats) <= steps * (0.5 + _LOOSE) + _slack(given)
+        near = _difference(constant, ratio * floats) <= steps * (0.5 + _LOOSE) + _slack(constant)
         if 2 * np.count_nonzero(near) <= near.size or not np.isfinite(ratio) or not ratio:
             return None
-        ratio = float((given[near] * floats[near]).sum() / np.square(floats[near]).sum())
+        ratio = float((constant[near] * floats[near]).sum() / np.square(floats[near]).sum())
     number = round(ratio) if abs(ratio) > 1 else round(1 / ratio)
     exact = float(number) if abs(ratio) > 1 else 1.0 / number
     return None if abs(number) < 2 or abs(exact / ratio - 1) > _NEAR else exact * floats
@@ -104,8 +104,8 @@ def nearest_constants(
     """
     Return the floats that the constants of a file were before they were rounded.
 
-    A constant is looked up by its values: it is the candidate within half of the file's own step of
-    it, in any order of its axes.
+    A constant is matched by its values: to the candidate within half of the file's own step, in any
+    order of its axes.
     """
     by_size: dict[int, list[tuple[Array, Array]]] = {}
     for rounded, exact in candidates:
@@ -113,7 +113,7 @@ def nearest_constants(
     found: dict[tuple[int, int], Array] = {}
     for pair in constants:
         best: tuple[float, Array] | None = None
-        for rounded, exact in by_size.get(pair.floats.size, ()) if _is_told(pair) else ():
+        for rounded, exact in by_size.get(pair.floats.size, ()) if _is_comparable(pair) else ():
             order = _order(rounded, pair)
             if order is None:
                 continue
@@ -127,24 +127,24 @@ def nearest_constants(
 
 
 def _order(value: Array, pair: ConstantPair) -> tuple[int, ...] | None:
-    """Return the order of the axes in which the file has a value; None if in no order."""
+    """Return the order of axes in which a value rounds to the file's."""
     for order in axis_orders(value.shape):
         if is_rounded_to(pair, value.transpose(order).reshape(pair.floats.shape)):
             return order
     return None
 
 
-def _apart(one: Array, other: Array) -> Array:
+def _difference(one: Array, other: Array) -> Array:
     with np.errstate(invalid="ignore"):
-        apart: Array = np.where(one == other, 0.0, np.abs(one - other))
-    return apart
+        difference: Array = np.where(one == other, 0.0, np.abs(one - other))
+    return difference
 
 
 def _slack(floats: Array) -> float:
     return _ROUNDED * float(np.abs(floats[np.isfinite(floats)]).max(initial=0.0))
 
 
-def _is_told(pair: ConstantPair) -> bool:
+def _is_comparable(pair: ConstantPair) -> bool:
     return pair.floats.dtype.kind == "f" and pair.floats.size > 0
 
 
@@ -158,7 +158,7 @@ def _steps(pair: ConstantPair) -> Array:
 
 
 def axis_orders(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Give every order of the axes that are longer than 1, the others in front."""
+    """Yield every order of the axes longer than 1, preceded by the others."""
     long = [axis for axis, length in enumerate(shape) if length > 1]
     short = [axis for axis, length in enumerate(shape) if length <= 1]
     for order in itertools.permutations(long):
@@ -172,21 +172,21 @@ class Forms:
 
     Attributes:
         exact: With torch's constants, as far as these are known.
-        checked: The one that is held against torch; it may be the same.
-        reference: What it is compared with: the torch module, or torch's graph with the weights
-            that the flow rounded; None where the reference is that file, or quantizes by itself.
-        modules: Paths of torch modules by the index of an op of the file, where the reference's own
-            float file knows them.
-        substituted: Tensors of `checked` that ops give which the reference's float file has another
-            op for.
-        unlike: Likewise, of ops with constants that the reference has nothing like.
-        drawn: Return `checked` with each of these constants that is rounded drawn within half a
-            step, by a seed; None where there is none.
-        aligned: Return `checked` with the constants that ops at the same place of the reference's
-            float file have in their place; None where there is none.
+        checked: The one that is compared with torch; may be the same.
+        reference: Its reference: the torch module, or torch's graph with the weights that the flow
+            rounded; None if the reference is that file, or quantizes by itself.
+        modules: Torch module paths by the index of an op of the file, if the reference's own float
+            file knows them.
+        substituted: Output tensors of `checked` whose producer is another op in the reference's
+            float file.
+        unmatched: Likewise, of ops with constants that the reference does not have.
+        perturbed: Return `checked` with each rounded constant of these drawn within half a step, by
+            a seed; None if there is none.
+        aligned: Return `checked` with these constants replaced by those at the same place of the
+            reference's float file; None if there is none.
         is_nearest: Whether most constants of the file are those of the reference's float file,
-            rounded to the nearest code, so that one that is not is wrong.
-        converted: The reference's float file, where `checked` is another one.
+            rounded to the nearest code, so that any other constant is wrong.
+        converted: The reference's float file, if `checked` is another one.
     """
 
     exact: EdgeFile
@@ -194,8 +194,8 @@ class Forms:
     reference: Callable[..., Any] | None
     modules: Mapping[int, str] = field(default_factory=dict)
     substituted: frozenset[int] = frozenset()
-    unlike: frozenset[int] = frozenset()
-    drawn: Callable[[int], EdgeFile] | None = None
+    unmatched: frozenset[int] = frozenset()
+    perturbed: Callable[[int], EdgeFile] | None = None
     aligned: Callable[[], EdgeFile] | None = None
     is_nearest: bool = False
     converted: EdgeFile | None = None
@@ -205,11 +205,11 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     """
     Return the float files of a model.
 
-    A recipe quantizes a float file, which is kept. Other files are written in float, with the
-    constants of torch that theirs were rounded from: these are looked up in the file that the
-    reference converts to in float, and in the reference. A loaded file whose ops and most of whose
-    constants have a partner there is held against that file itself. Of a reference that nothing
-    converts the constants are not known.
+    A recipe quantizes a float file, which is kept. Other files are written in float, with the torch
+    constants that theirs were rounded from: these are looked up in the reference's float file and
+    in the reference. A loaded file is compared with the reference's float file itself if its ops
+    and most of its constants have a partner there. Without a converted reference the constants are
+    unknown.
 
     Raises:
         ValueError: A constant of the file cannot be read.
@@ -222,7 +222,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     is_kept = quantized.float_edge is not None or quantized.flow == "float"
     if base is not None and pairs is not None and pairs.is_whole and is_kept:
         return Forms(base, base, reference)
-    made, simulated = _made(quantized), quantized.simulated
+    made, simulated = _original_file(quantized), quantized.simulated
     plain = _in_float(made, {})
     constants = _constants(made, plain, paired(made, plain))
     aligned: dict[tuple[int, int], Array] = {}
@@ -235,7 +235,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         aligned = {(p.op.index, p.place): p.floats for p in _constants(made, base, own)}
         modules = _modules(pairs, base)
         substituted = _substituted(made, own) if is_whole else substituted
-    # A mask may be cut by its range: what becomes of it is told by what it masks.
+    # A range may clip a mask: its effect on the scores is judged instead.
     masks = {key for key, each in aligned.items() if float(each.min(initial=0)) <= MASKING}
     found = {
         key: aligned[key]
@@ -247,7 +247,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     is_nearest = 2 * len(floating & found.keys()) > len(floating)
     if base is not None and pairs is not None and quantized.flow == "prebuilt":
         is_alike = pairs.is_whole and not _substituted(quantized.edge, pairs)
-        # What differs may be the converter's doing: whether it is, is told by what it computes.
+        # Differences may be the converter's choice: then the results are compared.
         if (
             is_alike
             and floating <= found.keys() | masks
@@ -273,7 +273,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     others = {key: aligned[key] for key in unknown if key in aligned}
     multiplied = {key: times_a_number(unknown[key], values) for key, values in others.items()}
     folded = {key: values for key, values in multiplied.items() if values is not None}
-    unlike = {pair.op.outputs[0] for key, pair in unknown.items() if key not in folded}
+    unmatched = {pair.op.outputs[0] for key, pair in unknown.items() if key not in folded}
     found |= folded
     exact = _in_float(made, found)
     rounded = {
@@ -287,8 +287,8 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         reference,
         modules,
         substituted,
-        frozenset(unlike),
-        functools.partial(_drawn, made, found, rounded) if rounded else None,
+        frozenset(unmatched),
+        functools.partial(_perturbed, made, found, rounded) if rounded else None,
         functools.partial(_in_float, made, found | others) if others else None,
         is_nearest,
         base,
@@ -297,11 +297,15 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
 
 def _of_rounded_module(quantized: QuantizedModel) -> Forms:
     """
-    Return the forms of a file whose weights torchao rounded, to the nearest code or otherwise.
+    Return the forms of a file whose weights torchao rounded in any way.
 
-    So torch with these weights is what the file in float is held against.
+    The reference of the float file is torch with these weights.
     """
-    made, simulated, reference = _made(quantized), quantized.simulated, quantized.float_model
+    made, simulated, reference = (
+        _original_file(quantized),
+        quantized.simulated,
+        quantized.float_model,
+    )
     assert simulated is not None, "this flow has one"
     assert reference is not None, "this flow has one"
     plain = _in_float(made, {})
@@ -310,15 +314,15 @@ def _of_rounded_module(quantized: QuantizedModel) -> Forms:
     return Forms(_in_float(made, found), plain, litert.dequantized(simulated))
 
 
-def _made(quantized: QuantizedModel) -> EdgeFile:
-    """Return the file that the flow made, if the one put in its place has the same ops."""
+def _original_file(quantized: QuantizedModel) -> EdgeFile:
+    """Return the flow's file if its ops match the replacement's, else the replacement."""
     origin = quantized.origin
     is_same = origin is not None and paired(quantized.edge, origin).is_whole
     return origin if origin is not None and is_same else quantized.edge
 
 
 def paired(file: EdgeFile, form: EdgeFile) -> Pairs:
-    """Pair the ops of two files, whose inputs are told by name, or by position."""
+    """Pair the ops of two files; inputs are matched by name, or by position."""
     ours, theirs = file.signature, form.signature
     return pair_ops(
         file.graph.subgraphs[ours.subgraph],
@@ -329,7 +333,7 @@ def paired(file: EdgeFile, form: EdgeFile) -> Pairs:
 
 def by_name(ours: Signature, theirs: Signature, side: str) -> dict[int, int]:
     """
-    Pair inputs or outputs by name where both files know the names, else by position.
+    Pair inputs or outputs by name if all names match, else by position.
 
     A different number of them is reported by `same.border_differences`.
     """
@@ -347,7 +351,7 @@ def _in_float(made: EdgeFile, operands: Mapping[tuple[int, int], Array]) -> Edge
     subgraph = made.graph.subgraphs[made.signature.subgraph]
     constants: dict[tuple[int, int], Array] = {}
     for (number, place), values in operands.items():
-        # One that a RESHAPE or TRANSPOSE changes before the op keeps its own values.
+        # A constant behind a RESHAPE or TRANSPOSE keeps its own values.
         stored = stored_constant(subgraph, subgraph.ops[number].inputs[place])
         is_same = stored is not None and values.shape == stored.tensor.shape
         if stored is not None and is_same and values.dtype.kind == "f":
@@ -361,7 +365,7 @@ def _in_float(made: EdgeFile, operands: Mapping[tuple[int, int], Array]) -> Edge
 
 
 def _names(made: EdgeFile) -> dict[tuple[int, int], str]:
-    """Return the names of a file's ops by their place in its float form, which has no casts."""
+    """Return op names by place in the float form, which has no casts."""
     return {
         (subgraph.index, number): entry_of(made.graph, op, made.modules).where
         for subgraph in made.graph.subgraphs
@@ -370,7 +374,7 @@ def _names(made: EdgeFile) -> dict[tuple[int, int], str]:
 
 
 def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
-    """Return the float file that a flow kept, or that the reference converts to, if it does."""
+    """Return the flow's float file, or the converted reference; None if neither."""
     if quantized.float_edge is not None:
         return quantized.float_edge.apart()
     if quantized.flow == "float":
@@ -387,14 +391,14 @@ def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
         )
     except RuntimeError as error:
         warn_user(
-            f"{quantized.name}: constants are held against torch by what they do alone, not one by "
-            f"one, as the reference cannot be converted in float: {error}"
+            f"{quantized.name}: constants are compared with torch by their effect on outputs, not "
+            f"one by one, as the reference cannot be converted in float: {error}"
         )
         return None
 
 
 def _substituted(file: EdgeFile, pairs: Pairs) -> frozenset[int]:
-    """Return what ops of a file give whose partners have another name."""
+    """Return the output tensors of ops whose partners have another name."""
     ops = file.graph.subgraphs[file.signature.subgraph].ops
     partners = pairs.ops.items()
     return frozenset(ops[n].outputs[0] for n, each in partners if ops[n].name != each.name)
@@ -419,13 +423,12 @@ def _modules(pairs: Pairs, base: EdgeFile) -> dict[int, str]:
 
 def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any] | None:
     """
-    Return the module itself, the graph that a training has changed, or a quantized graph in float.
+    Return the module, the graph changed by training, or a quantized graph in float.
 
-    None where the reference quantizes by itself, or is the float file that the ops are compared
-    with.
+    None if the reference quantizes by itself, or is the float file that the ops are compared with.
     """
     reference, make = quantized.float_model, quantized.float_file
-    assert reference is not None, "a localizer has looked"
+    assert reference is not None, "a localizer has checked it"
     if make is None:
         is_base = quantized.is_float_file_reference and (
             (base := quantized.float_edge) is not None and paired(quantized.edge, base).is_whole
@@ -441,7 +444,7 @@ def _constants(made: EdgeFile, form: EdgeFile, pairs: Pairs) -> tuple[ConstantPa
 
 
 def _floats_of(edge: EdgeFile) -> Iterator[Array]:
-    """Give the constants of a float file."""
+    """Yield the constants of a float file."""
     subgraph = edge.graph.subgraphs[edge.signature.subgraph]
     for tensor in subgraph.tensors:
         if tensor.is_constant and tensor.dtype == "float32":

@@ -1,4 +1,4 @@
-"""One pass over the samples: every op of the file beside its partner in the float form."""
+"""Measure the error of every op over all samples."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pytest_edgeq.compare.parallel import MOST_WORKERS, begin, in_order, on_one_
 from pytest_edgeq.compare.reference import undisturbed
 from pytest_edgeq.localize.against_torch import AgainstTorch
 from pytest_edgeq.localize.cause import NEAREST, ROUNDED, blame
-from pytest_edgeq.localize.execution import Execution, Made
+from pytest_edgeq.localize.execution import Execution, OpOutput
 from pytest_edgeq.localize.float_forms import by_name, forms_of, paired
 from pytest_edgeq.localize.measured import (
-    Beside,
     Codes,
-    Measured,
+    PairedTensors,
     Sums,
+    TensorErrors,
     channel_maxima,
     channel_steps,
     code_limits,
@@ -37,12 +37,12 @@ from pytest_edgeq.localize.measured import (
 from pytest_edgeq.localize.origin import left_in_float, origin_findings
 from pytest_edgeq.localize.readers import (
     MASKING,
-    Readers,
+    Consumers,
+    mask_finding,
     masking_ops,
     rule_findings,
-    what_is_lost,
 )
-from pytest_edgeq.localize.rows import Evidence, LayerError, LayerErrors
+from pytest_edgeq.localize.rows import Diagnostics, LayerError, LayerErrors
 from pytest_edgeq.localize.structure import Structure
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason, keeps_nothing
@@ -64,14 +64,14 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.samples import Sample
 
 _UNKNOWN = 0.5
-"""Rounding bound in LSB beyond ½ LSB of an op whose kernel has no rule: one more rounding."""
+"""Rounding bound beyond ½ LSB, in LSB, of an op without a kernel rule: one more rounding."""
 
 
 _HUGE = 2.0**126
-"""Half of a power of two below the end of float32: masks are greater, and no activation is."""
+"""Half of a power of two below float32's maximum: only masks exceed it."""
 
 _TOGETHER = 1 << 20
-"""Elements of the tensors that are summed together."""
+"""Number of elements that are summed in one go."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,12 +80,12 @@ class _Output:
     One output of an op.
 
     Attributes:
-        limits: What its codes stand for; None of what has not one scale.
-        channels: Of codes with a scale for each channel, the steps, as broadcast to the output.
-        bound: What the kernel may be off beyond ½ LSB; of floats relative; None where not known.
-        slack: What the float kernel beside it may be off, relative to the greatest value.
-        reach: What `bound` of a float output is relative to at the least.
-        peak_weight: Of a kernel that quantizes its own input, the greatest weight.
+        limits: Range and scale of its codes; None without a single scale.
+        channels: The scales if there is one for each channel, broadcast to the output.
+        bound: Kernel error beyond ½ LSB, relative for floats; None if unknown.
+        slack: Relative error of the float kernel, to the greatest value.
+        reach: Least value that `bound` of a float output is relative to.
+        peak_weight: Greatest weight of a kernel that quantizes its own input.
     """
 
     op: Op
@@ -99,41 +99,41 @@ class _Output:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SampleErrors:
+class OpSampleErrors:
     """
-    What one sample tells.
+    Errors of all ops on one sample.
 
     Attributes:
-        measured: By number of the op and place of the output, its errors.
-        masks: By number of an op, the finding on a mask that it adds to scores.
+        measured: Errors by number of the op and index of the output.
+        masks: Finding on the mask that an op adds to scores, by number of the op.
         form: Outputs of the float form, in the order of the file.
         refused: As `Execution.refused`.
         inputs: Health of the inputs.
     """
 
-    measured: Mapping[tuple[int, int], Measured]
+    measured: Mapping[tuple[int, int], TensorErrors]
     masks: Mapping[int, Finding]
     form: Arrays
     refused: Mapping[int, str]
     inputs: InputWatches
 
 
-_Measurement = tuple[_Output, Measured]
+_Measurement = tuple[_Output, TensorErrors]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClippedRange:
     """
-    A range between inputs and outputs, and how far the float reference's values lie beyond it.
+    Range of an intermediate tensor, and how far the float values exceed it.
 
     Attributes:
-        op: Makes the tensor.
-        tensor: Of the file.
+        op: The producer.
+        tensor: Index of the tensor in the file.
         reach: The least and the greatest value of the codes.
-        met: Those of the float reference, but for what all readers clamp.
-        share: Of its values that lie beyond, 0 to 1.
+        met: Those of the float reference, without values that all consumers clamp.
+        share: Share of its values beyond the range, 0 to 1.
         sqnr_db: Of the op on its own inputs.
-        samples: Indices of the measured samples that have values beyond, most values first.
+        samples: Indices of the measured samples with values beyond, most values first.
         is_clipped: Whether values lie beyond, and rounding does not make most of the op's error.
         is_chance: Whether chance explains so many.
     """
@@ -150,14 +150,14 @@ class ClippedRange:
 
     @property
     def overshoot(self) -> float:
-        """How far values go beyond, as a share of the width of the range."""
+        """How far values exceed the range, as a share of its width."""
         (low, high), (least, greatest) = self.reach, self.met
         return max(greatest - high, low - least, 0.0) / (high - low) if high > low else 0.0
 
 
 class Localizer:
     """
-    Measures op by op.
+    Measures the errors of a file op by op.
 
     Attributes:
         notes: What could not be compared, and why.
@@ -182,7 +182,7 @@ class Localizer:
         self._masking = list(masking_ops(self._subgraph))
         self._masks: dict[int, Finding] = {}
         self._outputs: dict[tuple[int, int], _Output] = {}
-        self._measured: dict[tuple[int, int], Measured] = {}
+        self._measured: dict[tuple[int, int], TensorErrors] = {}
         self._refused: dict[int, str] = {}
         self._is_averaged = quantized.flow in AVERAGING
         self._inputs = InputWatches(quantized.edge, averaged=self._is_averaged)
@@ -194,7 +194,7 @@ class Localizer:
         self.notes: list[str] = []
 
     def _start(self, sample: Sample) -> None:
-        """Prepare what needs the float form, which a first sample may be needed for."""
+        """Prepare the float form, which may need a first sample."""
         forms = forms_of(self._quantized, sample)
         self._torch = AgainstTorch(self._quantized, forms, sample)
         self._is_one_form = forms.checked is forms.exact
@@ -213,7 +213,7 @@ class Localizer:
             self.notes.append(note)
 
     def prepare(self, form: EdgeFile) -> None:
-        """Prepare to measure ops beside those of a float form, without holding it against torch."""
+        """Prepare to measure ops against a float form, without comparing it with torch."""
         edge = self._quantized.edge
         self._form = form
         subgraphs = (edge.signature.subgraph, form.signature.subgraph)
@@ -226,7 +226,7 @@ class Localizer:
 
     def __enter__(self) -> Localizer:  # noqa: PYI034 # Self came with Python 3.11
         reference = self._quantized.float_model
-        assert reference is not None, "unreachable because every flow has one"
+        assert reference is not None, "unreachable because every flow has a reference"
         self._open.enter_context(undisturbed(reference, self._quantized.name))
         return self
 
@@ -243,16 +243,16 @@ class Localizer:
         """
         if not self._count:
             self._start(sample)
-        self._note(sample)
+        self._count_sample(sample)
         self._add(self._measure(self._execution, sample))
         self._torch.update(sample, known, is_run=self._is_one_form)
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
         """
-        Measure samples, several at a time where that gives the same figures.
+        Measure samples, in parallel if the results do not depend on it.
 
         Raises:
-            RuntimeError, ValueError, TypeError: As `update` does, of the first sample that fails.
+            RuntimeError, ValueError, TypeError: As `update` does, for the first sample that fails.
         """
         with on_one_thread():
             if not begin(samples, self._quantized, threads, self.update):
@@ -260,21 +260,21 @@ class Localizer:
 
             def measure(
                 execution: Execution, sample: Sample
-            ) -> tuple[Sample, SampleErrors, dict[str, Arrays]]:
+            ) -> tuple[Sample, OpSampleErrors, dict[str, Arrays]]:
                 errors, known = self._measure(execution, sample), dict[str, Arrays]()
-                if not self._torch.is_done:  # else outputs are compared no more
+                if not self._torch.is_done:  # else outputs are not compared any more
                     known["reference"] = self._torch.reference(sample)
                     if self._is_one_form:
                         known["form"] = errors.form
                 return sample, errors, known
 
             def worker() -> Execution:
-                return self._execution.apart(self._runtime)
+                return self._execution.clone(self._runtime)
 
             copies = (sample.clone() for sample in samples)
             count = min(threads, MOST_WORKERS)
             for sample, errors, known in in_order(copies, worker, measure, count):
-                self._note(sample)
+                self._count_sample(sample)
                 self._add(errors)
                 self._torch.update(sample, known)
 
@@ -285,22 +285,22 @@ class Localizer:
 
     @property
     def form(self) -> EdgeFile:
-        """The file in float that ops are measured with; known after the first sample."""
+        """The float file that ops are measured with; known after the first sample."""
         return self._form
 
     @property
     def against_torch(self) -> AgainstTorch:
-        """What holds it against torch; known after the first sample."""
+        """The comparison of that file with torch; known after the first sample."""
         return self._torch
 
     @property
     def subgraph(self) -> Subgraph:
-        """The ops that are measured."""
+        """The subgraph whose ops are measured."""
         return self._subgraph
 
-    def tensors(self, sample: Sample) -> Iterator[Made]:
+    def tensors(self, sample: Sample) -> Iterator[OpOutput]:
         """
-        Return the outputs of the ops on one sample, in the order of the file.
+        Yield the outputs of the ops on one sample, in order.
 
         Raises:
             RuntimeError: The kernels fail.
@@ -308,9 +308,9 @@ class Localizer:
         """
         return self._execution.run(self._quantized.input_names, sample.arrays())
 
-    def measure(self, sample: Sample) -> SampleErrors:
+    def measure(self, sample: Sample) -> OpSampleErrors:
         """
-        Measure every op on one sample, and add nothing.
+        Measure every op on one sample without adding the errors.
 
         Raises:
             RuntimeError: The kernels fail.
@@ -318,16 +318,16 @@ class Localizer:
         """
         return self._measure(self._execution, sample)
 
-    def take(
+    def add_measured(
         self,
         *,
         is_known: bool,
-        errors: SampleErrors | None,
+        errors: OpSampleErrors | None,
         differing: Sample | None,
         peaks: Sequence[float],
     ) -> None:
         """
-        Add the next sample, which was measured elsewhere.
+        Add the next sample, which was measured on a worker.
 
         Raises:
             RuntimeError: torch or the kernels fail.
@@ -343,23 +343,23 @@ class Localizer:
         if differing is not None:
             self._torch.update(differing)
 
-    def _measure(self, execution: Execution, sample: Sample) -> SampleErrors:
-        """Measure every op on one sample, by interpreters of which each thread has its own."""
-        found, masks = dict[tuple[int, int], Measured](), dict[int, Finding]()
-        waiting: list[tuple[_Output, Made, Beside]] = []
+    def _measure(self, execution: Execution, sample: Sample) -> OpSampleErrors:
+        """Measure every op on one sample, with the interpreters of this thread."""
+        found, masks = dict[tuple[int, int], TensorErrors](), dict[int, Finding]()
+        waiting: list[tuple[_Output, OpOutput, PairedTensors]] = []
         elements = 0
 
         def judge() -> None:
-            given = [beside for _, _, beside in waiting]
-            for (output, made, _), sums in zip(waiting, summed(given), strict=True):
+            pairs = [pair for _, _, pair in waiting]
+            for (output, made, _), sums in zip(waiting, summed(pairs), strict=True):
                 key = made.op.index, made.place
-                found[key] = self._judged(output, made, sums)
+                found[key] = self._tensor_errors(output, made, sums)
 
         with torch.inference_mode():
             for made in execution.run(list(self._quantized.input_names), sample.arrays()):
                 output = self._output(made)
-                self._look_at_mask(made, masks)
-                waiting.append((output, made, _beside(output, made)))
+                self._check_mask(made, masks)
+                waiting.append((output, made, _paired_tensors(output, made)))
                 elements += made.value.size
                 if elements > _TOGETHER:
                     judge()
@@ -368,9 +368,11 @@ class Localizer:
         edge = self._quantized.edge
         inputs = InputWatches(edge, averaged=self._is_averaged)
         inputs.update(edge, self._quantized.input_names, sample.arrays())
-        return SampleErrors(found, masks, execution.form_outputs(), dict(execution.refused), inputs)
+        return OpSampleErrors(
+            found, masks, execution.form_outputs(), dict(execution.refused), inputs
+        )
 
-    def _note(self, sample: Sample) -> None:
+    def _count_sample(self, sample: Sample) -> None:
         """Count the sample, and whether the file was calibrated on it."""
         evaluated, known, _ = self._calibration
         is_known = sample.arrays() in self._quantized.ledger
@@ -378,7 +380,7 @@ class Localizer:
             evaluated + 1, known + is_known, self._quantized.flow == "recipe"
         )
 
-    def _add(self, errors: SampleErrors) -> None:
+    def _add(self, errors: OpSampleErrors) -> None:
         sample = self._calibration.evaluated - 1
         for key, measured in errors.measured.items():
             if beyond := measured.beyond_low + measured.beyond_high:
@@ -392,19 +394,21 @@ class Localizer:
         self._inputs.merge(errors.inputs)
         self._count += 1
 
-    def hold(self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})) -> None:
+    def compare_outputs(
+        self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})
+    ) -> None:
         """
-        Hold the outputs of the float form against torch's on one sample, and measure no op.
+        Compare only the float form's outputs with torch's on one sample.
 
         Raises:
             RuntimeError: The kernels fail.
             ValueError, TypeError: The sample does not fit the file.
         """
-        self._note(sample)
+        self._count_sample(sample)
         self._torch.update(sample, known)
 
-    def _look_at_mask(self, made: Made, masks: dict[int, Finding]) -> None:
-        """Note a mask that an op puts to scores, and that its range cuts, or that takes it all."""
+    def _check_mask(self, made: OpOutput, masks: dict[int, Finding]) -> None:
+        """Record a mask that is clipped, or that leaves the scores no codes."""
         lowest = self._lows.get(made.op.index, math.inf)
         if lowest > MASKING or not made.value.size or made.op.index in masks:
             return
@@ -412,12 +416,12 @@ class Localizer:
             torch.from_numpy(each.astype(np.float64)) for each in (made.exact, made.value)
         )
         tensor = self._subgraph.tensors[made.op.outputs[made.place]]
-        found = what_is_lost(made.op, wanted, file, tensor, lowest)
+        found = mask_finding(made.op, wanted, file, tensor, lowest)
         if found is not None:
             masks[made.op.index] = found
 
     def _lowest(self) -> dict[int, float]:
-        """Return by op the least constant that is put to scores up to it, where any is."""
+        """Return the least constant among the ops that mask scores, by op."""
         own: dict[int, float] = {}
         for pair in self._structure.constants:
             if pair.floats.dtype.kind == "f" and pair.floats.size:
@@ -433,7 +437,7 @@ class Localizer:
 
     def settle(self) -> None:
         """
-        Judge the samples whose outputs are judged together; `result` does it as well.
+        Judge the samples whose outputs are judged together; `result` calls it, too.
 
         Raises:
             RuntimeError: The kernels fail.
@@ -445,10 +449,10 @@ class Localizer:
 
     def result(self) -> LayerErrors:
         """
-        Give what was measured.
+        Return the errors of all ops, and the op to blame.
 
         Raises:
-            ValueError: No sample was taken in.
+            ValueError: No sample was measured.
         """
         if not self._count:
             raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
@@ -460,16 +464,16 @@ class Localizer:
         wider = self._wider()
         starved = {op.index for op in subgraph.ops if not wider.keys().isdisjoint(op.inputs)}
         found = self._findings(wider)
-        readers = Readers(quantized.graph, subgraph.index)
-        measured: dict[int, list[tuple[int, Measured]]] = {}
+        consumers = Consumers(quantized.graph, subgraph.index)
+        measured: dict[int, list[tuple[int, TensorErrors]]] = {}
         for (number, place), errors in self._measured.items():
             tensor = subgraph.ops[number].outputs[place]
             measured.setdefault(number, []).append((tensor, errors))
         losses = {
             tensor: errors.cumulative_loss for own in measured.values() for tensor, errors in own
         }
-        untaken = readers.untaken(measured)
-        # A recipe gives each tensor a range of its own, and what moves values that of its input.
+        unused = consumers.unused(measured)
+        # A recipe assigns a range to each tensor; ops that move values keep their input's.
         may_share = quantized.flow != "recipe"
         rows, evidence = [], []
         for op in subgraph.ops:
@@ -478,21 +482,21 @@ class Localizer:
                 for place in range(len(op.outputs))
                 if (op.index, place) in self._measured
             ]
-            told = found.get(op.index, ())
+            records = found.get(op.index, ())
             entry, matched = self._named(entries[op.index]), bool(own) or op.name in HOLDING
-            rows.append(_row(op, entry, own, told, matched=matched))
-            given = self._evidence(op, entries[op.index], own, is_taken=op.index not in untaken)
+            rows.append(_row(op, entry, own, records, matched=matched))
+            facts = self._diagnostics(op, entries[op.index], own, is_used=op.index not in unused)
             if op.index in starved:
-                given = replace(given, bias_limited=())
+                facts = replace(facts, bias_limited=())
             evidence.append(
                 replace(
-                    given,
-                    widened=readers.widens(op) if own else None,
-                    narrowed=readers.narrows(op, measured)
-                    if may_share and any(given.beyond)
+                    facts,
+                    range_widened=consumers.widening_reason(op) if own else None,
+                    range_narrowed=consumers.narrowing_reason(op, measured)
+                    if may_share and any(facts.beyond)
                     else None,
                     harm=self._harm(op, own, losses),
-                    untaken=op.index in untaken or self._is_mask_cut(op),
+                    unused=op.index in unused or self._is_mask_cut(op),
                     calibration=self._calibration,
                 )
             )
@@ -500,7 +504,7 @@ class Localizer:
         refused = {index: self._refused[index] for index in self._refused.keys() - measured_ops}
         reference = quantized.reference_name
         judged = blame(rows, evidence, self._inputs.findings(self._calibration))
-        differing = next(iter(self._parting()), None)
+        differing = next(iter(self._divergence_findings()), None)
         return replace(
             judged,
             refused=refused,
@@ -510,7 +514,7 @@ class Localizer:
         )
 
     def _harm(self, op: Op, own: Sequence[_Measurement], losses: Mapping[int, float]) -> Harm:
-        """Return how much an op loses beyond what its inputs and quantization explain."""
+        """Return the loss of an op beyond that of its inputs and of quantization."""
         if not own:
             return NO_HARM
         worst, measured = max(own, key=lambda each: each[1].cumulative_loss)
@@ -523,23 +527,23 @@ class Localizer:
         return NO_HARM if lost == -math.inf else Harm.decibels(lost - max([measured.loss, *known]))
 
     def source(self, tensor: int) -> int:
-        """Return the tensor of the file whose elements one holds."""
+        """Return the tensor whose elements this one holds, behind reshapes and casts."""
         return self._pairs.source(tensor)
 
     def partner(self, tensor: int) -> int | None:
-        """Return the tensor of the float form for one of the file."""
+        """Return the counterpart of a tensor in the float form."""
         return self._pairs.partner(tensor)
 
     def clipped_ranges(self) -> list[ClippedRange]:
-        """Return the ranges of what is neither an input nor an output, in the order of the file."""
-        held = self._pairs.source
-        borders = {*self._subgraph.inputs, *map(held, self._subgraph.outputs)}
+        """Return the ranges of intermediate tensors, in the order of the file."""
+        source = self._pairs.source
+        borders = {*self._subgraph.inputs, *map(source, self._subgraph.outputs)}
         averaged = self._is_averaged
         found = []
         for (number, place), measured in sorted(self._measured.items()):
             op, limits = self._subgraph.ops[number], self._outputs[number, place].limits
             tensor = op.outputs[place]
-            if limits is None or held(tensor) in borders or not measured.elements:
+            if limits is None or source(tensor) in borders or not measured.elements:
                 continue
             ends = self._clamped_to(tensor)
             is_low = limits.floor > ends[0] + limits.scale / 2
@@ -568,7 +572,7 @@ class Localizer:
         return found
 
     def _clamped_to(self, tensor: int) -> tuple[float, float]:
-        """Return the values that all readers of a tensor clamp it to, as a RELU does."""
+        """Return the range that all consumers of a tensor clamp it to."""
         low, high = math.inf, -math.inf
         for op in self._subgraph.consumers[tensor]:
             ends = facts_of(op.name).ends or (-math.inf, math.inf)
@@ -576,11 +580,11 @@ class Localizer:
         return low, high
 
     def _named(self, entry: OpDtypes) -> OpDtypes:
-        """Name an op's module by its partner's where the file has lost its names."""
+        """Name an op's module by its partner's if the file lost its names."""
         return replace(entry, module=entry.module or self._modules.get(entry.index))
 
     def _is_mask_cut(self, op: Op) -> bool:
-        """Whether an op masks scores with less than torch does: what that cuts is no loss."""
+        """Whether the range clips a mask; the clipped part is no loss."""
         limits = code_limits(self._subgraph.tensors[op.outputs[0]]) if op.outputs else None
         if limits is None:
             return False
@@ -596,17 +600,19 @@ class Localizer:
         parts = [self._structure.findings(outputs)]
         simulated = quantized.simulated
         graph = simulated if isinstance(simulated, torch.fx.GraphModule) else None
-        given = litert.activation_scales(graph) if graph is not None else ()
+        observed = litert.activation_scales(graph) if graph is not None else ()
         structure = self._structure
         if self._torch.aligned is not None:
             other = self._torch.aligned
             subgraphs = (edge.signature.subgraph, other.signature.subgraph)
             structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
         rounded = functools.partial(_rounded_constants, graph)
-        holds_all = quantized.flow == "pt2e"
-        parts.append(structure.constant_findings(given, rounded, holds_all=holds_all, wider=wider))
+        covers_all = quantized.flow == "pt2e"
+        parts.append(
+            structure.constant_findings(observed, rounded, covers_all=covers_all, wider=wider)
+        )
         parts.append(rule_findings(edge.graph, self._subgraph.index, structure.biased))
-        parts.append(self._parting())
+        parts.append(self._divergence_findings())
         first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
         parts.append({op.index: (self._masks[op.index],) for op in first if op is not None})
         found: dict[int, tuple[Finding, ...]] = {}
@@ -619,7 +625,7 @@ class Localizer:
         return found
 
     def _wider(self) -> dict[int, float]:
-        """Return how many times as wide as its range values are, of tensors that keep nothing."""
+        """Return width of values over width of range, for ranges of almost nothing."""
         edge, subgraph = self._quantized.edge, self._subgraph
         known = self._inputs.spans
         spans = {
@@ -638,35 +644,35 @@ class Localizer:
                 wider |= dict.fromkeys(op.outputs, wider[op.inputs[0]])
         return wider
 
-    def _parting(self) -> dict[int, tuple[Finding, ...]]:
-        """Return a finding for the first op of the float form that differs from torch."""
-        parting = self._torch.parting
-        if parting is None:
+    def _divergence_findings(self) -> dict[int, tuple[Finding, ...]]:
+        """Return a finding on the form's first op that differs from torch."""
+        divergence = self._torch.divergence
+        if divergence is None:
             return {}
         partners = {partner.index: number for number, partner in self._pairs.ops.items()}
-        number = None if parting.op is None else partners.get(parting.op.index)
-        if parting.op is not None and parting.op.name in HOLDING:
-            maker = self._subgraph.producer.get(parting.op.outputs[0])
+        number = None if divergence.op is None else partners.get(divergence.op.index)
+        if divergence.op is not None and divergence.op.name in HOLDING:
+            maker = self._subgraph.producer.get(divergence.op.outputs[0])
             number = maker.index if maker is not None and maker.name in HOLDING else None
         text = (
             f"the file in float does not compute what {self._quantized.reference_name} does: its "
-            f"output {parting.output!r} has {parting.sqnr_db:.3g} dB SQNR to "
+            f"output {divergence.output!r} has {divergence.sqnr_db:.3g} dB SQNR to "
             f"{self._quantized.reference_name}'s, which float32 does not explain"
         )
         reason = Reason()
-        if parting.op is not None:
+        if divergence.op is not None:
             text += (
                 "; it does with this op as the reference converts to it"
-                if parting.is_repaired
+                if divergence.is_repaired
                 else "; it does with the axes of this op's result in another order"
-                if parting.is_misordered
+                if divergence.is_misordered
                 else ", and all that this op takes is as in torch"
             )
-            if parting.is_reordered:
+            if divergence.is_reordered:
                 text += "; the output has torch's values in another order"
-            if _takes_other_pixels(self._form.graph, parting.op):
+            if _samples_centres(self._form.graph, divergence.op):
                 reason = NEAREST
-        if parting.is_negated:
+        if divergence.is_negated:
             text = "it gives −1 × what torch gives"
             reason = Reason(
                 (
@@ -678,7 +684,7 @@ class Localizer:
         op = self._subgraph.ops[-1 if number is None else number]
         return {op.index: (op.wrong(text, causes=reason.causes, fix=reason.fix),)}
 
-    def _output(self, made: Made) -> _Output:
+    def _output(self, made: OpOutput) -> _Output:
         key = (made.op.index, made.place)
         if key not in self._outputs:
             graph, op = self._quantized.graph, made.op
@@ -715,17 +721,17 @@ class Localizer:
         peaks = [float(np.abs(read_constant(graph, op, each).floats).max()) for each in stored]
         return max(peaks, default=math.inf)
 
-    def _judged(self, output: _Output, made: Made, sums: Sums) -> Measured:
+    def _tensor_errors(self, output: _Output, made: OpOutput, sums: Sums) -> TensorErrors:
         limits = output.limits
         ends = ends_of(made.codes, limits) if limits is not None and made.value.size else None
-        measured = Measured.of_sample(made.value.size, sums, ends, limits)
+        measured = TensorErrors.of_sample(made.value.size, sums, ends, limits)
         if not math.isfinite(sums.noise):
             strange = ~np.isfinite(made.value)
             by_kernel = strange & (made.value != made.rounded)
-            # Rounding alone may carry what is greater beyond what float32 holds.
-            spoilt = strange & (np.abs(made.whole) < _HUGE)
-            measured.nonfinite = int((by_kernel | spoilt).sum())
-            measured.spoilt = 0 if by_kernel.any() else measured.nonfinite
+            # Rounding alone may make greater values overflow float32.
+            nonfinite_by_rounding = strange & (np.abs(made.whole) < _HUGE)
+            measured.nonfinite = int((by_kernel | nonfinite_by_rounding).sum())
+            measured.nonfinite_by_rounding = 0 if by_kernel.any() else measured.nonfinite
         if output.op.name in NARROWING and made.value.size:
             measured.whole_least = float(made.whole.min())
             measured.whole_greatest = float(made.whole.max())
@@ -739,31 +745,31 @@ class Localizer:
                 measured.local_lsb = sums.steps
         return measured
 
-    def _excess_of_floats(self, output: _Output, made: Made, sums: Sums) -> float:
+    def _excess_of_floats(self, output: _Output, made: OpOutput, sums: Sums) -> float:
         assert output.bound is not None, "others are not judged"
         if made.value.dtype.kind != "f":
             off = float(np.max(made.value.astype(np.float64) != made.rounded, initial=0.0))
             return math.inf if off else -1.0
         peak, worst = sums.peak, sums.off
         if not math.isfinite(worst):
-            # A mask of −inf is sound where both have it; NaN that torch has not is told apart.
+            # A mask of −inf in both is sound; NaN in the file alone is counted separately.
             finite = np.isfinite(made.value) & np.isfinite(made.rounded)
             if not np.array_equal(made.value[~finite], made.rounded[~finite], equal_nan=True):
                 return math.inf
             value, rounded = made.value[finite], made.rounded[finite]
             peak = float(np.abs(rounded).max(initial=0.0))
             worst = float(np.abs(value - rounded).max(initial=0.0))
-        size = max(peak, output.reach, made.taken)
+        size = max(peak, output.reach, made.input_peak)
         allowed = 2 * output.bound * size
         if worst > allowed and made.halves is not None:
-            given, halves = made.halves
-            tied = self._execution.hybrids[made.op.index].ties(given, halves)
+            hybrid_input, halves = made.halves
+            tied = self._execution.hybrids[made.op.index].ties(hybrid_input, halves)
             allowed += tied * output.peak_weight
         return worst / allowed - 1 if allowed else (math.inf if worst else -1.0)
 
-    def _evidence(
-        self, op: Op, entry: OpDtypes, own: Sequence[_Measurement], *, is_taken: bool
-    ) -> Evidence:
+    def _diagnostics(
+        self, op: Op, entry: OpDtypes, own: Sequence[_Measurement], *, is_used: bool
+    ) -> Diagnostics:
         graph = self._quantized.graph
         roles = roles_of(graph, op)
         limited = tuple(
@@ -777,14 +783,14 @@ class Localizer:
         if entry.granularity == "per_tensor" and len(weights) == 1:
             maxima = channel_maxima(op, read_constant(graph, op, weights[0]).floats)
         if not own:
-            return Evidence(scheme=entry.scheme, bias_limited=limited, weight_maxima=maxima)
+            return Diagnostics(scheme=entry.scheme, bias_limited=limited, weight_maxima=maxima)
         worst, measured = max(own, key=lambda each: each[1].loss)
         limits = worst.limits
         count = max(measured.elements, 1)
         has_codes = limits is not None and measured.least <= measured.greatest
         averaged = self._count if self._is_averaged else 0
         noise = measured.channel_noise
-        return Evidence(
+        return Diagnostics(
             scale=None if limits is None else limits.scale,
             zero_point=None if limits is None else limits.zero_point,
             code_range=None if limits is None else (limits.low, limits.high),
@@ -797,35 +803,35 @@ class Localizer:
             weight_maxima=maxima,
             weight_granularity=entry.granularity,
             bias_limited=limited,
-            nonfinite=measured.nonfinite if is_taken else 0,
-            spoilt=measured.spoilt > 0,
+            nonfinite=measured.nonfinite if is_used else 0,
+            nonfinite_by_rounding=measured.nonfinite_by_rounding > 0,
             scheme=entry.scheme,
         )
 
 
-def _takes_other_pixels(graph: OpGraph, op: Op) -> bool:
-    """Whether an op takes the pixels at the centres, which are not those of torch's "nearest"."""
+def _samples_centres(graph: OpGraph, op: Op) -> bool:
+    """Whether an op samples pixel centres, unlike torch's "nearest"."""
     if op.name != "RESIZE_NEAREST_NEIGHBOR":
         return False
-    given, made = (graph.tensor(op, each[0]).shape for each in (op.inputs, op.outputs))
-    has_factors = all(size % own == 0 for own, size in zip(given, made, strict=True) if own)
+    before, made = (graph.tensor(op, each[0]).shape for each in (op.inputs, op.outputs))
+    has_factors = all(size % own == 0 for own, size in zip(before, made, strict=True) if own)
     return op_option(graph, op, "HalfPixelCenters", False) and not has_factors
 
 
-def _beside(output: _Output, made: Made) -> Beside:
+def _paired_tensors(output: _Output, made: OpOutput) -> PairedTensors:
     value, rounded, exact, whole = (
         contiguous(each, np.float32) for each in (made.value, made.rounded, made.exact, made.whole)
     )
     if made.rounded is made.exact:
         exact = rounded
-    return Beside(value, exact, rounded, whole, output.limits)
+    return PairedTensors(value, exact, rounded, whole, output.limits)
 
 
-def _excess_by_channel(output: _Output, made: Made) -> float:
+def _excess_by_channel(output: _Output, made: OpOutput) -> float:
     assert output.bound is not None, "others are not judged"
-    assert output.channels is not None, "codes with one scale are judged otherwise"
+    assert output.channels is not None, "codes with one scale are judged elsewhere"
     low, high = code_range(made.codes.dtype.name)
-    inside = (made.codes > low) & (made.codes < high)  # what is cut is told by its loss
+    inside = (made.codes > low) & (made.codes < high)  # clipped values show in the loss
     off = (
         np.abs(made.value - made.rounded)[inside]
         / np.broadcast_to(output.channels, made.value.shape)[inside]
@@ -833,15 +839,15 @@ def _excess_by_channel(output: _Output, made: Made) -> float:
     return float(off.max(initial=0.0)) - 0.5 - output.bound
 
 
-def _excess_of_codes(output: _Output, made: Made, sums: Sums) -> float:
+def _excess_of_codes(output: _Output, made: OpOutput, sums: Sums) -> float:
     assert output.bound is not None, "others are not judged"
-    assert output.limits is not None, "floats are judged otherwise"
+    assert output.limits is not None, "floats are judged elsewhere"
     scale = output.limits.scale
     excess = sums.off - 0.5 - output.bound
     if excess > 0:
-        # The float kernel that it is held against rounds, too.
+        # The float kernel in the comparison rounds, too.
         finite = made.rounded[np.isfinite(made.rounded)]
-        size = max(made.taken, float(np.abs(finite).max(initial=0.0)))
+        size = max(made.input_peak, float(np.abs(finite).max(initial=0.0)))
         excess -= output.slack * size / scale
     return excess
 

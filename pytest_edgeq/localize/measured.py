@@ -1,9 +1,9 @@
 """
-Errors of one tensor: sums and extremes of a sample beside what it is held against, pooled.
+Errors of one tensor: sums and extremes by sample, pooled over samples.
 
-Squares are summed in float32 within pieces that a processor keeps at hand and in float64 over them:
-a piece's sum is off by some 1e-6 of itself at most, a few millionths of a dB. Where squares leave
-what float32 holds, all are summed in float64. Channels are the last axis, as TFLite has them.
+Squares are summed in float32 within pieces that fit a processor's cache and in float64 over them:
+a piece's sum is off by some 1e-6 of itself at most, a few millionths of a dB. If squares leave the
+range of float32, all are summed in float64. Channels are the last axis, as in TFLite.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 Array = npt.NDArray[Any]
 
-# Elements that are looked at together: a quarter of a MB each of a few arrays.
+# Elements of one piece: 256 kB in each of a few arrays.
 _PIECE = 1 << 16
 
-#: Elements of a tensor that is summed together with others.
+#: Maximum number of elements of a tensor that is summed together with others.
 SMALL = 1 << 12
 
-# Rows of ones: a matrix product with them sums up, in half of einsum's time.
+# A matrix product with a row of ones sums in half of einsum's time.
 _ONES: Array = np.ones(_PIECE, np.float32)
 
-# Mean squares that float32 holds with all those that matter beside them.
+# Mean squares whose sums float32 represents without overflow or underflow.
 _SMALLEST, _LARGEST = 1e-28, 1e28
 
 
 class Codes(NamedTuple):
     """
-    What codes stand for.
+    Range, scale and zero point of a tensor's codes.
 
     Attributes:
-        low: The least there is.
+        low: The least code of the dtype.
         high: The greatest.
         scale: Of one step.
         zero_point: The code of 0.
@@ -63,24 +63,24 @@ class Codes(NamedTuple):
         return (self.high - self.zero_point) * self.scale
 
     def value(self, code: int) -> float:
-        """Return the value of a code, as float32 has it."""
+        """Return the float32 value of a code."""
         return float(np.float32(code - self.zero_point) * np.float32(self.scale))
 
     @property
     def fuzz(self) -> float:
-        """By how much float32 may be off in a difference of codes."""
+        """Maximum float32 error of a difference of codes."""
         return (self.high - self.low) * 2.0**-22
 
 
 class Ends(NamedTuple):
     """
-    How far a tensor's codes reach.
+    Least and greatest codes of a tensor, and how many are at the limits.
 
     Attributes:
-        least: The least code met.
-        greatest: The greatest.
-        low: How many are the least there is.
-        high: How many are the greatest.
+        least: The least code in use.
+        greatest: The greatest code in use.
+        low: How many are the least of the dtype.
+        high: How many are the greatest of the dtype.
     """
 
     least: int
@@ -90,7 +90,7 @@ class Ends(NamedTuple):
 
 
 def ends_of(stored: Array, codes: Codes) -> Ends:
-    """Return how far codes reach: they take a quarter of the memory of their values."""
+    """Return the extremes of stored codes, a quarter of the memory of their values."""
     least, greatest = int(stored.min()), int(stored.max())
     low = int(np.count_nonzero(stored == codes.low)) if least <= codes.low else 0
     high = int(np.count_nonzero(stored == codes.high)) if greatest >= codes.high else 0
@@ -100,23 +100,23 @@ def ends_of(stored: Array, codes: Codes) -> Ends:
 @dataclass(slots=True)
 class Sums:
     """
-    What is known of one tensor of one sample.
+    Sums and extremes of one tensor on one sample.
 
     Attributes:
         noise: Sum of the squared differences of the file and the float op.
-        channels: The same by channel; None of fewer than two axes.
+        channels: The same by channel; None for fewer than two axes.
         signal: Sum of the squares of the float op.
         least: The least value of the float op.
         greatest: The greatest.
         below: How many of the float op's values lie more than `CLIPPED_LSB` below the least code.
         above: How many lie above the greatest.
-        apart_noise: Sum of the squared differences of the file and the whole float form.
-        apart_signal: Sum of the squares of the whole float form.
-        apart: Greatest difference of these two; where there are codes.
-        off: Greatest difference of the file and the op with the file's constants, cut to what codes
-            reach; of codes in LSB.
+        cumulative_noise: Sum of the squared differences of the file and the whole float form.
+        cumulative_signal: Sum of the squares of the whole float form.
+        cumulative_off: Greatest difference of these two; for codes only.
+        off: Greatest difference of the file and the op with the file's constants, clipped to the
+            range of the codes; of codes in LSB.
         steps: Greatest difference of their codes.
-        peak: Greatest magnitude of the op with the file's constants; where there are no codes.
+        peak: Greatest magnitude of the op with the file's constants; for floats only.
     """
 
     noise: float = 0.0
@@ -126,24 +126,24 @@ class Sums:
     greatest: float = -math.inf
     below: int = 0
     above: int = 0
-    apart_noise: float = 0.0
-    apart_signal: float = 0.0
-    apart: float = 0.0
+    cumulative_noise: float = 0.0
+    cumulative_signal: float = 0.0
+    cumulative_off: float = 0.0
     off: float = 0.0
     steps: float = 0.0
     peak: float = 0.0
 
 
-class Beside(NamedTuple):
+class PairedTensors(NamedTuple):
     """
-    One tensor of the file and what it is held against: float32 arrays of one shape.
+    One tensor of the file and its float counterparts: float32 arrays of one shape.
 
     Attributes:
         made: The file's.
-        floats: What the float op gives on the file's own inputs.
-        rounded: What it gives with the file's constants; may be the same array.
-        whole: What the whole float form gives.
-        codes: What the file's codes stand for, None of floats.
+        floats: The float op's, on the file's own inputs.
+        rounded: The same with the file's constants; may be the same array.
+        whole: That of a run of the whole float form.
+        codes: Range and scale of the file's codes; None for floats.
     """
 
     made: Array
@@ -153,45 +153,45 @@ class Beside(NamedTuple):
     codes: Codes | None
 
 
-def summed(given: Sequence[Beside]) -> list[Sums]:
+def summed(pairs: Sequence[PairedTensors]) -> list[Sums]:
     """
     Sum over all elements of each tensor; NaN counts as infinite.
 
-    Small ones are put in a row and summed in one go: one by one, calling numpy takes far longer
-    than the sums.
+    Small tensors are concatenated and summed in one go, since one by one the numpy calls take far
+    longer than the sums.
     """
-    found = [Sums() for _ in given]
-    small = [pair for pair in zip(given, found, strict=True) if 0 < pair[0].made.size <= SMALL]
+    found = [Sums() for _ in pairs]
+    small = [pair for pair in zip(pairs, found, strict=True) if 0 < pair[0].made.size <= SMALL]
     with np.errstate(all="ignore"):
         if small:
             _sum_together([each for each, _ in small], [sums for _, sums in small])
-        for each, sums in zip(given, found, strict=True):
+        for each, sums in zip(pairs, found, strict=True):
             if each.made.size > SMALL:
                 _sum(sums, each)
     return found
 
 
-def _sum_together(given: Sequence[Beside], found: Sequence[Sums]) -> None:
-    """Sum small tensors, each a segment of a row, in float64 but for the differences."""
-    made = _in_a_row([each.made for each in given])
-    floats = _in_a_row([each.floats for each in given])
-    whole = _in_a_row([each.whole for each in given])
-    same = all(each.rounded is each.floats for each in given)
-    rounded = floats if same else _in_a_row([each.rounded for each in given])
-    counts = [each.made.size for each in given]
+def _sum_together(pairs: Sequence[PairedTensors], found: Sequence[Sums]) -> None:
+    """Sum small tensors as segments of one array; differences are float32."""
+    made = _in_a_row([each.made for each in pairs])
+    floats = _in_a_row([each.floats for each in pairs])
+    whole = _in_a_row([each.whole for each in pairs])
+    same = all(each.rounded is each.floats for each in pairs)
+    rounded = floats if same else _in_a_row([each.rounded for each in pairs])
+    counts = [each.made.size for each in pairs]
     starts: Any = np.cumsum(counts) - counts
 
     def squared(values: Array) -> Array:
-        return _finite_ones(np.add.reduceat(np.square(values, dtype=np.float64), starts))
+        return _nonfinite_to_inf(np.add.reduceat(np.square(values, dtype=np.float64), starts))
 
     def furthest(values: Array) -> Array:
         peak: Array = np.maximum.reduceat(np.abs(values), starts)
-        return _finite_ones(peak.astype(np.float64))
+        return _nonfinite_to_inf(peak.astype(np.float64))
 
     noises = np.square(made - floats, dtype=np.float64)
-    apart = made - whole
-    codes = [each.codes for each in given]
-    # Array have no end, and a step of 1.
+    cumulative_off = made - whole
+    codes = [each.codes for each in pairs]
+    # Floats have no limits and a step of 1.
     scales = np.array([1.0 if c is None else c.scale for c in codes])
     ends = [(-math.inf, math.inf) if c is None else (c.floor, c.ceiling) for c in codes]
     floor, ceiling = (np.repeat(each.astype(np.float32), counts) for each in np.array(ends).T)
@@ -199,33 +199,34 @@ def _sum_together(given: Sequence[Beside], found: Sequence[Sums]) -> None:
     off -= made
     furthest_off = furthest(off) / scales
     columns = (
-        _finite_ones(np.add.reduceat(noises, starts)),
+        _nonfinite_to_inf(np.add.reduceat(noises, starts)),
         squared(floats),
         np.minimum.reduceat(floats, starts),
         np.maximum.reduceat(floats, starts),
-        squared(apart),
+        squared(cumulative_off),
         squared(whole),
-        furthest(apart),
+        furthest(cumulative_off),
         furthest_off,
         np.maximum.reduceat(np.abs(rounded), starts),
     )
     start = 0
     for place, values in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
-        sums, limits, shape = found[place], codes[place], given[place].made.shape
+        sums, limits, shape = found[place], codes[place], pairs[place].made.shape
         sums.noise, sums.signal, sums.least, sums.greatest = values[:4]
-        sums.apart_noise, sums.apart_signal, sums.apart, sums.off, sums.peak = values[4:]
+        sums.cumulative_noise, sums.cumulative_signal, sums.cumulative_off = values[4:7]
+        sums.off, sums.peak = values[7:]
         segment = slice(start, start + counts[place])
         if len(shape) > 1:
             sums.channels = noises[segment].reshape(-1, shape[-1]).sum(axis=0)
         if limits is not None:
             _count_beyond(sums, floats[segment], sums.least, sums.greatest, limits)
-            if _may_part(sums.off, limits):
+            if _may_differ(sums.off, limits):
                 sums.steps = _steps(off[segment], rounded[segment], made[segment], limits)
         start += counts[place]
 
 
-def _finite_ones(values: Array) -> Array:
-    """Replace what is not finite by infinity, which exceeds every bound."""
+def _nonfinite_to_inf(values: Array) -> Array:
+    """Replace non-finite values by infinity, which exceeds every bound."""
     return np.where(np.isfinite(values), values, math.inf)
 
 
@@ -234,9 +235,9 @@ def _in_a_row(values: Sequence[Array]) -> Array:
     return row
 
 
-def _sum(sums: Sums, given: Beside) -> None:
-    made, floats, rounded, whole, codes = given
-    # The op with the file's constants once more only where it is another.
+def _sum(sums: Sums, pair: PairedTensors) -> None:
+    made, floats, rounded, whole, codes = pair
+    # `rounded` is summed separately only if it is another array.
     values = (made, floats, whole) if rounded is floats else (made, floats, whole, rounded)
     width = made.shape[-1] if made.ndim > 1 else 1
     lines = [each.reshape(-1, width) for each in values]
@@ -248,32 +249,32 @@ def _sum(sums: Sums, given: Beside) -> None:
         noise, other = (each[: len(piece[0])] for each in spare)
         np.subtract(piece[0], piece[1], out=noise)
         if codes is None:
-            _take_floats(sums, piece, noise, other)
+            _add_floats(sums, piece, noise, other)
         else:
-            _take_codes(sums, piece, noise, other, codes)
+            _add_codes(sums, piece, noise, other, codes)
         squares = np.square(noise, out=other)
         by_channel.append(np.dot(_ONES[: len(squares)], squares))
         sums.signal += _square(piece[1])
-        sums.apart_signal += _square(piece[2])
-        apart = np.subtract(piece[0], piece[2], out=noise)
-        sums.apart_noise += _square(apart)
+        sums.cumulative_signal += _square(piece[2])
+        cumulative_off = np.subtract(piece[0], piece[2], out=noise)
+        sums.cumulative_noise += _square(cumulative_off)
         if codes is not None:
-            sums.apart = _greater(sums.apart, apart)
+            sums.cumulative_off = _greater(sums.cumulative_off, cumulative_off)
     noises = np.asarray(by_channel, np.float64).sum(axis=0)
     sums.noise = float(noises.sum())
-    if not _is_held(sums.noise, made, floats):
+    if not _fits_float32(sums.noise, made, floats):
         noises = np.square(lines[0].astype(np.float64) - lines[1]).sum(axis=0)
         sums.noise = _finite(float(noises.sum()))
     sums.channels = noises if made.ndim > 1 else None
-    if not _is_held(sums.signal, floats):
+    if not _fits_float32(sums.signal, floats):
         sums.signal = _exact(floats)
-    if not _is_held(sums.apart_noise, made, whole):
-        sums.apart_noise = _exact(made, whole)
-    if not _is_held(sums.apart_signal, whole):
-        sums.apart_signal = _exact(whole)
+    if not _fits_float32(sums.cumulative_noise, made, whole):
+        sums.cumulative_noise = _exact(made, whole)
+    if not _fits_float32(sums.cumulative_signal, whole):
+        sums.cumulative_signal = _exact(whole)
 
 
-def _take_codes(
+def _add_codes(
     sums: Sums, piece: Sequence[Array], noise: Array, spare: Array, codes: Codes
 ) -> None:
     made, floats, rounded = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
@@ -286,11 +287,11 @@ def _take_codes(
         off -= made
     furthest = _greater(0.0, off) / codes.scale
     sums.off = max(sums.off, furthest)
-    if _may_part(furthest, codes):
+    if _may_differ(furthest, codes):
         sums.steps = max(sums.steps, _steps(off, rounded, made, codes))
 
 
-def _take_floats(sums: Sums, piece: Sequence[Array], noise: Array, spare: Array) -> None:
+def _add_floats(sums: Sums, piece: Sequence[Array], noise: Array, spare: Array) -> None:
     made, floats, rounded = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
     sums.peak = _peak(sums.peak, rounded)
     off = noise if rounded is floats else np.subtract(made, rounded, out=spare)
@@ -298,7 +299,7 @@ def _take_floats(sums: Sums, piece: Sequence[Array], noise: Array, spare: Array)
 
 
 def _count_beyond(sums: Sums, floats: Array, least: float, greatest: float, codes: Codes) -> None:
-    """Count values beyond the codes. NaN is within no limits; within them there are none."""
+    """Count values beyond the codes; NaN fails every comparison with the limits."""
     beyond = CLIPPED_LSB * codes.scale
     if not least >= codes.floor - beyond:
         sums.below += int(np.count_nonzero(floats < codes.floor - beyond))
@@ -306,22 +307,22 @@ def _count_beyond(sums: Sums, floats: Array, least: float, greatest: float, code
         sums.above += int(np.count_nonzero(floats > codes.ceiling + beyond))
 
 
-def _may_part(off: float, codes: Codes) -> bool:
-    """Whether codes may differ: a value that is nearer than halfway rounds to the code."""
+def _may_differ(off: float, codes: Codes) -> bool:
+    """Whether codes may differ: a value within half a step rounds to the code."""
     return off + codes.fuzz >= 0.5
 
 
 def _steps(off: Array, rounded: Array, made: Array, codes: Codes) -> float:
-    """Return the greatest difference of the file's codes from those that values round to."""
+    """Return the greatest difference of the file's codes from the rounded reference."""
     far = np.flatnonzero(~(np.abs(off) < (0.5 - codes.fuzz) * codes.scale))
     wanted, own = rounded.reshape(-1)[far], made.reshape(-1)[far]
     exact = np.clip(wanted / codes.scale + codes.zero_point, codes.low, codes.high)
-    apart = np.rint(exact) - (np.rint(own / codes.scale) + codes.zero_point)
-    return _greater(0.0, apart) if len(far) else 0.0
+    steps = np.rint(exact) - (np.rint(own / codes.scale) + codes.zero_point)
+    return _greater(0.0, steps) if len(far) else 0.0
 
 
 def _pieces(lines: Sequence[Array]) -> Iterator[Sequence[Array]]:
-    """Give the same rows of all of them, some at a time."""
+    """Yield the same rows of all arrays, piece by piece."""
     count, width = lines[0].shape
     step = max(_PIECE // width, 1)
     for start in range(0, count, step):
@@ -333,19 +334,19 @@ def _square(values: Array) -> float:
     return float(np.dot(flat, flat))
 
 
-def _is_held(total: float, first: Array, second: Array | None = None) -> bool:
-    """Whether float32 holds the sum of the squares, or of those of the difference."""
+def _fits_float32(total: float, first: Array, second: Array | None = None) -> bool:
+    """Whether float32 holds the sum of the squares, or of the squared differences."""
     if not total:
         return np.array_equal(first, second) if second is not None else not first.any()
     return _SMALLEST * first.size <= total <= _LARGEST * first.size
 
 
 def _exact(first: Array, second: Array | None = None) -> float:
-    """Sum of the squares, or of those of the difference, in float64."""
+    """Sum the squares, or the squared differences, in float64."""
     values = first.astype(np.float64)
     if second is not None:
         values -= second
-    # Of float64 a dot product would call threads in, which take longer than the sum.
+    # A float64 dot product starts threads, which take longer than the sum.
     return _finite(float(np.square(values, out=values).sum()))
 
 
@@ -354,22 +355,22 @@ def _finite(total: float) -> float:
 
 
 def _peak(known: float, values: Array) -> float:
-    """The greatest magnitude, NaN where there is one."""
+    """Return the greatest magnitude, NaN if there is one."""
     return -_lesser(-known, -max(-float(values.min()), float(values.max())))
 
 
 def _lesser(first: float, second: float) -> float:
-    """The lesser one, NaN where one is."""
+    """Return the lesser number, NaN if one is."""
     return first if math.isnan(first) or second >= first else second
 
 
 def _greater(known: float, values: Array) -> float:
-    """The greatest magnitude, or what is known; what is not finite is beyond every bound."""
+    """Return the greatest magnitude, or the known one; non-finite values count as infinite."""
     return max(known, _finite(max(-float(values.min()), float(values.max()))))
 
 
 def code_limits(tensor: Tensor) -> Codes | None:
-    """Return what codes stand for; None of what has not one scale."""
+    """Return range and scale of a tensor's codes; None without a single scale."""
     parameters = qparams(tensor)
     return None if parameters is None else Codes(*code_range(tensor.dtype), *parameters)
 
@@ -388,34 +389,35 @@ def channel_steps(tensor: Tensor) -> npt.NDArray[np.float32]:
 
 
 @dataclass(slots=True, eq=False)
-class Measured:
+class TensorErrors:
     """
     Errors of one tensor, pooled over all samples, whatever their shapes.
 
     Attributes:
         local_lsb: Greatest |code of the re-run reference − code of the file|.
         excess_lsb: Greatest distance of the unrounded reference from the code, beyond ½ LSB and the
-            kernel's own bound. Of a float op: of the two values, beyond the bound, in units of it.
+            kernel's own bound. For a float op: distance of the two values beyond the bound, in
+            units of it.
         signal: Sum of the squares of the float reference on the op's own inputs.
         noise: Sum of the squared differences from it.
         cumulative_lsb: Greatest difference from the float model, in LSB.
         cumulative_signal: Sum of the squares of the float model's values.
         cumulative_noise: Sum of the squared differences from them.
         elements: How many values were measured.
-        low: How many codes are the least there is.
+        low: How many codes are the least of the dtype.
         high: How many are the greatest.
-        beyond_low: How many of the float reference's values lie below what codes reach.
+        beyond_low: How many of the float reference's values lie below the range of the codes.
         beyond_high: How many lie above.
         smallest: The least value of the float reference.
         largest: The greatest.
-        least: The least code met.
-        greatest: The greatest code met.
-        nonfinite: How many of the file's values are not finite, and not so in torch.
-        spoilt: As `nonfinite`, where the float op gives these as well for what this one takes.
-        whole_least: The least value of the float model, of ops that `Readers` asks for it.
+        least: The least code in use.
+        greatest: The greatest code in use.
+        nonfinite: How many of the file's values are not finite, although torch's are.
+        nonfinite_by_rounding: `nonfinite`, if the float op returns the same on the op's inputs.
+        whole_least: The least value of the float model, for ops that `Consumers` reads it of.
         whole_greatest: The greatest.
-        channel_noise: `noise` by channel, the last axis; empty where samples differ in the
-            number of channels.
+        channel_noise: `noise` by channel, the last axis; empty if samples differ in the number of
+            channels.
     """
 
     local_lsb: float = 0.0
@@ -435,23 +437,23 @@ class Measured:
     least: float = math.inf
     greatest: float = -math.inf
     nonfinite: int = 0
-    spoilt: int = 0
+    nonfinite_by_rounding: int = 0
     whole_least: float = math.inf
     whole_greatest: float = -math.inf
     channel_noise: npt.NDArray[np.float64] | None = None
 
     @property
     def loss(self) -> float:
-        """How far the file is from the float reference, in dB below it."""
+        """Noise over signal of the float reference, in dB."""
         return -_decibels(self.signal, self.noise)
 
     @property
     def cumulative_loss(self) -> float:
-        """How far the file is from the float model, in dB below it."""
+        """Noise over signal of the float model, in dB."""
         return -_decibels(self.cumulative_signal, self.cumulative_noise)
 
     def rmse(self, scale: float | None, *, cumulative: bool = False) -> float | None:
-        """Return the root mean square of differences, in LSB; None without a scale or elements."""
+        """Return the RMS difference in LSB; None without a scale or elements."""
         if scale is None or not self.elements:
             return None
         noise = self.cumulative_noise if cumulative else self.noise
@@ -460,26 +462,26 @@ class Measured:
     @classmethod
     def of_sample(
         cls, elements: int, sums: Sums, ends: Ends | None, limits: Codes | None
-    ) -> Measured:
-        """Give the errors on one sample."""
+    ) -> TensorErrors:
+        """Return the errors on one sample."""
         found = cls(
             elements=elements,
             signal=sums.signal,
             noise=sums.noise,
-            cumulative_signal=sums.apart_signal,
-            cumulative_noise=sums.apart_noise,
+            cumulative_signal=sums.cumulative_signal,
+            cumulative_noise=sums.cumulative_noise,
             channel_noise=sums.channels,
         )
         if limits is not None and ends is not None:
-            found.cumulative_lsb = sums.apart / limits.scale
+            found.cumulative_lsb = sums.cumulative_off / limits.scale
             found.smallest, found.largest = sums.least, sums.greatest
             found.beyond_low, found.beyond_high = sums.below, sums.above
             found.least, found.greatest = ends.least, ends.greatest
             found.low, found.high = ends.low, ends.high
         return found
 
-    def merge(self, other: Measured) -> None:
-        """Take in errors of the same tensor on other samples."""
+    def merge(self, other: TensorErrors) -> None:
+        """Add the errors of the same tensor on other samples."""
         for name in _SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in _GREATEST:
@@ -495,7 +497,7 @@ class Measured:
 
 _SUMMED = (
     *("signal", "noise", "cumulative_signal", "cumulative_noise", "elements"),
-    *("low", "high", "beyond_low", "beyond_high", "nonfinite", "spoilt"),
+    *("low", "high", "beyond_low", "beyond_high", "nonfinite", "nonfinite_by_rounding"),
 )
 _GREATEST = (
     *("local_lsb", "excess_lsb", "cumulative_lsb"),
@@ -505,7 +507,7 @@ _LEAST = ("smallest", "least", "whole_least")
 
 
 def _decibels(signal: float, noise: float) -> float:
-    """A ratio of two sums of squares in dB; without noise it is infinite."""
+    """Return the ratio of two sums of squares in dB; infinite without noise."""
     if not noise:
         return math.inf
     if not signal or math.isinf(noise):

@@ -1,4 +1,4 @@
-"""Why an op is off, or loses, for each mistake that the evidence shows."""
+"""Name the mistake that explains an op's error or loss."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytest_edgeq.localize.rows import Evidence, LayerError
+from pytest_edgeq.localize.rows import Diagnostics, LayerError
 from pytest_edgeq.numerics.checks import LEAST_SCALE, Reason, keeps_nothing
 from pytest_edgeq.numerics.health import more_than_chance
 from pytest_edgeq.tflite.ops import BOUNDED, facts_of
 
 FAR = 0.1
-"""Share of a range's width; values that go beyond it so far are no chance of a few samples more."""
+"""Share of a range's width beyond which an overshoot is not chance."""
 
 _HALF = 0.5
-"""Share of a range: a bit is left unused."""
+"""Share of a range below which a bit is unused."""
 
 _LEAST = 5
-"""Ranges that it takes to tell of all."""
+"""Minimum number of ranges to judge them together."""
 
 
 class Mistake(NamedTuple):
@@ -30,7 +30,7 @@ class Mistake(NamedTuple):
 
     Attributes:
         symptom: What is wrong with it.
-        reason: What made it so, and what to change.
+        reason: The causes, and what to change.
     """
 
     symptom: str
@@ -42,27 +42,27 @@ class OtherSamples(NamedTuple):
     How samples differ from those of the calibration.
 
     Attributes:
-        mistake: What most ranges show; None where they do not differ.
-        half_empty: Whether it is that they leave half of most ranges empty.
+        mistake: What most ranges show; None if they do not differ.
+        half_empty: Whether they leave half of most ranges empty.
     """
 
     mistake: Mistake | None = None
     half_empty: bool = False
 
 
-def other_samples(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> OtherSamples:
+def other_samples(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> OtherSamples:
     """
-    Judge all ranges together: values far beyond one, or few codes used, may be chance.
+    Judge all ranges together, since one alone may be exceeded by chance.
 
-    Of sound networks that were calibrated on 64 samples one range in 26, or in 9, is left by a
+    In sound networks that were calibrated on 64 samples one range in 26, or in 9, is exceeded by a
     tenth of its width, and the median is filled to 86 % and more. Calibrated on 2 samples, or at
-    half the amplitude, a quarter of them are left so far.
+    half the amplitude, a quarter of them are exceeded so far.
     """
     spans = [
-        (fill, given)
-        for row, given in zip(rows, evidence, strict=True)
-        if not (given.untaken or given.narrowed)
-        if row.op not in BOUNDED and (fill := _fill(given))
+        (fill, own)
+        for row, own in zip(rows, evidence, strict=True)
+        if not (own.unused or own.range_narrowed)
+        if row.op not in BOUNDED and (fill := _fill(own))
     ]
     if len(spans) < _LEAST:
         return OtherSamples()
@@ -71,7 +71,7 @@ def other_samples(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> O
         symptom = f"values fill {100 * filled:.2g} % of their ranges, in the median of {len(spans)}"
         why = spans[0][1].calibration.too_wide()
         return OtherSamples(Mistake(symptom, why), half_empty=True)
-    narrow = [(fill, given) for fill, given in spans if overshoot(given) >= FAR]
+    narrow = [(fill, own) for fill, own in spans if overshoot(own) >= FAR]
     if len(narrow) < max(2, len(spans) / 8):
         return OtherSamples()
     why = narrow[0][1].calibration.too_narrow(on_more=True)
@@ -82,8 +82,8 @@ def other_samples(rows: Sequence[LayerError], evidence: Sequence[Evidence]) -> O
     return OtherSamples(Mistake(symptom, why))
 
 
-def overshoot(evidence: Evidence) -> float:
-    """How far torch's values go beyond a range, as a share of its width."""
+def overshoot(evidence: Diagnostics) -> float:
+    """Return how far torch's values exceed a range, as a share of its width."""
     if not _fill(evidence):
         return 0.0
     assert evidence.reach is not None
@@ -92,18 +92,18 @@ def overshoot(evidence: Evidence) -> float:
     return max(greatest - high, low - least, 0.0) / (high - low)
 
 
-def _fill(evidence: Evidence) -> float:
-    """How wide torch's values are, as a share of what codes reach; 0 where that is not known."""
+def _fill(evidence: Diagnostics) -> float:
+    """Return the width of torch's values over the range's; 0 if unknown."""
     if evidence.reach is None or evidence.reference is None:
         return 0.0
     (low, high), (least, greatest) = evidence.reach, evidence.reference
-    # A range has 0 in it, however far from it all values lie.
+    # A range always includes 0, even if all values are far from it.
     span = max(greatest, 0.0) - min(least, 0.0)
     return span / (high - low) if high > low and math.isfinite(span) else 0.0
 
 
 BIT_DB = 20 * math.log10(2)
-"""Layers as alike as those of a small model have hardly any range: what costs no bit is no loss."""
+"""One bit in dB; a smaller loss is none, since layers of a small model hardly differ."""
 
 _FEW_LEVELS = 1 / 8
 """Share of the codes in use below which a range is too wide: three bits are wasted."""
@@ -112,13 +112,13 @@ _UNEVEN = 16.0
 """Ratio of the channels' largest weights at which one scale leaves the least 4 bits fewer."""
 
 _ENOUGH = 32
-"""Elements that span 31/33 of what their like spans, on average: fewer say nothing of a range."""
+"""Minimum number of elements to judge a range: on average they span 31/33 of all values."""
 
 _MOST = 0.5
-"""Share of torch's values beyond a range that so few tell of, too, if it is more than chance."""
+"""Share of values beyond a range that counts even with fewer elements, unless by chance."""
 
 _FEW_VALUES = 2
-"""Values a sample whose least and greatest are all that they are: averaged, they are their mean."""
+"""Maximum values per sample whose averaged range is about their mean."""
 
 _AVERAGED_VALUE = Reason(
     ("a recipe averages the ranges of the samples, and that of so few values is about their mean",),
@@ -126,17 +126,17 @@ _AVERAGED_VALUE = Reason(
 )
 
 _ONE_CHANNEL = 0.5
-"""Share of the error from which one channel among four or more has it."""
+"""Minimum share of the error that one channel among four or more is blamed for."""
 
 
-def lossy(row: LayerError, evidence: Evidence) -> Mistake | None:
-    """What makes an op lose by its parameters."""
+def lossy(row: LayerError, evidence: Diagnostics) -> Mistake | None:
+    """Return the mistake in an op's parameters that explains its loss."""
     known = mistake(row, evidence)
     channel = one_channel(evidence)
     if known or channel is None:
         return known
     beyond = sum(evidence.beyond)
-    # Half of one channel's values: fewer may be of any.
+    # Half of one channel's values: fewer may belong to any channel.
     if evidence.reach is None or beyond * len(evidence.channel_noise) < 0.5:
         return Mistake(channel)
     return Mistake(
@@ -145,8 +145,8 @@ def lossy(row: LayerError, evidence: Evidence) -> Mistake | None:
     )
 
 
-def mistake(row: LayerError, evidence: Evidence) -> Mistake | None:
-    """Parameters that no sound calibration gives."""
+def mistake(row: LayerError, evidence: Diagnostics) -> Mistake | None:
+    """Return the mistake in parameters that no sound calibration yields."""
     return (
         never_calibrated(evidence)
         or calibrated_on_nothing(evidence)
@@ -157,8 +157,8 @@ def mistake(row: LayerError, evidence: Evidence) -> Mistake | None:
     )
 
 
-def at_bias_limit(evidence: Evidence) -> Mistake | None:
-    """Return a bias that its scale cuts; None where it cuts none."""
+def at_bias_limit(evidence: Diagnostics) -> Mistake | None:
+    """Return the mistake of a bias that is clipped at the INT32 limit."""
     channels = evidence.bias_limited
     if not channels:
         return None
@@ -177,16 +177,16 @@ def _channels(channels: Sequence[int]) -> str:
     return f"channels {', '.join(map(str, channels[:4]))}{', …' if len(channels) > 4 else ''}"
 
 
-def is_cut_off(row: LayerError, evidence: Evidence) -> bool:
-    """Whether half of an op's values or more lie beyond its range, and not one bit is left."""
+def is_cut_off(row: LayerError, evidence: Diagnostics) -> bool:
+    """Whether half of an op's values are clipped and no bit is left."""
     sqnr = row.local_sqnr_db
     if evidence.reach is None or sqnr is None or not sum(evidence.beyond) >= _MOST:
         return False
     return not sqnr >= BIT_DB
 
 
-def never_calibrated(evidence: Evidence) -> Mistake | None:
-    """Of an observer that saw no sample."""
+def never_calibrated(evidence: Diagnostics) -> Mistake | None:
+    """Return the mistake of an observer that saw no sample."""
     if evidence.scale != 1.0 or evidence.zero_point != 0:
         return None
     return Mistake(
@@ -195,8 +195,8 @@ def never_calibrated(evidence: Evidence) -> Mistake | None:
     )
 
 
-def _span(evidence: Evidence) -> tuple[float, float] | None:
-    """Widths of what the codes reach, and of what torch gives; both must be finite, and not 0."""
+def _span(evidence: Diagnostics) -> tuple[float, float] | None:
+    """Return the widths of the range and of torch's values; None if degenerate."""
     if evidence.reach is None or evidence.reference is None:
         return None
     reach = evidence.reach[1] - evidence.reach[0]
@@ -204,8 +204,8 @@ def _span(evidence: Evidence) -> tuple[float, float] | None:
     return (reach, needed) if reach > 0 and 0 < needed < math.inf else None
 
 
-def calibrated_on_nothing(evidence: Evidence) -> Mistake | None:
-    """Of a range that keeps next to nothing."""
+def calibrated_on_nothing(evidence: Diagnostics) -> Mistake | None:
+    """Return the mistake of a range of almost nothing."""
     spans = _span(evidence)
     if spans is None or not keeps_nothing(*spans):
         return None
@@ -217,8 +217,8 @@ def calibrated_on_nothing(evidence: Evidence) -> Mistake | None:
     )
 
 
-def clipped(row: LayerError, evidence: Evidence) -> Mistake | None:
-    """Of a range that is too narrow for torch's values."""
+def clipped(row: LayerError, evidence: Diagnostics) -> Mistake | None:
+    """Return the mistake of a range that is too narrow for torch's values."""
     beyond, elements = sum(evidence.beyond), evidence.elements
     if evidence.reach is None or (elements < _ENOUGH and not beyond >= _MOST):
         return None
@@ -228,14 +228,14 @@ def clipped(row: LayerError, evidence: Evidence) -> Mistake | None:
     return too_narrow(evidence)
 
 
-def too_narrow(evidence: Evidence) -> Mistake:
-    """Say how much lies beyond a range."""
+def too_narrow(evidence: Diagnostics) -> Mistake:
+    """Return the mistake of a narrow range, with the share of values beyond it."""
     beyond = _percent(sum(evidence.beyond))
     why = evidence.calibration.too_narrow()
-    if (narrowed := evidence.narrowed) is not None:
-        # Averages may cut as much.
-        fixes = [why.fix, narrowed.fix] if evidence.averaged else [narrowed.fix]
-        causes = (*(why.causes if evidence.averaged else ()), *narrowed.causes)
+    if (range_narrowed := evidence.range_narrowed) is not None:
+        # An averaged range may clip as much.
+        fixes = [why.fix, range_narrowed.fix] if evidence.averaged else [range_narrowed.fix]
+        causes = (*(why.causes if evidence.averaged else ()), *range_narrowed.causes)
         why = Reason(causes, "; or ".join(each for each in fixes if each))
     return Mistake(
         f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond",
@@ -243,33 +243,33 @@ def too_narrow(evidence: Evidence) -> Mistake:
     )
 
 
-def too_wide(row: LayerError, evidence: Evidence) -> Mistake | None:
-    """Of a range of which few codes are in use."""
+def too_wide(row: LayerError, evidence: Diagnostics) -> Mistake | None:
+    """Return the mistake of a range of which few codes are in use."""
     if evidence.codes is None or evidence.code_range is None or evidence.elements < _ENOUGH:
         return None
     if "weight" not in row.dtypes and not facts_of(row.op).own_range:
         return None
     if evidence.reference == (0.0, 0.0) and row.cumulative_sqnr_db == math.inf:
-        # A ReLU that gives nothing for these samples says nothing of its range.
+        # A ReLU that returns zeros for these samples proves nothing about its range.
         return None
     low, high = evidence.codes
     levels, all_levels = high - low + 1, evidence.code_range[1] - evidence.code_range[0] + 1
     zero = evidence.zero_point
-    # A range has 0 in it, however far from it all values lie.
+    # A range always includes 0, even if all values are far from it.
     spanned = levels if zero is None else max(high, zero) - min(low, zero) + 1
     if not spanned < all_levels * _FEW_LEVELS:
         return None
     met = f", and the values reach {_between(evidence.met)}" if evidence.met else ""
     why = evidence.calibration.too_wide(evidence.scale)
-    if evidence.widened is not None and evidence.scale != LEAST_SCALE:
-        why = evidence.widened
+    if evidence.range_widened is not None and evidence.scale != LEAST_SCALE:
+        why = evidence.range_widened
     return Mistake(
         f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are used{met}",
         why,
     )
 
 
-def _uneven_weights(evidence: Evidence) -> Mistake | None:
+def _uneven_weights(evidence: Diagnostics) -> Mistake | None:
     largest = [each for each in evidence.weight_maxima if each > 0]
     if evidence.weight_granularity != "per_tensor" or len(largest) < 2:
         return None
@@ -283,21 +283,21 @@ def _uneven_weights(evidence: Evidence) -> Mistake | None:
     )
 
 
-def one_channel(evidence: Evidence) -> str | None:
-    """Of one channel that has most of the error."""
+def one_channel(evidence: Diagnostics) -> str | None:
+    """Return a text on the channel with most of the error, if any."""
     noise = np.asarray(evidence.channel_noise, np.float64)
     total = float(noise.sum())
     if len(noise) < 4 or not total > 0:
         return None
     worst = int(noise.argmax())
     share = float(noise[worst]) / total
-    # Of few channels one has much by chance: it must have four times its part, too.
+    # Of few channels one has much by chance: it must also have four times the mean share.
     if not (share > _ONE_CHANNEL and share * len(noise) > 4):
         return None
     return f"channel {worst} of {len(noise)} has {_percent(share)} of the error"
 
 
-def _range(evidence: Evidence) -> str:
+def _range(evidence: Diagnostics) -> str:
     return _between(evidence.reach)
 
 

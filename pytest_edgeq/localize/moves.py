@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 DRAWS = 16
-"""Draws of the constants: they give a sum of squares at least as many degrees of freedom."""
+"""Number of draws of the constants; their mean square has at least as many degrees of freedom."""
 
 FEW_DRAWS = 4
-"""Draws after which differences are accepted that lie far within the limit."""
+"""Number of draws after which differences far within the limit are accepted."""
 
 _FAR_WITHIN = 0.25
 
@@ -27,11 +27,11 @@ _ELEMENTS = 4096
 
 class Moves:
     """
-    How far outputs move when each constant of unknown rounding is drawn within half a step.
+    Changes of the outputs as constants of unknown rounding vary within half a step.
 
-    Given its code, the float that a constant was rounded from is uniform within half a step of what
-    the code stands for. So the reference is one more draw: its squared distance from the file in
-    float, summed over elements and samples, has the distribution of the draws' own sums.
+    Given its code, the float that a constant was rounded from is uniform within half a step of the
+    code's value. So the reference is one more draw: its squared distance from the file in float,
+    summed over elements and samples, has the distribution of the draws' own sums.
 
     Such a sum is Σ λᵢ·zᵢ² of independent zᵢ of variance 1. Its mean is estimated by the mean over
     the draws, its degrees of freedom ν = (Σλᵢ)² / Σλᵢ² by products of pairs of draws (Chen and Qin,
@@ -46,7 +46,7 @@ class Moves:
         self._vectors = defaultdict(list)
 
     def add(self, output: int, sample: int, moved: npt.NDArray[Any]) -> None:
-        """Add by how much one draw moved one output on one sample."""
+        """Add the change of one output on one sample by one draw."""
         moved = np.nan_to_num(moved.astype(np.float64).reshape(-1), posinf=0.0, neginf=0.0)
         self._squares[output, sample].append(float(moved @ moved))
         if moved.size > _ELEMENTS:
@@ -55,7 +55,7 @@ class Moves:
         self._vectors[output, sample].append(moved)
 
     def limit(self, output: int, samples: Sequence[int]) -> float:
-        """Return what the squared distance of an output, summed over samples, may be."""
+        """Return the limit of an output's squared distance, summed over samples."""
         squares = np.sum([self._squares[output, each] for each in samples], axis=0)
         vectors = np.concatenate([self._vectors[output, each] for each in samples], axis=1)
         freedom = _degrees_of_freedom(vectors @ vectors.T)
@@ -68,7 +68,7 @@ class Moves:
 
 
 def _degrees_of_freedom(products: npt.NDArray[np.float64]) -> float:
-    """Return those of a sum of squares; products of the draws, by pairs."""
+    """Return the degrees of freedom of a sum of squares from products of draws."""
     count = len(products)
     own = np.diag(products)
     squares = float(np.square(products).sum() - np.square(own).sum()) / (count * (count - 1))

@@ -1,4 +1,4 @@
-"""Measure ops by an executor: the first sample here, all others on workers."""
+"""Measure ops by an executor; the first sample runs in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.compare.tally import Tally
 from pytest_edgeq.localize.against_torch import OutputCheck, Standard
-from pytest_edgeq.localize.localizer import Localizer, SampleErrors
+from pytest_edgeq.localize.localizer import Localizer, OpSampleErrors
 from pytest_edgeq.numerics.metrics import Distances
 from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpsPart:
-    """The parts that workers need to measure ops; the reference where it is not the model's own."""
+    """Parts that workers need to measure ops; `reference` only if not the model's own."""
 
     runtime: str
     form: tuple[bytes, str | None]
@@ -44,22 +44,22 @@ class OpsPart:
     @classmethod
     def of(cls, localizer: Localizer, runtime: str) -> OpsPart:
         """
-        Return the parts of a localizer that has seen a sample.
+        Return the parts of a localizer that has measured a sample.
 
         Raises:
             CannotTravelError: Its torch graph cannot be pickled.
         """
         against, form = localizer.against_torch, localizer.form
-        other = against.reference_elsewhere
+        other = against.other_reference
         reference = None if other is None else pickled_reference(other)
         return cls(runtime, (bytes(form.graph.buffer[:]), form.key), against.standard, reference)
 
 
 class CheckedSample(NamedTuple):
-    """The results of one sample; `differing` is the sample, if the client has to look at it."""
+    """Results of one sample; `differing` is the sample if the client must examine it."""
 
     is_known: bool
-    errors: SampleErrors | None
+    errors: OpSampleErrors | None
     differing: Sample | None
     peaks: Sequence[float]
     distances: list[float] | None
@@ -67,7 +67,7 @@ class CheckedSample(NamedTuple):
 
 
 class CheckedChunk(NamedTuple):
-    """The results of a chunk; no measurement and tally where outputs are not compared."""
+    """Results of a chunk; without measurement and tally if outputs are not compared."""
 
     samples: list[CheckedSample]
     measurement: Measurement | None
@@ -76,7 +76,7 @@ class CheckedChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class OpsJob:
-    """Measure ops, outputs, or both."""
+    """Job that measures ops, outputs, or both."""
 
     source: SampleSource | None
     ops: OpsPart | None
@@ -112,7 +112,7 @@ class _OpsRunner:
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> CheckedChunk:
         """Measure samples."""
-        is_parted, measures_ops, worst = extra
+        has_diverged, measures_ops, worst = extra
         furthest = Distances(worst)
         measurement = tally = None
         if self._runner is not None:
@@ -134,9 +134,9 @@ class _OpsRunner:
             peaks: Sequence[float] = ()
             if measures_ops and self._localizer is not None:
                 try:
-                    errors, differs = self._looked_at(sample, known, is_candidate, is_parted)
+                    errors, differs = self._measure_ops(sample, known, is_candidate, has_diverged)
                     differing = sample.clone() if differs else None
-                    peaks = () if is_parted else self._check.peaks
+                    peaks = () if has_diverged else self._check.peaks
                 except (RuntimeError, ValueError, TypeError) as error:
                     if self._runner is None:
                         raise
@@ -145,13 +145,13 @@ class _OpsRunner:
             found.append(CheckedSample(is_known, errors, differing, peaks, distances, failure))
         return CheckedChunk(found, measurement, tally)
 
-    def _looked_at(
-        self, sample: Sample, known: Mapping[str, Arrays], is_candidate: bool, is_parted: bool
-    ) -> tuple[SampleErrors | None, bool]:
+    def _measure_ops(
+        self, sample: Sample, known: Mapping[str, Arrays], is_candidate: bool, has_diverged: bool
+    ) -> tuple[OpSampleErrors | None, bool]:
         assert self._localizer is not None, "the caller has looked"
         errors = self._localizer.measure(sample) if is_candidate else None
         differs = False
-        if not is_parted:
+        if not has_diverged:
             differs = self._check.differs(sample, known, None if errors is None else errors.form)
         return None if errors is None else dataclasses.replace(errors, form=()), differs
 
@@ -163,8 +163,8 @@ class OpsMerger:
         self._localizer, self._job, self._reading = localizer, job, reading
 
     @property
-    def is_parted(self) -> bool:
-        """Whether the form has left torch, so that it is compared with it no more."""
+    def has_diverged(self) -> bool:
+        """Whether the form differs from torch, so that it is not compared any more."""
         return self._localizer.against_torch.is_done
 
     def add(self, chunk: Chunk, place: int, each: CheckedSample, *, is_chosen: bool = True) -> None:
@@ -176,12 +176,12 @@ class OpsMerger:
         """
         if each.failure is not None:
             raise unpacked(each.failure)
-        differing = None if self.is_parted else each.differing
-        if differing is None and not self.is_parted and self._has_changed():
-            # The worker compared with another form: constants of torch are in use since then.
+        differing = None if self.has_diverged else each.differing
+        if differing is None and not self.has_diverged and self._has_changed():
+            # The worker used another form: torch's constants have replaced its own since then.
             differing = next(itertools.islice(self._reading.samples_of(chunk), place, None))
         errors = each.errors if is_chosen else None
-        self._localizer.take(
+        self._localizer.add_measured(
             is_known=each.is_known, errors=errors, differing=differing, peaks=each.peaks
         )
 
@@ -195,7 +195,7 @@ def localize_by(
     engine: Engine, localizer: Localizer, runtime: str, reading: Reading, step: Step
 ) -> bool:
     """
-    Measure the ops on all samples; return whether that was done, else they are measured here.
+    Measure the ops on all samples by an engine; return False if it cannot.
 
     Raises:
         CannotTravelError: A reference or a factory cannot be pickled.
@@ -215,7 +215,7 @@ def localize_by(
                 merger.add(chunk, place, each)
 
         def extra() -> Any:
-            return merger.is_parted, True, None
+            return merger.has_diverged, True, None
 
         reading.measure(engine, model, job, merge, step, start=1, extra=extra)
     return True

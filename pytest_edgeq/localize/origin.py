@@ -1,4 +1,4 @@
-"""Compare a file with the one that the flow made: dtypes and parameters of outputs, constants."""
+"""Compare a file with the flow's own: dtypes and parameters of outputs, constants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_edgeq.tflite.subgraph import Op
 
 
 def _same_ops(edge: EdgeFile, origin: EdgeFile) -> Iterator[tuple[Op, Op]]:
-    """Pair ops in order; none where there are others than those that put an op into float."""
+    """Pair ops in order; yield nothing if ops except QUANTIZE and DEQUANTIZE differ."""
     ops, others = (
         list(each.graph.subgraphs[each.signature.subgraph].ops) for each in (edge, origin)
     )
@@ -32,7 +32,7 @@ def _same_ops(edge: EdgeFile, origin: EdgeFile) -> Iterator[tuple[Op, Op]]:
 
 
 def left_in_float(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding, ...]]:
-    """Return a finding for each op that gives float32, and codes in the file the flow made."""
+    """Return a finding for each float op that the flow's file quantizes."""
     found: dict[int, tuple[Finding, ...]] = {}
     for op, other in _same_ops(edge, origin):
         dtypes, wanted = (
@@ -47,12 +47,12 @@ def left_in_float(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding, 
 
 def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding, ...]]:
     """
-    Hold activations' parameters and constants against those of the file that the flow made.
+    Compare quantization parameters and constants with those of the flow's own file.
 
-    Scales come from the calibration, so where no simulated graph has them, that file stands for it.
+    Scales come from the calibration; without a simulated graph that file is their reference.
 
     Returns:
-        Findings by the index of the op; none where the ops are others.
+        Findings by the index of the op; empty if the ops differ.
     """
     ours, theirs = (each.graph.subgraphs[each.signature.subgraph] for each in (edge, origin))
     floats = left_in_float(edge, origin)
@@ -60,8 +60,8 @@ def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding
     for op, other in _same_ops(edge, origin):
         if op.index in floats:
             continue
-        told = []
-        # A damaged file may give an op fewer outputs or operands: `same` tells of that.
+        wrong = []
+        # In a damaged file an op may have fewer outputs or operands: `same` reports that.
         for mine, its in zip(op.outputs, other.outputs, strict=False):
             if mine < 0 or its < 0:
                 continue
@@ -69,16 +69,16 @@ def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding
             if actual is None or wanted is None:
                 continue
             text = unexpected_qparams("its output", actual, wanted)
-            told += [op.wrong(text, kind=WRONG_QPARAMS)] if text else []
-        told += map(op.wrong, _changed_constants(edge.graph, op, origin.graph, other))
-        if told:
-            found[op.index] = tuple(told)
+            wrong += [op.wrong(text, kind=WRONG_QPARAMS)] if text else []
+        wrong += map(op.wrong, _changed_constants(edge.graph, op, origin.graph, other))
+        if wrong:
+            found[op.index] = tuple(wrong)
     return found
 
 
 def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> list[str]:
-    told = []
-    # The first that both have: of another number of operands `same` tells.
+    wrong = []
+    # Only common operands: `same` reports another number of them.
     for place, (mine, its) in enumerate(zip(op.inputs, other.inputs, strict=False)):
         if mine < 0 or its < 0:
             continue
@@ -86,22 +86,24 @@ def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> li
         if not tensor.is_constant or not wanted.is_constant or tensor.is_external:
             continue
         name = role_of(graph, op, mine) or f"constant operand {place}"
-        held, given = graph.constant(tensor), origin.constant(wanted)
-        if np.array_equal(held, given):
+        stored, original = graph.constant(tensor), origin.constant(wanted)
+        if np.array_equal(stored, original):
             problem = parameter_difference(wanted, tensor)
-            told += [f"its {name}: {problem}"] if problem else []
+            wrong += [f"its {name}: {problem}"] if problem else []
             continue
         ours = read_constant(graph, op, StoredTensor(tensor, False, tensor))
         how = _how(op, ours, read_constant(origin, other, StoredTensor(wanted, False, wanted)))
         if how is None:
-            count = int((held != given).sum()) if held.shape == given.shape else len(held)
-            how = f"{count} of {len(held)} bytes differ"
-        told.append(f"its {name} is not the one that the flow wrote: {how}")
-    return told
+            count = (
+                int((stored != original).sum()) if stored.shape == original.shape else len(stored)
+            )
+            how = f"{count} of {len(stored)} bytes differ"
+        wrong.append(f"its {name} is not the one that the flow wrote: {how}")
+    return wrong
 
 
 def _how(op: Op, ours: Constant, theirs: Constant) -> str | None:
-    """In the words of what must have happened; None where it is not the values that differ."""
+    """Return how the values of a constant changed; None if their values are equal."""
     alike = ours.values.shape == theirs.values.shape and ours.values.size > 0
     if not alike or ours.dtype != theirs.dtype or np.array_equal(ours.values, theirs.values):
         return None

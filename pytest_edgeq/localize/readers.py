@@ -1,4 +1,4 @@
-"""Check the range and the scale of a tensor by the ops that read it."""
+"""Check the range and the scale of a tensor by its consumers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from pytest_edgeq.localize.measured import Codes, Measured, code_limits
+from pytest_edgeq.localize.measured import Codes, TensorErrors, code_limits
 from pytest_edgeq.numerics.checks import Reason
 from pytest_edgeq.numerics.findings import WRONG_OP, WRONG_QPARAMS, Finding
 from pytest_edgeq.numerics.health import CLIPPED_LSB
@@ -34,13 +34,13 @@ from pytest_edgeq.tflite.ops import (
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
-# Shares that float32 adds to one another and to 1 without a trace: torch leaves such values out.
+# Shares of a softmax that vanish in a float32 sum with 1: torch ignores such values.
 _NOTHING = 2.0**-24
 
-# Half a step of a share in 8 bits, which any softmax may round away.
+# Half a step of an 8-bit share, which any softmax may round to 0.
 _LEAST_SHARE = 1 / 512
 
-# A number that masks: what is so far below others gets `_NOTHING`.
+# Scores so far below others that their share is `_NOTHING`.
 MASKING = math.log(_NOTHING)
 
 # Ratio of powers of one bit, 6.02 dB.
@@ -57,7 +57,7 @@ _DEEP = -100.0
 
 
 def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
-    """Give, for each SOFTMAX, the ops that may mask its input, in execution order."""
+    """Yield, for each SOFTMAX, the ops that may mask its input, in execution order."""
     for softmax in whole.ops:
         if softmax.name == "SOFTMAX":
             size = whole.tensors[softmax.inputs[0]].shape[-1:]
@@ -67,7 +67,7 @@ def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
 
 
 def _masking(whole: Subgraph, index: int) -> Iterator[Op]:
-    """The ops in front of a tensor that may put a mask to it, up to what makes the scores."""
+    """Yield the ops that may mask a tensor, back to the scores."""
     left, seen = [index], {index}
     while left:
         maker = whole.producer.get(left.pop())
@@ -82,21 +82,21 @@ def _masking(whole: Subgraph, index: int) -> Iterator[Op]:
             seen.update(maker.inputs)
 
 
-def what_is_lost(
+def mask_finding(
     op: Op, wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float
 ) -> Finding | None:
-    """Return a finding on a mask that is lost, or that takes the range of the scores; else None."""
-    # Where all of a row is masked no share is less than another: −inf gives NaN there.
-    if (text := _is_flat(wanted, file, tensor, lowest)) is not None:
+    """Return a finding on a lost mask, or on one that flattens the scores."""
+    # In a fully masked row all shares are equal: −inf results in NaN there.
+    if (text := _flat_text(wanted, file, tensor, lowest)) is not None:
         return op.wrong(text.replace("-", "−"), fix=_SMALLER_MASK)
-    if (text := _leaks(wanted, file)) is not None:
+    if (text := _leak_text(wanted, file)) is not None:
         fix = _SMALLER_MASK if lowest < _DEEP else _SUMMED_MASK
         return op.wrong(text.replace("-", "−"), fix=fix)
     return None
 
 
-def _leaks(wanted: torch.Tensor, file: torch.Tensor) -> str | None:
-    """Return a sentence if a mask lets masked values through, else None."""
+def _leak_text(wanted: torch.Tensor, file: torch.Tensor) -> str | None:
+    """Return a sentence if masked values keep a share of the softmax, else None."""
     left_out = wanted.softmax(-1) < _NOTHING
     shares = file.softmax(-1).where(left_out, 0.0)
     most = int(shares.argmax())
@@ -112,15 +112,17 @@ def _leaks(wanted: torch.Tensor, file: torch.Tensor) -> str | None:
     )
 
 
-def _is_flat(wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float) -> str | None:
-    """Say that a mask's range rounds the scores to one value; else None."""
+def _flat_text(
+    wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float
+) -> str | None:
+    """Return a sentence if a mask's range flattens the scores, else None."""
     limits = code_limits(tensor)
     if limits is None:
         return None
     _, high, step, zero_point = limits
-    # Above, the range may cut. The kernel's own rounding is less than another half of a step.
-    held = wanted.clamp(max=(high - zero_point) * step)
-    if not float((file - held).abs().max()) <= step:
+    # The range may clip values above. The kernel's rounding is less than another half step.
+    clamped = wanted.clamp(max=(high - zero_point) * step)
+    if not float((file - clamped).abs().max()) <= step:
         return None
     shares, made = (each.softmax(-1).nan_to_num(0.0) for each in (wanted, file))
     signal, noise = float(shares.square().sum()), float((shares - made).square().sum())
@@ -135,9 +137,9 @@ def _is_flat(wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: f
 
 def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Finding:
     """
-    Return the finding on an op's input whose scale is not the one that its bias was written with.
+    Return the finding on an input scale that differs from the bias's.
 
-    Its place is the op that makes the input, or this one where none does.
+    Its place is the producer of the input, or this op if there is none.
     """
     producer = graph.subgraphs[op.subgraph].producer
     maker = producer.get(op.inputs[INPUT_AT[op.name]])
@@ -155,13 +157,13 @@ def rule_findings(
     graph: OpGraph, subgraph: int, compared: Container[int]
 ) -> dict[int, tuple[Finding, ...]]:
     """
-    Return the findings on ops whose quantization the kernels do not compute, by index.
+    Return the findings on ops whose quantization violates a kernel rule, by index.
 
-    An output's zero point that only the specification forbids is one: no converter writes it.
+    An output's zero point that only the specification forbids counts, since no converter writes it.
     """
     found: dict[int, tuple[Finding, ...]] = {}
     for op in graph.subgraphs[subgraph].ops:
-        told = tuple(
+        wrong = tuple(
             op.wrong(
                 each.symptom,
                 kind=WRONG_QPARAMS if each.rule in (SAME_SCALE, OUTPUT_SCALE) else WRONG_OP,
@@ -172,50 +174,50 @@ def rule_findings(
             if not (each.is_warning and each.rule != OUTPUT_SCALE)
             and not (each.rule == BIAS_SCALE and op.index in compared)
         )
-        if told:
-            found[op.index] = told
+        if wrong:
+            found[op.index] = wrong
     return found
 
 
-# Of what values go beyond a range, the part that those whose range it is may go beyond it as well.
+# Share of an overshoot by which the range's own values may exceed it as well.
 _CHANCE = 0.25
 
-# Shares of a constant that its own rounding to 8 bits may take.
+# Relative error of a constant by its own rounding to 8 bits.
 _ALIKE = 0.01
 
 
-class Readers:
-    """The ops of a subgraph, by what they take."""
+class Consumers:
+    """Consumers of the tensors of a subgraph."""
 
     def __init__(self, graph: OpGraph, subgraph: int) -> None:
         self._graph = graph
         self._subgraph = graph.subgraphs[subgraph]
 
-    def untaken(self, measured: Mapping[int, Sequence[tuple[int, Measured]]]) -> set[int]:
+    def unused(self, measured: Mapping[int, Sequence[tuple[int, TensorErrors]]]) -> set[int]:
         """
-        Ops whose losses a SELECT, a SLICE or a clamp behind does not take.
+        Return ops whose losses a SELECT, a SLICE or a clamp discards.
 
-        That of a branch may be all in values that are never chosen (those of a softplus beyond 20,
-        what is sliced from another copy in its own range), or beyond what is clamped, whose range a
-        quantizer gives to what stands before it: what is lost there is not lost behind, where
-        torch's whole model is held against it.
+        The loss of a branch may lie in values that are never selected (of a softplus beyond 20, or
+        of a slice from another copy with its own range), or beyond a clamp whose range the
+        quantizer assigns to its input. Such a loss does not show behind the consumer, in comparison
+        with torch's whole model.
 
         Returns:
             Indices of ops.
         """
         found = set()
         for number, tensor, own in ((n, *each) for n, every in measured.items() for each in every):
-            behind = self._of(tensor)
-            # What is compared decides what is chosen, and shows there.
+            behind = self._consumers(tensor)
+            # Errors of a compared value show in the selection.
             compared = [op for op in behind if op.name in COMPARING]
             behind = [op for op in behind if op.name not in COMPARING]
-            behind += [each for op in compared for each in self._of(op.outputs[0])]
+            behind += [each for op in compared for each in self._consumers(op.outputs[0])]
             if not behind or any(op.name not in PICKING for op in behind):
                 continue
             there = [each for op in behind for _, each in measured.get(op.index, ())]
             limits = code_limits(self._subgraph.tensors[tensor])
             if limits is not None and own.beyond_low + own.beyond_high:
-                # No value that is cut is chosen.
+                # No clipped value is selected.
                 beyond = [_beyond(limits, x.whole_least, x.whole_greatest) for x in there]
                 if there and max(beyond) <= _most_beyond(limits, [own]):
                     found.add(number)
@@ -228,21 +230,21 @@ class Readers:
                 found.add(number)
         return found
 
-    def widens(self, op: Op) -> Reason | None:
-        """Return whose range an op's output has, if not that of its values, and the way out."""
+    def widening_reason(self, op: Op) -> Reason | None:
+        """Return why an output has a wider range than its values, and the fix."""
         tensor = self._graph.tensor(op, op.outputs[0])
         own = qparams(tensor)
         if own is None:
             return None
         ends = [(code - own[1]) * own[0] for code in code_range(tensor.dtype)]
-        for reader in (op, *self._of(op.outputs[0])):
+        for reader in (op, *self._consumers(op.outputs[0])):
             for value in self._constants(reader):
                 if any(abs(end) > 0 and abs(value - end) <= _ALIKE * abs(end) for end in ends):
                     constant = f"{value:.3g}".replace("-", "−")
                     cause = f"that is the constant {constant} of {reader.place}"
                     return Reason((cause,), _SMALLER_MASK)
-            taken = [i for i in reader.inputs if stored_constant(self._subgraph, i) is None]
-            scales = [qparams(self._graph.tensor(reader, i)) for i in taken if i >= 0]
+            operands = [i for i in reader.inputs if stored_constant(self._subgraph, i) is None]
+            scales = [qparams(self._graph.tensor(reader, i)) for i in operands if i >= 0]
             shares = facts_of(reader.name).shares_range == "all"
             if reader is not op and shares and scales.count(own) > 1:
                 return Reason(
@@ -251,15 +253,15 @@ class Readers:
                 )
         return None
 
-    def narrows(
-        self, op: Op, measured: Mapping[int, Sequence[tuple[int, Measured]]]
+    def narrowing_reason(
+        self, op: Op, measured: Mapping[int, Sequence[tuple[int, TensorErrors]]]
     ) -> Reason | None:
         """
-        Return whose range an op's output has, if its values go beyond it, and the way out.
+        Return why an output has a narrower range than its values, and the fix.
 
-        The converter (litert-torch 0.10.0) gives the scale of what is chosen, pooled or averaged
-        to all in front that the quantizer gave none. Of what is chosen or joined it gives the scale
-        of one operand to the others.
+        The converter (litert-torch 0.10.0) assigns the scale of the result of a selection, pooling
+        or average to all producers in front that the quantizer left without one. For a selection or
+        a concatenation it assigns the scale of one operand to the others.
         """
         own = code_limits(self._graph.tensor(op, op.outputs[0]))
         if own is None:
@@ -275,8 +277,8 @@ class Readers:
                 values = [each for tensor, each in measured.get(reader.index, ()) if tensor in made]
                 for each in values if reader.name in NARROWING else ():
                     ends = each.whole_least, each.whole_greatest
-                    # A range that its values fill is that of the op behind; one that both share is
-                    # filled by this op's own.
+                    # A range belongs to the consumer if its values fill it; a shared one is filled
+                    # by this op's own values.
                     if _beyond(own, *ends) <= most and _fills(own, *ends):
                         reach = f"[{each.whole_least:.3g}, {each.whole_greatest:.3g}]"
                         cause = (
@@ -288,15 +290,15 @@ class Readers:
                             "annotate this op's output in the quantizer, or leave "
                             f"{reader.place} in float",
                         )
-                beside = self._operand_within(reader, own, most, measured, seen)
-                if beside is not None:
+                other = self._operand_within(reader, own, most, measured, seen)
+                if other is not None:
                     cause = (
-                        f"its scale is that of {beside.place}, which "
+                        f"its scale is that of {other.place}, which "
                         f"{reader.place} takes as well, and no calibration widens it"
                     )
                     return Reason(
                         (cause,),
-                        f"leave {beside.place} in float, or quantize by a recipe "
+                        f"leave {other.place} in float, or quantize by a recipe "
                         "(recipe_static_wi8_ai8)",
                     )
         return None
@@ -306,10 +308,10 @@ class Readers:
         reader: Op,
         own: Codes,
         most: float,
-        measured: Mapping[int, Sequence[tuple[int, Measured]]],
+        measured: Mapping[int, Sequence[tuple[int, TensorErrors]]],
         seen: Collection[int],
     ) -> Op | None:
-        """Return the op whose values a range fits, of those that a reader joins with others."""
+        """Return the producer of another operand of a consumer whose values fit the range."""
         for index in reader.inputs if facts_of(reader.name).shares_range == "all" else ():
             limits = None if index < 0 else code_limits(self._subgraph.tensors[index])
             maker = self._subgraph.producer.get(index)
@@ -320,15 +322,15 @@ class Readers:
                 return maker
         return None
 
-    def _of(self, tensor: int) -> list[Op]:
-        """The ops that take a tensor, or its values as one op holds them in another way."""
+    def _consumers(self, tensor: int) -> list[Op]:
+        """Return the consumers of a tensor, behind ops that only move values."""
         behind = self._subgraph.consumers[tensor]
         while len(behind) == 1 and behind[0].name in MOVING:
             behind = self._subgraph.consumers[behind[0].outputs[0]]
         return behind
 
     def _constants(self, op: Op) -> Iterator[float]:
-        """The least and the greatest value of each constant that an op adds, joins or chooses."""
+        """Yield the extremes of each constant that an op adds, concatenates or selects."""
         for index in op.inputs if facts_of(op.name).shares_range else ():
             stored = stored_constant(self._subgraph, index)
             if stored is None or not stored.tensor.is_quantized:
@@ -339,16 +341,16 @@ class Readers:
 
 
 def _beyond(codes: Codes, least: float, greatest: float) -> float:
-    """By how much values go beyond what codes reach, at both ends together."""
+    """Return how far values exceed the range of codes, both ends together."""
     return max(codes.floor - least, 0.0) + max(greatest - codes.ceiling, 0.0)
 
 
 def _fills(codes: Codes, least: float, greatest: float) -> bool:
-    """Whether values reach half of what codes do, at either end."""
+    """Whether values reach half of the range of the codes, at either end."""
     return least <= codes.floor / 2 < 0 or greatest >= codes.ceiling / 2 > 0
 
 
-def _most_beyond(codes: Codes, made: Sequence[Measured]) -> float:
-    """By how much values behind may go beyond a range, and still be those that it was made for."""
+def _most_beyond(codes: Codes, made: Sequence[TensorErrors]) -> float:
+    """Return how far a consumer's values may exceed a range made for them."""
     ours = max(_beyond(codes, each.smallest, each.largest) for each in made)
     return max(_CHANCE * ours, CLIPPED_LSB * codes.scale)

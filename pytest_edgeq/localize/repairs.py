@@ -1,4 +1,4 @@
-"""Find the wrong op of a float file by what makes its outputs correct in its place."""
+"""Find the wrong op of a float file: its replacement makes the outputs correct."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from pytest_edgeq.tflite.transposed import write_transposed
 _CHANGED = "a changed copy of the file"
 
 _MOST = 32
-"""Ops that are tried at most: each takes a conversion of the file and a run."""
+"""Maximum number of replacements to try: each costs a conversion of the file and a run."""
 
 _ARRANGING = HOLDING | LAYOUT | {"BROADCAST_TO"}
-"""Ops that decide the order in which values lie."""
+"""Ops that determine the order of values."""
 
 _NEAR = 2.0**-10
-"""Difference of two float constants that rounding explains, relative to the greatest value."""
+"""Relative tolerance of two float constants, to the greatest value."""
 
 
 def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> Op | None:
     """
-    Return the first op whose replacement by its partner makes the outputs of a file correct.
+    Return the first op whose replacement by its partner makes the outputs correct.
 
     Other differences between the two files are then the converter's choice and no defect.
     """
-    finder = _Finder(form, other)
+    finder = _GraftFinder(form, other)
     for count, grafts in enumerate(finder.candidates()):
         if count >= _MOST:
             return None
@@ -49,17 +49,17 @@ def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], 
 
 
 def _repairs(content: bytes, form: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> bool:
-    """Tell whether the outputs of a changed copy of a file are correct."""
+    """Return whether the outputs of a changed copy of a file are correct."""
     try:
         written = EdgeFile(content, runtimes=form.runtimes, copied=Copied(_CHANGED))
         return is_right(written if form.key is None else written.at(form.key))
-    except RuntimeError:  # kernels that refuse a shape, or so many axes: it is no repair
+    except RuntimeError:  # kernels refuse the shape or the number of axes
         return False
 
 
 def misordered_op(form: EdgeFile, op: Op, is_right: Callable[[EdgeFile], bool]) -> Op | None:
     """
-    Return the op in front of another one whose result lacks a permutation of axes.
+    Return the op in front of another one that lacks a permutation.
 
     Axes of equal length may be exchanged without an error: the converter (litert-torch 0.10.0) does
     so with an image as high and as wide as it has channels, and with a constant that is expanded.
@@ -74,7 +74,7 @@ def misordered_op(form: EdgeFile, op: Op, is_right: Callable[[EdgeFile], bool]) 
 
 
 def _reorderings(form: EdgeFile, op: Op) -> Iterator[tuple[Op, tuple[int, ...]]]:
-    """Give the ops in front of another one that arrange values, with other orders of their axes."""
+    """Yield the layout ops in front of an op with other axis orders."""
     subgraph = form.graph.subgraphs[op.subgraph]
     for index in op.inputs:
         maker = subgraph.producer.get(index)
@@ -85,9 +85,9 @@ def _reorderings(form: EdgeFile, op: Op) -> Iterator[tuple[Op, tuple[int, ...]]]
 
 
 def _orders_of_same_shape(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Give every other order of the axes that leaves the shape as it is."""
+    """Yield every other order of the axes that keeps the shape."""
     for order in axis_orders(shape):
-        # Axes of length 1 stay where they are.
+        # Axes of length 1 keep their places.
         moved = iter([axis for axis in order if shape[axis] > 1])
         whole = tuple(next(moved) if length > 1 else axis for axis, length in enumerate(shape))
         is_same = whole == tuple(range(len(shape)))
@@ -95,34 +95,34 @@ def _orders_of_same_shape(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield whole
 
 
-class _Finder:
-    """Lists the ops of a float file that differ from their partners in another one."""
+class _GraftFinder:
+    """Finder of ops that differ from their partners in another float file."""
 
     def __init__(self, form: EdgeFile, other: EdgeFile) -> None:
         self._form, self._other = form.graph, other.graph
         self._ours = form.graph.subgraphs[form.signature.subgraph]
         self._theirs = other.graph.subgraphs[other.signature.subgraph]
         self._pairs: Pairs = paired(form, other)
-        standing = self._pairs.tensors.items()
-        self._standing = {self._pairs.float_source(there): here for here, there in standing}
+        counterparts = self._pairs.tensors.items()
+        self._counterparts = {self._pairs.float_source(there): here for here, there in counterparts}
 
     def candidates(self) -> Iterator[Sequence[Graft]]:
         """
-        Give the replacements to try, in the order of the file; float constants come last.
+        Yield the replacements to try, in order; float constants come last.
 
-        A constant that several ops read is replaced for all of them together.
+        A constant with several consumers is replaced for all of them together.
         """
         grafts = [graft for op in self._ours.ops for graft in self._grafts(op)]
-        for graft in sorted(grafts, key=self._takes_floats):
-            constants = () if self._takes_floats(graft) else graft.constants
+        for graft in sorted(grafts, key=self._has_only_float_constants):
+            constants = () if self._has_only_float_constants(graft) else graft.constants
             shared = {graft.op.inputs[place] for place in constants}
             others = [
                 each for each in grafts if shared & {each.op.inputs[p] for p in each.constants}
             ]
             yield [graft, *(each for each in others if each is not graft)]
 
-    def _takes_floats(self, graft: Graft) -> bool:
-        """Whether float constants alone differ, which the converter may fold in another way."""
+    def _has_only_float_constants(self, graft: Graft) -> bool:
+        """Whether only float constants differ, which the converter may fold differently."""
         return (
             not graft.takes_kind
             and not graft.operands
@@ -133,7 +133,7 @@ class _Finder:
         )
 
     def _grafts(self, op: Op) -> Iterator[Graft]:
-        """Give the differences of an op from its partner, and of a RESHAPE in front of it."""
+        """Yield the replacements for an op, and for a RESHAPE in front."""
         donor = self._pairs.ops.get(op.index)
         if donor is None:
             return
@@ -142,7 +142,7 @@ class _Finder:
         )
         operands: dict[int, int] = {}
         constants: set[int] = set()
-        # One of the two may leave its bias out.
+        # One of the two may omit its bias.
         for place, (here, there) in enumerate(zip(op.inputs, donor.inputs, strict=False)):
             if here < 0 or there < 0:
                 continue
@@ -150,29 +150,27 @@ class _Finder:
                 if self._is_another_constant(here, there):
                     constants.add(place)
                 continue
-            wanted = self._standing.get(self._pairs.float_source(there))
+            wanted = self._counterparts.get(self._pairs.float_source(there))
             if wanted is not None and self._pairs.source(here) != self._pairs.source(wanted):
-                tensor = self._laid_out(wanted, self._theirs.tensors[there].shape, op)
+                tensor = self._with_shape(wanted, self._theirs.tensors[there].shape, op)
                 maker = self._ours.producer.get(here)
                 if tensor is not None:
                     operands[place] = tensor
-                elif maker is not None and self._takes_as_many(maker, wanted):
+                elif maker is not None and self._can_read(maker, wanted):
                     yield Graft(maker, donor, operands={0: wanted})
         if is_other or operands or constants:
             yield Graft(op, donor, is_other, operands, frozenset(constants))
 
-    def _takes_as_many(self, maker: Op, wanted: int) -> bool:
-        """Whether an op is a RESHAPE that can read a tensor: of its size, and computed before."""
-        taken, given = self._ours.tensors[maker.inputs[0]], self._ours.tensors[wanted]
+    def _can_read(self, maker: Op, wanted: int) -> bool:
+        """Whether an op is a RESHAPE that can read a tensor instead."""
+        own, new = self._ours.tensors[maker.inputs[0]], self._ours.tensors[wanted]
         first = self._ours.producer.get(wanted)
         in_front = first is None or first.index < maker.index
-        return (
-            maker.name in HOLDING and in_front and math.prod(taken.shape) == math.prod(given.shape)
-        )
+        return maker.name in HOLDING and in_front and math.prod(own.shape) == math.prod(new.shape)
 
-    def _laid_out(self, wanted: int, shape: tuple[int, ...], op: Op) -> int | None:
-        """Return a tensor with the elements of another one in a shape, computed before an op."""
-        for tensor in (wanted, *self._pairs.held):
+    def _with_shape(self, wanted: int, shape: tuple[int, ...], op: Op) -> int | None:
+        """Return a tensor with another one's elements in a shape, computed before an op."""
+        for tensor in (wanted, *self._pairs.sources):
             maker = self._ours.producer.get(tensor)
             in_front = maker is None or maker.index < op.index
             is_same = self._pairs.source(tensor) == self._pairs.source(wanted)
@@ -193,5 +191,5 @@ class _Finder:
         if values.shape != wanted.shape:
             return False
         with np.errstate(invalid="ignore"):
-            apart = np.where(values == wanted, 0, np.abs(values - wanted))
-        return bool((apart > _NEAR * np.abs(wanted).max(initial=0)).any())
+            difference = np.where(values == wanted, 0, np.abs(values - wanted))
+        return bool((difference > _NEAR * np.abs(wanted).max(initial=0)).any())

@@ -1,4 +1,4 @@
-"""Find the tensor whose few codes round away what an input changes."""
+"""Find the tensor whose few codes round away the change of an input."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pytest_edgeq.localize.localizer import Localizer
 
 FEW_CODES = 4
-"""Codes of a channel that are few: two bits, and of values in the midst of a range mostly two."""
+"""Codes of a channel that are few: two bits, and mostly two codes inside a range."""
 
 _LEAST_CHANNELS = 4
-"""Channels below which most of them are no more than two."""
+"""Minimum number of channels, so that a majority is more than two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class CoarseTensor:
     A tensor of which most channels use few codes.
 
     Attributes:
-        op: Number of the op in the file; None of the input itself.
-        codes: Codes in use in the median channel of these.
+        op: Number of the op in the file; None for the input itself.
+        codes: Number of codes of the median coarse channel.
         coarse: How many channels use few codes.
         channels: How many there are.
-        wide: Channels that take the range, the widest first; few of them, or none.
+        wide: Channels that fill the range, the widest first; few of them, or none.
         reach: The least and the greatest value of the codes.
     """
 
@@ -47,8 +47,8 @@ class CoarseTensor:
     reach: tuple[float, float]
 
 
-class _Values(NamedTuple):
-    """Codes of a tensor, what they stand for, and what the float form has there."""
+class _TensorValues(NamedTuple):
+    """Codes of a tensor, their values, and the values of the float form."""
 
     codes: npt.NDArray[Any]
     value: npt.NDArray[Any]
@@ -58,11 +58,11 @@ class _Values(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Channels:
     """
-    What is known of the channels along one axis of a tensor.
+    Sums and extremes of the channels along one axis of a tensor.
 
     Attributes:
         power: Sum of the squares of the float form's change, by channel.
-        noise: Of the difference of the file's change from it.
+        noise: The same of the difference of the file's change from it.
         least: The least code.
         greatest: The greatest code.
     """
@@ -73,7 +73,7 @@ class _Channels:
     greatest: npt.NDArray[np.float64]
 
     def coarse(self) -> npt.NDArray[np.bool_] | None:
-        """Return which channels lose the change by few codes; None where they are not the most."""
+        """Return which channels lose the change by few codes; None if a minority."""
         moved = self.power > 0
         lost = moved & (self.noise > self.power * 10 ** (-BIT_DB / 10))
         coarse = lost & (self.spans <= FEW_CODES)
@@ -81,7 +81,7 @@ class _Channels:
 
     @property
     def spans(self) -> npt.NDArray[np.int64]:
-        """Return how many codes each channel spans."""
+        """How many codes each channel spans."""
         return (self.greatest - self.least + 1).astype(np.int64)
 
 
@@ -89,10 +89,10 @@ def first_coarse(
     localizer: Localizer, start: int, end: int, pairs: Sequence[tuple[Sample, Sample]]
 ) -> CoarseTensor | None:
     """
-    Return the first tensor between an input and an output that loses the change by few codes.
+    Return the first tensor between input and output that rounds the change away.
 
-    It is one of which more than half of the channels that the change reaches in the float form
-    lose all but one bit of it, and use 4 codes at most on all samples.
+    More than half of the channels that the change reaches in the float form must lose all but one
+    bit of it, and use 4 codes at most on all samples.
 
     Raises:
         RuntimeError, ValueError, TypeError: A sample does not run.
@@ -106,7 +106,7 @@ def first_coarse(
             if tensor in before and before[tensor].value.shape == after.value.shape:
                 _add(known, tensor, before[tensor], after)
     order = {tensor: op.index for op in subgraph.ops for tensor in op.outputs}
-    # The last axis first: TFLite has the channels there.
+    # The last axis first, as channels are last in TFLite.
     for tensor, axis in sorted(known, key=lambda key: (order.get(key[0], -1), -key[1])):
         channels = known[tensor, axis]
         coarse, limits = channels.coarse(), code_limits(subgraph.tensors[tensor])
@@ -128,30 +128,35 @@ def first_coarse(
 
 def _coded(
     localizer: Localizer, sample: Sample, wanted: Collection[int]
-) -> Iterator[tuple[int, _Values]]:
-    """Return the wanted tensors that have one scale: the inputs, then the outputs of the ops."""
+) -> Iterator[tuple[int, _TensorValues]]:
+    """Yield the wanted tensors with one scale, inputs first."""
     quantized, subgraph = localizer.quantized, localizer.subgraph
     edge, names, arrays = quantized.edge, quantized.input_names, sample.arrays()
-    codes, given = edge.encode(names, arrays), edge.by_border(names, arrays)
+    codes, inputs = edge.encode(names, arrays), edge.by_border(names, arrays)
     for border in edge.signature.inputs:
         if border.tensor.index in wanted and code_limits(border.tensor) is not None:
-            whole = edge.layouts.to_file(border, given[border.name])
+            whole = edge.layouts.to_file(border, inputs[border.name])
             value = decode(codes[border.name], border)
-            yield border.tensor.index, _Values(codes[border.name], value, whole)
+            yield border.tensor.index, _TensorValues(codes[border.name], value, whole)
     for made in localizer.tensors(sample):
         tensor = made.op.outputs[made.place]
         if tensor in wanted and code_limits(subgraph.tensors[tensor]) is not None:
-            yield tensor, _Values(made.codes, made.value, made.whole)
+            yield tensor, _TensorValues(made.codes, made.value, made.whole)
 
 
 def _add(
-    known: dict[tuple[int, int], _Channels], tensor: int, before: _Values, after: _Values
+    known: dict[tuple[int, int], _Channels],
+    tensor: int,
+    before: _TensorValues,
+    after: _TensorValues,
 ) -> None:
     """Add one pair of samples to the channels of a tensor, along each axis."""
     for axis, count in enumerate(before.value.shape):
         if count < _LEAST_CHANNELS:
             continue
-        old, new = (_Values(*(_rows(each, axis) for each in values)) for values in (before, after))
+        old, new = (
+            _TensorValues(*(_rows(each, axis) for each in values)) for values in (before, after)
+        )
         wanted, got = new.whole - old.whole, new.value - old.value
         codes = np.concatenate([old.codes, new.codes], axis=1)
         power, noise = np.square(wanted).sum(axis=1), np.square(got - wanted).sum(axis=1)
@@ -167,12 +172,12 @@ def _add(
 
 
 def _rows(array: npt.NDArray[Any], axis: int) -> npt.NDArray[np.float64]:
-    """Return a row for each channel."""
+    """Return one row for each channel."""
     return np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1).astype(np.float64)
 
 
 def between(subgraph: Subgraph, start: int, end: int) -> set[int]:
-    """Return the tensors that depend on one tensor and that another one depends on."""
+    """Return the tensors on the paths between two tensors."""
     behind = {start}
     for op in subgraph.ops:
         if behind.intersection(op.inputs):

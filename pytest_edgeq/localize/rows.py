@@ -1,4 +1,4 @@
-"""What `edgeq.localize` gives: a row an op, and the one that is to blame."""
+"""Results of `edgeq.localize`: one row per op, and the op to blame."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pytest_edgeq.numerics.findings import NO_HARM, WRONG_KINDS, Finding, Harm, 
 from pytest_edgeq.numerics.metrics import json_number
 
 SOUND = "sound"
-"""The op computes what torch does, up to rounding, and loses as much as others of its kind."""
+"""The op computes the same as torch, up to rounding, and loses as much as others of its kind."""
 
 LOWERING = "lowering"
-"""The op is off by more than its kernel rounds, or its constants are not the reference's."""
+"""The op is off by more than its kernel rounds, or its constants differ from the reference's."""
 
 QUANTIZATION = "quantization"
-"""The op computes rightly, and loses far more by its parameters than others of its kind."""
+"""The op is correct, but its parameters lose far more than those of others of its kind."""
 
 UNMATCHED = "unmatched"
-"""The float form has no op for it: nothing was measured."""
+"""The float form has no counterpart of the op: nothing was measured."""
 
 _SEVERITY = (LOWERING, QUANTIZATION, UNMATCHED, SOUND)
 
@@ -28,16 +28,16 @@ _SEVERITY = (LOWERING, QUANTIZATION, UNMATCHED, SOUND)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerError:
     """
-    One op of the file. An LSB is one step of the op's own output scale.
+    Errors of one op; an LSB is one step of its output scale.
 
     Attributes:
         index: The op's, in the order of the file.
         op: Its name, `CONV_2D`.
-        module: The torch module's path; None where it cannot be told.
-        dtypes: By role: `input`, `weight`, `bias`, `output`; several of a role stand behind commas.
+        module: The torch module's path; None if unknown.
+        dtypes: By role: `input`, `weight`, `bias`, `output`; several of a role separated by commas.
         local_lsb_error: Greatest `|code of the reference, re-run on the op's own inputs − code of
-            the file|`; None for an output without a scale or an op without a match. The
-            reference has the file's own constants, which are compared apart.
+            the file|`; None for an output without a scale or an op without a match. The reference
+            has the file's own constants, which are compared separately.
         local_sqnr_db: Of the op's output to the float reference on the op's own inputs, in dB.
         local_rmse_lsb: √(mean squared difference of the same two), in LSB; 1/√12 = 0.289 is one
             ideal rounding.
@@ -45,12 +45,12 @@ class LayerError:
         cumulative_sqnr_db: Of the same two, in dB.
         cumulative_rmse_lsb: √(mean squared difference of the same two), in LSB.
         clipped: Share of the output's codes at qmin or qmax, 0 to 1; None without a scale.
-        matched: Whether the float form has an op for it.
-        excess_lsb: How far the reference's value, before rounding, lies from the code beyond what
+        matched: Whether the op has a counterpart in the float form.
+        excess_lsb: Distance of the reference's value, before rounding, from the code beyond what
             the kernel's own arithmetic explains, in LSB; above 0 it is not rounding. Of a float
-            output: the difference over what float32's rounding explains, less 1. None where it was
-            not measured, or where no bound is known.
-        records: What is wrong with the op's constants and parameters.
+            output: the difference over what float32's rounding explains, less 1. None if it was not
+            measured, or if no bound is known.
+        records: Findings on the op's constants and parameters.
         verdict: `sound`, `lowering`, `quantization` or `unmatched`.
         subgraph: Index of the subgraph.
     """
@@ -74,7 +74,7 @@ class LayerError:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong with the op's constants and parameters, a sentence each."""
+        """The findings on the op's constants and parameters, one sentence each."""
         return tuple(each.message for each in self.records)
 
     @property
@@ -103,33 +103,33 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Diagnostics:
     """
-    What tells why an op's error is what it is. What is not known is left out.
+    Diagnostics of one op's error; fields are empty if unknown.
 
     Attributes:
-        scale: Of the output, None where it is not quantized.
+        scale: Of the output, None if it is not quantized.
         zero_point: Of the output.
         code_range: qmin and qmax of the output's dtype.
-        elements: How many output values were looked at.
-        codes: The least and the greatest code met.
-        averaged: How many samples were looked at, where ranges may be averages over samples.
-        beyond: Shares (0 to 1) of the float reference's values that lie below and above what the
-            codes reach.
+        elements: How many output values were measured.
+        codes: The least and the greatest code in use.
+        averaged: How many samples were measured, if ranges may be averages over samples.
+        beyond: Shares (0 to 1) of the float reference's values below and above the range of the
+            codes.
         reference: The least and the greatest value of the float reference at the op.
         channel_noise: Sum of squared differences from the float reference, local, by output
             channel.
         weight_maxima: The largest |w| of each output channel of the reference.
         weight_granularity: `per_tensor`, `per_channel`, … as the file stores it.
         bias_limited: Channels whose bias is at the INT32 limit.
-        nonfinite: How many output values are NaN or infinite, and not so in torch.
-        spoilt: Whether the float op gives these as well for what this one takes.
-        widened: Why its output has a range that is not that of its values.
-        narrowed: Why its values go beyond a range that is another op's.
-        harm: How much the op loses beyond what its inputs and one rounding explain.
-        untaken: What it loses is lost where a SELECT behind takes the other branch.
+        nonfinite: How many output values are NaN or infinite, although torch's are not.
+        nonfinite_by_rounding: Whether the float op returns the same on the op's inputs.
+        range_widened: Why the output has a wider range than its values.
+        range_narrowed: Why the values exceed a range that is another op's.
+        harm: The op's loss beyond that of its inputs and of one rounding.
+        unused: Whether consumers discard what the op loses, such as a SELECT of the other branch.
         scheme: As `OpDtypes.scheme`: ops are compared with those of the same op and scheme.
-        calibration: How the samples looked at relate to those of the calibration.
+        calibration: How the measured samples relate to those of the calibration.
     """
 
     scale: float | None = None
@@ -145,22 +145,22 @@ class Evidence:
     weight_granularity: str | None = None
     bias_limited: tuple[int, ...] = ()
     nonfinite: int = 0
-    spoilt: bool = False
-    widened: Reason | None = None
-    narrowed: Reason | None = None
+    nonfinite_by_rounding: bool = False
+    range_widened: Reason | None = None
+    range_narrowed: Reason | None = None
     harm: Harm = NO_HARM
-    untaken: bool = False
+    unused: bool = False
     scheme: str | None = None
     calibration: Calibration = UNKNOWN
 
     @property
     def reach(self) -> tuple[float, float] | None:
-        """The least and the greatest value that the output's codes can say."""
+        """The least and the greatest value that the output's codes can represent."""
         return self._values(self.code_range)
 
     @property
     def met(self) -> tuple[float, float] | None:
-        """The least and the greatest value that the output's codes said."""
+        """The least and the greatest value of the codes in use."""
         return self._values(self.codes)
 
     def _values(self, codes: tuple[int, int] | None) -> tuple[float, float] | None:
@@ -176,15 +176,15 @@ class LayerErrors:
     The errors of every op of a file.
 
     Attributes:
-        rows: One an op, in execution order.
-        culprit: The row that is to blame; None where none stands out.
-        refused: By index, why an op was not measured that kernels run in the file, and refuse in
+        rows: One per op, in execution order.
+        culprit: The row to blame; None if none stands out.
+        refused: By index, why an op was not measured: kernels run it in the file, but refuse it in
             the copy that is written to compare it.
-        reference: What texts call the reference.
-        differing: Index of the op that differs from the reference in float, too.
+        reference: Name of the reference in texts.
+        differing: Index of the op that differs from the reference even in float.
         finding: Why: of the culprit, of an input, or of all layers.
         others: Defects of other kinds or in other kinds of ops, the most harmful first.
-        starved: Ops whose input's range keeps nothing; their biases would fit one of its values.
+        starved: Ops whose input range is almost nothing; a range of the values would fit the bias.
     """
 
     rows: tuple[LayerError, ...]
@@ -218,7 +218,7 @@ class LayerErrors:
 
     @property
     def of_another_model(self) -> str:
-        """The clause on a reference of which no layer has the weights; else nothing."""
+        """A sentence if the reference has none of the layers' weights; else empty."""
         weighted = [row for row in self.rows if "weight" in row.dtypes]
         if len(weighted) < _OTHER_MODEL or not all(row.records for row in weighted):
             return ""
@@ -229,10 +229,10 @@ class LayerErrors:
 
     def worst(self, n: int = 5) -> tuple[LayerError, ...]:
         """
-        Give the worst rows: the culprit, then by verdict, then by how far they are off.
+        Return the worst rows: the culprit, then by verdict, then by error.
 
         Args:
-            n: How many at most.
+            n: Maximum number of rows.
         """
         return tuple(sorted(self.rows, key=self._badness)[:n])
 
@@ -250,7 +250,7 @@ class LayerErrors:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain, JSON-able data with sorted keys; the culprit is the index of its op."""
+        """Return plain, JSON-able data with sorted keys; the culprit is an index."""
         return {
             "cause": self.cause,
             "coverage": self.coverage,
@@ -261,24 +261,24 @@ class LayerErrors:
 
     def table(self, n: int = 5) -> str:
         """
-        Lay the worst rows out, a line each.
+        Format the worst rows as a table.
 
         Args:
-            n: How many at most.
+            n: Maximum number of rows.
         """
         lines = [_HEADINGS, *map(_cells, self.worst(n))]
         return "\n".join(aligned(lines, numeric=range(3, len(_HEADINGS))))
 
     @property
     def overview(self) -> str:
-        """How many ops were matched, which were not, and the worst rows."""
+        """Number of matched ops, names of the others, and the worst rows."""
         matched = sum(row.matched for row in self.rows)
-        told = f"{matched} of {len(self.rows)} ops matched with {self.reference}"
+        text = f"{matched} of {len(self.rows)} ops matched with {self.reference}"
         missing = [row.name for row in self.rows if not row.matched]
         if missing:
             listed = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
-            told += f" (not: {listed})"
-        return f"{told}; the worst:\n{self.table()}"
+            text += f" (not: {listed})"
+        return f"{text}; the worst:\n{self.table()}"
 
     def __str__(self) -> str:
         """Return the sentence and the overview."""
@@ -286,7 +286,7 @@ class LayerErrors:
 
 
 _OTHER_MODEL = 3
-"""Layers with weights that all have to be others before the whole reference is another model."""
+"""Minimum number of differing weighted layers to suspect another reference model."""
 
 _HEADINGS = ("op", "module", "verdict", "LSB", "excess", "rmse/S", "SQNR dB", "total dB", "clipped")
 
@@ -295,7 +295,7 @@ def _share(rows: Sequence[LayerError]) -> float:
     return sum(row.matched for row in rows) / len(rows) if rows else 1.0
 
 
-# An error of more LSB has no decimals that say anything: that of a mask of −inf has forty digits.
+# Larger errors are shown without decimals: that of a mask of −inf has forty digits.
 _LONG = 1e6
 
 

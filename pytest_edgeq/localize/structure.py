@@ -1,4 +1,4 @@
-"""Pair the ops of a quantized file with those of its float form, and compare what needs no run."""
+"""Pair the ops of a quantized file and its float form, and compare both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_edgeq.localize.constant_checks import (
     SAME_SCALE,
     check_bias,
     check_stored_weight,
-    hold_all,
+    cover_all_values,
     written_scale,
 )
 from pytest_edgeq.localize.readers import changed_input
@@ -38,26 +38,26 @@ Array = npt.NDArray[Any]
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
     """
-    Ops of two files that stand for each other.
+    Paired ops of two files.
 
-    A tensor is told by the one that it holds: behind casts and reshapes it is that in front.
+    Tensors are compared by their sources: behind casts and reshapes the tensor in front counts.
 
     Attributes:
         ops: By the index of an op of the quantized file, its partner in the float file.
-        unpaired: Ops of the quantized file without one, but for those that hold their input.
-        unused: Ops of the float file without one, likewise.
-        tensors: By a tensor of the quantized file that is an input or that a paired op gives, the
-            tensor of the float file.
-        held: By a tensor of the quantized file, the one that it holds; others hold themselves.
-        float_held: The same of the float file.
+        unpaired: Ops of the quantized file without a partner, except reshapes and casts.
+        unused: Ops of the float file without a partner, likewise.
+        tensors: By a tensor of the quantized file, an input or output of a paired op, the tensor of
+            the float file.
+        sources: By the output of a reshape or cast in the quantized file, its source.
+        float_sources: The same of the float file.
     """
 
     ops: Mapping[int, Op]
     unpaired: tuple[Op, ...]
     unused: tuple[Op, ...]
     tensors: Mapping[int, int]
-    held: Mapping[int, int]
-    float_held: Mapping[int, int]
+    sources: Mapping[int, int]
+    float_sources: Mapping[int, int]
 
     @property
     def is_whole(self) -> bool:
@@ -66,14 +66,14 @@ class Pairs:
 
     def source(self, tensor: int) -> int:
         """Return the tensor of the quantized file whose elements one holds."""
-        return self.held.get(tensor, tensor)
+        return self.sources.get(tensor, tensor)
 
     def float_source(self, tensor: int) -> int:
         """Return the tensor of the float file whose elements one holds."""
-        return self.float_held.get(tensor, tensor)
+        return self.float_sources.get(tensor, tensor)
 
     def partner(self, tensor: int) -> int | None:
-        """Return the tensor of the float file that stands for one of the quantized file."""
+        """Return the float file's counterpart of a tensor of the quantized file."""
         found = self.tensors.get(self.source(tensor))
         return None if found is None else self.float_source(found)
 
@@ -82,10 +82,10 @@ def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs
     """
     Pair the ops of two files.
 
-    Ops are paired in order, by name and output shape; between two pairs, where shapes differ, by
-    name alone, and where as many are left on both sides, by shape alone: one may stand in place of
-    another. Those left over, and TRANSPOSE, which converters put elsewhere, are paired by what they
-    take, and else in order again.
+    Ops are paired in order, by name and output shape; between two pairs, if shapes differ, by name
+    alone, and if as many are left on both sides, by shape alone, since one op may replace another.
+    The remaining ones, and TRANSPOSE, which converters move, are paired by their inputs, and else
+    in order again.
     """
     ours, theirs = (
         [op for op in each.ops if op.name not in HOLDING and op.name != "TRANSPOSE"]
@@ -101,7 +101,7 @@ def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs
         one, two = (range(a + 1, b) for a, b in zip(last, place, strict=True))
         between = common([ours[i].name for i in one], [theirs[i].name for i in two])
         named = [(one[i], two[j]) for i, j in between]
-        filled += sorted([*named, *_left_over(file, form, ours, theirs, one, two, named)])
+        filled += sorted([*named, *_pair_remaining(file, form, ours, theirs, one, two, named)])
         filled += [place] if place != (len(ours), len(theirs)) else []
         last = place
     pairs = _Pairing(file, form, dict(inputs))
@@ -118,52 +118,52 @@ def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs
             pairs.add(left[i], others[j])
     left, others = pairs.left()
     tensors = {here: there for here, there in pairs.tensors.items() if here >= 0}
-    return Pairs(pairs.ops, tuple(left), tuple(others), tensors, pairs.held, pairs.float_held)
+    return Pairs(pairs.ops, tuple(left), tuple(others), tensors, pairs.sources, pairs.float_sources)
 
 
 class _Pairing:
-    """Pairs that are being found; attributes as of `Pairs`."""
+    """Pairs under construction; attributes as of `Pairs`."""
 
     def __init__(self, file: Subgraph, form: Subgraph, tensors: dict[int, int]) -> None:
         self._file, self._form = file, form
         self.tensors = tensors
         self.ops: dict[int, Op] = {}
         self._used: set[int] = set()
-        self.held, self.float_held = _held(file), _held(form)
+        self.sources, self.float_sources = _sources(file), _sources(form)
 
     def add(self, op: Op, partner: Op) -> None:
         """Pair two ops."""
         self.ops[op.index] = partner
         self._used.add(partner.index)
-        # A damaged file may give an op fewer outputs: `same` tells of that.
+        # In a damaged file an op may have fewer outputs: `same` reports that.
         self.tensors.update(zip(op.outputs, partner.outputs, strict=False))
 
     def left(self) -> tuple[list[Op], list[Op]]:
-        """Return the ops of both files without a partner, but for those that hold their input."""
+        """Return the unpaired ops of both files, except reshapes and casts."""
         return (
             [o for o in self._file.ops if o.name not in HOLDING and o.index not in self.ops],
             [o for o in self._form.ops if o.name not in HOLDING and o.index not in self._used],
         )
 
     def add_by_wiring(self) -> None:
-        """Pair ops of one name and shape whose inputs, constants aside, stand for each other."""
+        """Pair ops of one name and shape whose non-constant inputs are paired."""
         by_wiring: dict[Hashable, list[Op]] = {}
         left, others = self.left()
         for op in others:
-            given = [self.float_held.get(index, index) for index in op.inputs]
-            live = tuple(i for i in given if i in self._form.producer or i in self._form.inputs)
+            operands = [self.float_sources.get(index, index) for index in op.inputs]
+            live = tuple(i for i in operands if i in self._form.producer or i in self._form.inputs)
             by_wiring.setdefault((op.name, _lengths(self._form, op), live), []).append(op)
         for op in left:
-            given = [self.held.get(index, index) for index in op.inputs]
-            known = [i for i in given if i in self._file.producer or i in self._file.inputs]
-            stands = [self.tensors.get(index) for index in known]
-            live = tuple(self.float_held.get(each, each) for each in stands if each is not None)
+            operands = [self.sources.get(index, index) for index in op.inputs]
+            known = [i for i in operands if i in self._file.producer or i in self._file.inputs]
+            paired = [self.tensors.get(index) for index in known]
+            live = tuple(self.float_sources.get(each, each) for each in paired if each is not None)
             found = by_wiring.get((op.name, _lengths(self._file, op), live))
             if found and live and len(live) == len(known):
                 self.add(op, found.pop(0))
 
 
-def _left_over(
+def _pair_remaining(
     file: Subgraph,
     form: Subgraph,
     ours: Sequence[Op],
@@ -172,7 +172,7 @@ def _left_over(
     two: Sequence[int],
     named: Sequence[tuple[int, int]],
 ) -> list[tuple[int, int]]:
-    """Pair what is left between two pairs, if it is as much and of the same shapes."""
+    """Pair the remaining ops between two pairs if their shapes are the same."""
     left = [i for i in one if i not in {i for i, _ in named}]
     others = [j for j in two if j not in {j for _, j in named}]
     shapes = [_lengths(file, ours[i]) for i in left]
@@ -182,17 +182,17 @@ def _left_over(
 
 
 def _lengths(subgraph: Subgraph, op: Op) -> tuple[int, ...]:
-    """The axes of the first output, in any order, without those of length 1."""
+    """Return the sorted lengths of the first output's axes, without those of length 1."""
     shape = subgraph.tensors[op.outputs[0]].shape if op.outputs and op.outputs[0] >= 0 else ()
     return tuple(sorted(length for length in shape if length != 1))
 
 
-def _held(subgraph: Subgraph) -> dict[int, int]:
-    held: dict[int, int] = {}
+def _sources(subgraph: Subgraph) -> dict[int, int]:
+    sources: dict[int, int] = {}
     for op in subgraph.ops:
         if op.name in HOLDING:
-            held[op.outputs[0]] = held.get(op.inputs[0], op.inputs[0])
-    return held
+            sources[op.outputs[0]] = sources.get(op.inputs[0], op.inputs[0])
+    return sources
 
 
 OF_QUANTIZATION = frozenset(
@@ -201,16 +201,16 @@ OF_QUANTIZATION = frozenset(
         *("keepNumDims", "newShape"),
     }
 )
-"""Options that quantized kernels alone read, or that repeat a shape that the tensors have."""
+"""Options that only quantized kernels read, or that repeat a tensor's shape."""
 
 
 _SMALL = 1 << 16
-"""Elements of a constant that is kept once it was read."""
+"""Maximum number of elements of a constant that is cached."""
 
 
 class ConstantPair:
     """
-    A constant operand of two paired ops, read when it is asked for.
+    A constant operand of two paired ops, read on first access.
 
     Attributes:
         op: Of the quantized file.
@@ -233,7 +233,7 @@ class ConstantPair:
     @property
     def stored(self) -> Constant:
         """
-        The constant as the quantized file has it.
+        The constant of the quantized file.
 
         Raises:
             ValueError: It cannot be read; the text says why.
@@ -241,13 +241,13 @@ class ConstantPair:
         found = self._read.get("stored")
         if not isinstance(found, Constant):
             found = read_constant(self._files[0], self.op, self._constants[0])
-            self._keep("stored", found)
+            self._cache("stored", found)
         return found
 
     @property
     def floats(self) -> Array:
         """
-        The constant as the float file has it, in the shape of the quantized file.
+        The constant of the float file, in the shape of the quantized file.
 
         Raises:
             ValueError: It cannot be read; the text says why.
@@ -255,13 +255,13 @@ class ConstantPair:
         found: Array | None = self._read.get("floats")
         if found is not None:
             return found
-        given = read_constant(self._files[1], self.partner, self._constants[1])
-        floats = given.floats if given.scales is not None else given.values
+        constant = read_constant(self._files[1], self.partner, self._constants[1])
+        floats = constant.floats if constant.scales is not None else constant.values
         floats = floats.reshape(self.shape)
         if floats.dtype.kind == "f" and np.isnan(floats).any():
-            # No code stands for NaN, which only a branch that is never taken can have.
+            # No code represents NaN, which only a branch that is never selected can have.
             floats = np.where(np.isnan(floats), self.stored.floats, floats)
-        self._keep("floats", floats)
+        self._cache("floats", floats)
         return floats
 
     @property
@@ -269,7 +269,7 @@ class ConstantPair:
         """The shape of the operand in the quantized file."""
         return self._files[0].tensor(self.op, self.op.inputs[self.place]).shape
 
-    def _keep(self, name: str, value: Any) -> None:
+    def _cache(self, name: str, value: Any) -> None:
         if math.prod(self.shape) <= _SMALL:
             self._read[name] = value
 
@@ -284,7 +284,9 @@ class Structure:
         self._ours = file.subgraphs[subgraphs[0]]
         self._theirs = form.subgraphs[subgraphs[1]]
         self._pairs = pairs
-        self._standing = {pairs.float_source(there): here for here, there in pairs.tensors.items()}
+        self._counterparts = {
+            pairs.float_source(there): here for here, there in pairs.tensors.items()
+        }
 
     @functools.cached_property
     def constants(self) -> tuple[ConstantPair, ...]:
@@ -298,7 +300,7 @@ class Structure:
 
     def findings(self, outputs: Iterable[tuple[str, int, int]]) -> dict[int, tuple[Finding, ...]]:
         """
-        Hold options, operands, wiring and outputs against each other.
+        Compare options, operands, wiring and outputs.
 
         Returns:
             Findings by the index of the op in the quantized file.
@@ -307,7 +309,7 @@ class Structure:
         for number, partner in self._pairs.ops.items():
             op = self._ours.ops[number]
             if op.name != partner.name:
-                continue  # whether it gives the same is told by its values
+                continue  # its values are compared instead
             for text in self._options(op, partner):
                 found.setdefault(number, []).append(text)
             for reader, text in self._operands(op, partner):
@@ -316,46 +318,47 @@ class Structure:
             source = self._pairs.source(index)
             partner_index = self._pairs.float_source(wanted)
             if self._pairs.tensors.get(source) is None:
-                continue  # of an op without a partner nothing is known
+                continue  # the op has no partner
             if self._pairs.partner(index) != partner_index:
                 maker = self._ours.producer.get(source)
+                expected = self._expected_name(partner_index)
                 text = (
-                    f"the file's output {name!r} is its result: expected "
-                    f"{self._called(partner_index)}; wire that output to the op that computes it"
+                    f"the file's output {name!r} is its result: expected {expected}; wire that "
+                    "output to the op that computes it"
                 )
                 place = maker.index if maker is not None else self._ours.ops[-1].index
                 found.setdefault(place, []).append(text)
-        return {n: tuple(map(self._ours.ops[n].wrong, told)) for n, told in found.items()}
+        return {n: tuple(map(self._ours.ops[n].wrong, texts)) for n, texts in found.items()}
 
     def constant_findings(
         self,
-        given: Collection[tuple[float, int]] = (),
+        observed: Collection[tuple[float, int]] = (),
         rounded: Callable[[], Iterable[Array]] = list,
         *,
-        holds_all: bool = False,
+        covers_all: bool = False,
         wider: Mapping[int, float] = MappingProxyType({}),
     ) -> dict[int, tuple[Finding, ...]]:
         """
-        Hold the constants of the quantized file against those of the float file.
+        Compare the constants of the quantized file with those of the float file.
 
         Args:
-            given: Scales and zero points that the quantizer gave to activations.
-            rounded: Gives weights that the quantizer has rounded itself.
-            holds_all: Whether no weight may be another's.
-            wider: By tensor, how many times as wide as its range its values are.
+            observed: Scales and zero points that the quantizer assigned to activations.
+            rounded: Returns weights that the quantizer has rounded itself.
+            covers_all: Whether every weight scale must cover all of its values.
+            wider: By tensor, width of its values over that of its range.
         """
         found: dict[int, list[Finding]] = {}
         weights = [pair for pair in self.constants if self._role(pair) == "weight"]
         kept = functools.cache(
-            lambda: holds_all or hold_all((each.stored, each.floats) for each in weights)
+            lambda: covers_all or cover_all_values((each.stored, each.floats) for each in weights)
         )
 
         for pair in self.constants:
             if np.array_equal(pair.stored.floats, pair.floats, equal_nan=True):
                 continue
             if pair.stored.values.dtype.kind not in "fi" or pair.floats.dtype.kind != "f":
-                if self._has_other_axes(pair) and not self._permutes_otherwise(pair):
-                    continue  # whether it gives the same is told by its values
+                if self._has_other_axes(pair) and not self._has_other_permutation(pair):
+                    continue  # its values are compared instead
                 if not np.array_equal(pair.stored.values, pair.floats):
                     text = (
                         f"constant operand {pair.place}: expected {_listed(pair.floats)}, got "
@@ -365,21 +368,21 @@ class Structure:
                 continue
             role = self._role(pair)
             if role == "bias":
-                wrong = self._bias(pair, given, wider)
+                wrong = self._bias(pair, observed, wider)
             else:
                 if role != "weight" and not _has_scales(pair.stored):
-                    continue  # codes that are compared with codes, whatever they stand for
-                told = check_stored_weight(
+                    continue  # codes that are compared as codes
+                texts = check_stored_weight(
                     pair.op.name,
                     pair.stored,
                     pair.floats,
                     kept=kept if role == "weight" else None,
                 )
-                if told and role == "weight" and _is_among(pair.stored, rounded()):
+                if texts and role == "weight" and _is_among(pair.stored, rounded()):
                     continue
                 if role != "weight":
-                    told = tuple(_as_operand(each, pair.place) for each in told)
-                wrong = tuple(map(pair.op.wrong, told))
+                    texts = tuple(_as_operand(each, pair.place) for each in texts)
+                wrong = tuple(map(pair.op.wrong, texts))
             for each in wrong:
                 found.setdefault(each.place.op or 0, []).append(each)
         return {number: tuple(wrong) for number, wrong in found.items()}
@@ -388,7 +391,7 @@ class Structure:
         yield from option_differences(self._form, self._file, partner, op, ignored=OF_QUANTIZATION)
 
     def _reader(self, op: Op, tensor: int) -> Op:
-        """Return the op that reads what an operand holds, itself or a RESHAPE of its own."""
+        """Return the op that reads an operand, or the RESHAPE in front of it."""
         reader, maker = op, self._ours.producer.get(tensor)
         while (
             maker is not None and maker.name in HOLDING and len(self._ours.consumers[tensor]) == 1
@@ -398,23 +401,23 @@ class Structure:
         return reader
 
     def _operands(self, op: Op, partner: Op) -> Iterator[tuple[Op, str]]:
-        """Give a text on each operand that is not the partner's, and the op that reads it."""
+        """Yield the reader and a text for each operand unlike the partner's."""
         places = max(len(op.inputs), len(partner.inputs))
         ours, theirs = (
             [*each.inputs, *[-1] * (places - len(each.inputs))] for each in (op, partner)
         )
         if op.name in COMMUTATIVE and self._fit(ours, theirs[::-1]):
             return
-        # Operands in another order are the op's own, whatever stands between them and the op.
+        # A reordering of operands belongs to the op, not to a RESHAPE in front.
         is_reordered = Counter(map(self._pairs.partner, ours)) == Counter(
-            there if (there := self._pairs.float_source(each)) in self._standing else None
+            there if (there := self._pairs.float_source(each)) in self._counterparts else None
             for each in theirs
         )
         for place, (here, there) in enumerate(zip(ours, theirs, strict=True)):
             reader = op if here < 0 or is_reordered else self._reader(op, here)
-            told = self._operand(place if reader is op else 0, here, there)
-            if told:
-                yield reader, told
+            text = self._operand(place if reader is op else 0, here, there)
+            if text:
+                yield reader, text
 
     def _fit(self, ours: Sequence[int], theirs: Sequence[int]) -> bool:
         pairs = zip(ours, theirs, strict=True)
@@ -422,16 +425,16 @@ class Structure:
 
     def _operand(self, place: int, here: int, there: int) -> str | None:
         if here < 0 or there < 0:
-            # A bias of zeros may be left out.
-            given = [
+            # A bias of zeros may be omitted.
+            stored = [
                 stored_constant(subgraph, index)
                 for subgraph, index in ((self._ours, here), (self._theirs, there))
                 if index >= 0
             ]
-            if not given or (given[0] is not None and self._is_zero(given[0], here >= 0)):
+            if not stored or (stored[0] is not None and self._is_zero(stored[0], here >= 0)):
                 return None
-            expected = "none" if there < 0 else self._called(there)
-            return f"operand {place}: expected {expected}, got {self._told(here)}"
+            expected = "none" if there < 0 else self._expected_name(there)
+            return f"operand {place}: expected {expected}, got {self._source_name(here)}"
         fixed = (
             stored_constant(self._ours, here) is not None,
             stored_constant(self._theirs, there) is not None,
@@ -443,23 +446,25 @@ class Structure:
         if fixed[0] is fixed[1] and (not known or partner == self._pairs.float_source(there)):
             return None
         if not known:
-            return None  # what an op without a partner gives
-        return f"operand {place}: expected {self._called(there)}, got {self._told(here)}"
+            return None  # the output of an op without a partner
+        return (
+            f"operand {place}: expected {self._expected_name(there)}, got {self._source_name(here)}"
+        )
 
     def _is_zero(self, stored: StoredTensor, of_file: bool) -> bool:
         graph = self._file if of_file else self._form
         return not graph.constant(stored.tensor).any()
 
-    def _told(self, index: int) -> str:
+    def _source_name(self, index: int) -> str:
         if index < 0:
             return "none"
         return source_of(self._file, self._ours.index, self._pairs.source(index))
 
-    def _called(self, index: int) -> str:
-        """Name the tensor of the quantized file that corresponds to one of the float file."""
+    def _expected_name(self, index: int) -> str:
+        """Name the quantized file's counterpart of a float tensor."""
         source = self._pairs.float_source(index)
-        if source in self._standing:
-            return self._told(self._standing[source])
+        if source in self._counterparts:
+            return self._source_name(self._counterparts[source])
         return source_of(self._form, self._theirs.index, source)
 
     def _constants(self) -> Iterator[ConstantPair]:
@@ -480,13 +485,13 @@ class Structure:
 
     def _has_other_axes(self, pair: ConstantPair) -> bool:
         """
-        Whether axes of length 1 stand at other places in the partner's operands or results.
+        Whether partners have axes of length 1 at other places.
 
-        Then whole numbers that count axes (a permutation, what is reduced) differ in sound files.
+        Then integers that count axes (a permutation, reduced axes) differ in sound files.
         """
         op, partner = pair.op, pair.partner
         for ours, theirs in ((op.inputs, partner.inputs), (op.outputs, partner.outputs)):
-            # One of the two may leave its bias out.
+            # One of the two may omit its bias.
             for here, there in zip(ours, theirs, strict=False):
                 if here < 0 or there < 0:
                     continue
@@ -495,8 +500,8 @@ class Structure:
                     return True
         return False
 
-    def _permutes_otherwise(self, pair: ConstantPair) -> bool:
-        """Whether a permutation puts the axes that are longer than 1 in another order."""
+    def _has_other_permutation(self, pair: ConstantPair) -> bool:
+        """Whether a permutation orders the axes that are longer than 1 differently."""
         if pair.op.name != "TRANSPOSE":
             return False
         orders = []
@@ -515,36 +520,36 @@ class Structure:
     def _bias(
         self,
         pair: ConstantPair,
-        given: Collection[tuple[float, int]],
+        observed: Collection[tuple[float, int]],
         wider: Mapping[int, float],
     ) -> tuple[Finding, ...]:
-        """Return the findings on a bias, or on the op in front that its scale does not fit."""
+        """Return the findings on a bias, or on the producer of its input."""
         scales = written_scale(self._file, pair.op)
         if scales is not None and abs(scales[0] / scales[1] - 1) > SAME_SCALE:
             assert pair.stored.scales is not None, "`written_scale` has read them"
             own = replace(pair.stored, scales=pair.stored.scales * scales[0] / scales[1])
             if not self._bias_values(pair, own, scales[0]):
-                # The codes are those of the input's scale: the one beside them is wrong.
+                # The codes fit the input's scale, so the stored scale is wrong.
                 return self._bias_values(pair, pair.stored, scales[0])
-            if is_shared(self._file, pair.op, pair.op.inputs[INPUT_AT[pair.op.name]], given):
+            if is_shared(self._file, pair.op, pair.op.inputs[INPUT_AT[pair.op.name]], observed):
                 return self._bias_values(pair, pair.stored, scales[1])
             return (changed_input(self._file, pair.op, *scales),)
-        taken = pair.op.inputs[INPUT_AT.get(pair.op.name, 0)]
+        tensor = pair.op.inputs[INPUT_AT.get(pair.op.name, 0)]
         written = None if scales is None else scales[1]
-        return self._bias_values(pair, pair.stored, written, wider.get(taken, 1.0))
+        return self._bias_values(pair, pair.stored, written, wider.get(tensor, 1.0))
 
     def _bias_values(
         self, pair: ConstantPair, stored: Constant, written: float | None, wider: float = 1.0
     ) -> tuple[Finding, ...]:
-        taken = self._file.tensor(pair.op, pair.op.inputs[INPUT_AT.get(pair.op.name, 0)])
+        tensor = self._file.tensor(pair.op, pair.op.inputs[INPUT_AT.get(pair.op.name, 0)])
         roles = roles_of(self._file, pair.op)
-        parameters = qparams(taken)
+        parameters = qparams(tensor)
         scale = parameters[0] if written is None and parameters is not None else written
         weight = roles.weights[0].tensor if roles.weights else None
         scales = weight.scales if weight is not None and scale is not None else None
         if stored.scales is not None and (scale is None or scales is None):
             return ()
-        told = check_bias(
+        texts = check_bias(
             pair.op.name,
             stored,
             pair.floats,
@@ -552,7 +557,7 @@ class Structure:
             weight_scales=scales,
             wider=wider,
         )
-        return tuple(map(pair.op.wrong, told))
+        return tuple(map(pair.op.wrong, texts))
 
 
 def _has_scales(stored: Constant) -> bool:
@@ -560,7 +565,7 @@ def _has_scales(stored: Constant) -> bool:
 
 
 def _is_among(stored: Constant, constants: Iterable[Array]) -> bool:
-    """Whether a constant holds the values of one of these, in whatever layout."""
+    """Whether a constant has the values of one of these, in any layout."""
     floats = np.sort(stored.floats.ravel())
     return any(
         each.size == floats.size and np.allclose(np.sort(each.ravel()), floats, rtol=1e-6, atol=0)

@@ -24,7 +24,7 @@ from fixtures.models.idioms import IDIOMS
 from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.samples import Sample, read_samples
-from pytest_edgeq.localize.against_torch import AgainstTorch, Parting, _is_moved
+from pytest_edgeq.localize.against_torch import AgainstTorch, Divergence, _is_moved
 from pytest_edgeq.localize.float_forms import (
     Forms,
     axis_orders,
@@ -49,14 +49,14 @@ BUILDS = [(kind, flow) for kind in KINDS for flow in FLOWS]
 BUILDS += [(LstmNet, STATIC), (GruWithState, DYNAMIC), (GruWithState, PT2E)]
 
 
-def parting(quantized: QuantizedModel, kind: type[SmallModel]) -> Parting | None:
+def divergence(quantized: QuantizedModel, kind: type[SmallModel]) -> Divergence | None:
     """Compare on three samples."""
     first = _sample(quantized, kind)
     against = AgainstTorch(quantized, forms_of(quantized, first), first)
     for sample in read_samples(samples(kind, 3, seed=2), quantized.spec, "evaluation"):
         against.update(sample)
     against.settle()
-    return against.parting
+    return against.divergence
 
 
 @pytest.mark.sweep(4)
@@ -65,7 +65,7 @@ def test_a_sound_file_computes_what_torch_does(
     build: Build, kind: type[SmallModel], flow: str | None
 ) -> None:
     """To the precision of float32, also where its weights are rounded and shared."""
-    assert parting(build(kind, flow), kind) is None
+    assert divergence(build(kind, flow), kind) is None
 
 
 def _scaled(model: nn.Module, name: str, factor: float) -> None:
@@ -84,7 +84,7 @@ def test_the_first_op_that_differs_is_named(maker: Edgeq, flow: str | None, fact
     name = [name for name, value in model.named_parameters() if value.ndim == 4][1]
     _scaled(model, name, factor)
 
-    found = parting(quantized, ResidualNet)
+    found = divergence(quantized, ResidualNet)
 
     assert found is not None
     assert found.op is not None
@@ -123,7 +123,7 @@ def test_a_model_without_float64_is_compared_all_the_same(maker: Edgeq, factor: 
     model = seeded(_MakesFloats)
     quantized = maker.quantize(model, _MakesFloats.sample_inputs(), quantizer=None)
     _scaled(model, "layer.weight", factor)
-    assert (parting(quantized, _MakesFloats) is None) is (factor == 1.0)
+    assert (divergence(quantized, _MakesFloats) is None) is (factor == 1.0)
 
 
 class _OtherInDouble(SmallModel):
@@ -150,7 +150,7 @@ def test_a_model_that_is_another_in_float64_hides_nothing(maker: Edgeq, factor: 
     model = seeded(_OtherInDouble)
     quantized = maker.quantize(model, _OtherInDouble.sample_inputs(), quantizer=None)
     _scaled(model, "layer.weight", factor)
-    assert (parting(quantized, _OtherInDouble) is None) is (factor == 1.0)
+    assert (divergence(quantized, _OtherInDouble) is None) is (factor == 1.0)
 
 
 class _OverflowsInDouble(_OtherInDouble):
@@ -172,7 +172,7 @@ def test_a_model_that_overflows_in_float64_is_held_in_float32(maker: Edgeq, fact
     model.float()
     quantized = maker.quantize(model, inputs, quantizer=None)
     _scaled(model, "layer.weight", factor)
-    assert (parting(quantized, _OverflowsInDouble) is None) is (factor == 1.0)
+    assert (divergence(quantized, _OverflowsInDouble) is None) is (factor == 1.0)
 
 
 def test_outputs_that_are_not_finite_on_one_side_alone_differ(maker: Edgeq) -> None:
@@ -180,7 +180,7 @@ def test_outputs_that_are_not_finite_on_one_side_alone_differ(maker: Edgeq) -> N
     model = seeded(ResidualNet)
     quantized = maker.quantize(model, ResidualNet.sample_inputs(), quantizer=None)
     _scaled(model, next(name for name, _ in model.named_parameters()), float("nan"))
-    found = parting(quantized, ResidualNet)
+    found = divergence(quantized, ResidualNet)
     assert found is not None
     assert found.sqnr_db == -np.inf
 
@@ -228,7 +228,7 @@ def test_constants_that_explain_a_difference_do_so_on_every_sample(maker: Edgeq)
     for sample in read_samples(samples(ResidualNet, 3, seed=2), quantized.spec, "evaluation"):
         runner.run(broken.encode(names, sample.arrays()))
         against.update(sample, is_run=True)
-        assert against.parting is None
+        assert against.divergence is None
         assert against.aligned is sound
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from fixtures.models import SmallModel, integers, normal, samples, seeded
 from pytest_edgeq import Edgeq
-from pytest_edgeq.localize.constant_checks import check_stored_weight, hold_all
+from pytest_edgeq.localize.constant_checks import check_stored_weight, cover_all_values
 from pytest_edgeq.localize.rows import LOWERING
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.roles import roles_of
@@ -149,11 +149,11 @@ def test_a_file_whose_scales_hold_all_values() -> None:
     codes = np.clip(np.rint(WEIGHT / span) + point, -128, 127).astype(np.int64)
     uneven = Constant("int8", codes, span, point, "per_tensor")
     even, narrow = (rounded(WEIGHT, LEAST * by) for by in (1, 0.97))
-    assert hold_all([(even, WEIGHT)])
-    assert hold_all([(uneven, WEIGHT)])
-    assert hold_all([(narrow, WEIGHT), (even, WEIGHT), (uneven, WEIGHT)])
-    assert not hold_all([(narrow, WEIGHT), (uneven, WEIGHT)])
-    assert not hold_all([])
+    assert cover_all_values([(even, WEIGHT)])
+    assert cover_all_values([(uneven, WEIGHT)])
+    assert cover_all_values([(narrow, WEIGHT), (even, WEIGHT), (uneven, WEIGHT)])
+    assert not cover_all_values([(narrow, WEIGHT), (uneven, WEIGHT)])
+    assert not cover_all_values([])
 
 
 class LogPower(SmallModel):

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_edgeq.localize.cause import blame
 from pytest_edgeq.localize.mistakes import lossy
-from pytest_edgeq.localize.rows import Evidence, LayerErrors
+from pytest_edgeq.localize.rows import Diagnostics, LayerErrors
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
@@ -23,7 +23,7 @@ from pytest_edgeq.numerics.findings import (
 )
 from tests.localize.rows import row, wrong
 
-SOUND = Evidence(
+SOUND = Diagnostics(
     scale=0.1,
     zero_point=0,
     code_range=(-128, 127),
@@ -475,7 +475,7 @@ def test_what_is_lost_in_values_that_are_not_taken_is_no_loss() -> None:
     """Those of the branch that a SELECT behind does not choose."""
     low, narrow = {2: {"local_sqnr_db": 9.0}}, {"beyond": (0.0, 0.4)}
     assert judged(low, {2: narrow}).culprit is not None
-    assert judged(low, {2: narrow | {"untaken": True}}).culprit is None
+    assert judged(low, {2: narrow | {"unused": True}}).culprit is None
 
 
 def test_a_float_op_that_rounds_loses_nothing() -> None:

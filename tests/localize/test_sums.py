@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pytest_edgeq.localize.measured import SMALL, Beside, Codes, Sums, ends_of, summed
+from pytest_edgeq.localize.measured import SMALL, Codes, PairedTensors, Sums, ends_of, summed
 
 Floats = npt.NDArray[np.float32]
 
@@ -32,7 +32,7 @@ SHAPES = {
     "wide": (2, 70_000),
 }
 
-SQUARES = ("noise", "signal", "apart_noise", "apart_signal")
+SQUARES = ("noise", "signal", "cumulative_noise", "cumulative_signal")
 
 
 def _given(name: str) -> tuple[Floats, Floats, Floats, Floats]:
@@ -52,7 +52,7 @@ def _given(name: str) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def _alone(*beside: Any) -> Sums:
-    (sums,) = summed([Beside(*beside)])
+    (sums,) = summed([PairedTensors(*beside)])
     return sums
 
 
@@ -70,9 +70,9 @@ def _expected(given: Sequence[Floats]) -> Sums:
         greatest=float(floats.max()),
         below=int((floats < CODES.floor - beyond).sum()),
         above=int((floats > CODES.ceiling + beyond).sum()),
-        apart_noise=float(np.square(made - whole).sum()),
-        apart_signal=float(np.square(whole).sum()),
-        apart=float(np.abs(made - whole).max()),
+        cumulative_noise=float(np.square(made - whole).sum()),
+        cumulative_signal=float(np.square(whole).sum()),
+        cumulative_off=float(np.abs(made - whole).max()),
         off=float(np.abs(cut - made).max()),
         steps=float(np.abs((cut / CODES.scale).round() - codes).max()),
         peak=float(np.abs(rounded).max()),
@@ -84,7 +84,7 @@ def test_sums_are_those_of_float64(name: str) -> None:
     """Whatever the shape, and however many pieces it takes."""
     given = _given(name)
     expected = _expected(given)
-    made, floats = summed([Beside(*given, CODES), Beside(*given, None)])
+    made, floats = summed([PairedTensors(*given, CODES), PairedTensors(*given, None)])
 
     for sums in (made, floats):
         for each in SQUARES:
@@ -95,7 +95,7 @@ def test_sums_are_those_of_float64(name: str) -> None:
             assert sums.channels == pytest.approx(expected.channels, rel=20 * CLOSE)
     assert (made.least, made.greatest) == (expected.least, expected.greatest)
     assert (made.below, made.above) == (expected.below, expected.above)
-    assert made.apart == pytest.approx(expected.apart, abs=1e-6)
+    assert made.cumulative_off == pytest.approx(expected.cumulative_off, abs=1e-6)
     assert made.off * CODES.scale == pytest.approx(expected.off, abs=1e-6)
     assert made.steps == expected.steps
     assert floats.peak == pytest.approx(expected.peak, abs=1e-6)
@@ -121,8 +121,8 @@ def test_one_array_for_both_constants_gives_the_same() -> None:
     made, floats, _, whole = _given("large image")
     once, twice = summed(
         [
-            Beside(made, floats, floats, whole, CODES),
-            Beside(made, floats, floats.copy(), whole, CODES),
+            PairedTensors(made, floats, floats, whole, CODES),
+            PairedTensors(made, floats, floats.copy(), whole, CODES),
         ]
     )
     assert (once.off, once.steps) == (twice.off, twice.steps)
@@ -158,7 +158,7 @@ def test_what_is_equal_is_not_off_at_all(name: str) -> None:
     made, _, _, whole = _given(name)
     sums = _alone(made, made, made, whole * 0, CODES)
 
-    assert (sums.noise, sums.off, sums.apart_signal) == (0, 0, 0)
+    assert (sums.noise, sums.off, sums.cumulative_signal) == (0, 0, 0)
     assert sums.channels is not None
     assert not sums.channels.any()
 
@@ -172,7 +172,7 @@ def test_what_is_not_finite_is_beyond_every_bound(name: str, bad: float) -> None
         given[place].reshape(-1)[-1] = bad
         sums = _alone(*given, None)
         assert math.isinf(sums.noise) == (place in (0, 1))
-        assert math.isinf(sums.apart_noise) == (place in (0, 3))
+        assert math.isinf(sums.cumulative_noise) == (place in (0, 3))
         assert math.isinf(sums.off) == (place in (0, 2))
         assert not math.isnan(_alone(*given, CODES).steps)
 
@@ -186,7 +186,7 @@ def test_nothing_is_summed_to_nothing() -> None:
 def test_many_in_a_row_are_each_by_itself() -> None:
     """Small ones together, large ones alone, in whatever order; codes beside floats."""
     names = [*SHAPES, *reversed(SHAPES)]
-    given = [Beside(*_given(name), CODES if i % 3 else None) for i, name in enumerate(names)]
+    given = [PairedTensors(*_given(name), CODES if i % 3 else None) for i, name in enumerate(names)]
     assert {each.made.size > SMALL for each in given} == {True, False}
     for each, sums in zip(given, summed(given), strict=True):
         alone = _alone(*each)
