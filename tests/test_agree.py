@@ -21,7 +21,7 @@ from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples, see
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.agreement import SAMPLES, Agreement, AgreementResult, compared_runtimes
-from pytest_edgeq.check.agreement.runtime_results import Distance
+from pytest_edgeq.check.agreement.runtime_results import RuntimeDistance
 from pytest_edgeq.compare.reference import call_reference
 from pytest_edgeq.compare.samples import read_samples
 from pytest_edgeq.numerics.findings import text_of
@@ -169,7 +169,7 @@ def test_sound_runtimes_agree(made: Any, cls: type[SmallModel], quantizer: str) 
 
     assert {"xnnpack", "builtin", "reference", "bridge"} <= set(compared_runtimes(quantized))
     found = _agreement(quantized, samples(cls, 6, seed=3))
-    assert (found.unable, found.apart, found.notes) == ((), (), ())
+    assert (found.unable, found.differences, found.notes) == ((), (), ())
     assert {"xnnpack", "builtin"} <= set(found.ran)
 
 
@@ -186,8 +186,8 @@ def test_a_spoilt_runtime_is_found(
     found = _agreement(quantized, samples(cls, n_samples, seed=3))
 
     assert (found.unable, found.notes) == ((), ())
-    assert found.apart
-    assert all("'bridge'" in each.title for each in found.apart)
+    assert found.differences
+    assert all("'bridge'" in each.title for each in found.differences)
 
 
 def test_codes_one_step_lower_are_found(made: Any) -> None:
@@ -198,7 +198,7 @@ def test_codes_one_step_lower_are_found(made: Any) -> None:
 
     assert re.search(
         r"expected at most \d+% of the codes to differ, as .*, got \d+ of \d+, all lower",
-        text_of(found.apart),
+        text_of(found.differences),
     )
 
 
@@ -208,7 +208,7 @@ def test_nan_is_found(made: Any) -> None:
 
     found = _agreement(quantized, samples(ResidualNet, 4, seed=3))
 
-    assert ", got nan (" in found.apart[0].title
+    assert ", got nan (" in found.differences[0].title
 
 
 def test_kernels_that_quantize_nan_are_not_compared() -> None:
@@ -231,7 +231,7 @@ def test_kernels_that_quantize_nan_are_not_compared() -> None:
 
     found = _agreement(quantized, inputs)
 
-    assert found.apart == ()
+    assert found.differences == ()
     assert any(
         re.match(
             r"runtimes 'xnnpack' and 'builtin' were not compared at FULLY_CONNECTED .* and behind "
@@ -247,7 +247,7 @@ def test_exponentials_of_large_values_agree() -> None:
     inputs = [70 * torch.sin(torch.arange(256.0) + i)[None] for i in range(3)]
     quantized = Edgeq().quantize(Exponential().eval(), (inputs[0],), quantizer=None)
 
-    assert _agreement(quantized, inputs).apart == ()
+    assert _agreement(quantized, inputs).differences == ()
 
 
 def test_one_that_changes_from_run_to_run_is_found(made: Any) -> None:
@@ -256,7 +256,7 @@ def test_one_that_changes_from_run_to_run_is_found(made: Any) -> None:
 
     found = _agreement(quantized, samples(ResidualNet, 4, seed=3))
 
-    assert [each.title for each in found.apart] == [
+    assert [each.title for each in found.differences] == [
         "runtime 'bridge': output 'output_0': expected sample 0 to give the same when it is run "
         "again, got 1 of 10 values that differ"
     ]
@@ -285,7 +285,7 @@ def test_what_no_op_explains_is_found(made: Any, spoil: Spoil, why: str) -> None
 
     found = _agreement(quantized, samples(ResidualNet, 4, seed=3))
 
-    assert sum(each.causes[0].startswith(why) for each in found.apart) == 1
+    assert sum(each.causes[0].startswith(why) for each in found.differences) == 1
 
 
 def test_it_looks_at_few_samples_and_closes_what_it_opened(made: Any) -> None:
@@ -322,7 +322,7 @@ def test_a_runtime_that_lacks_an_op_is_told_not_blamed() -> None:
 
     found = _agreement(quantized, [np.array([[1, -2, 3, -4]], np.float32)])
 
-    assert (found.unable, found.apart) == ((), ())
+    assert (found.unable, found.differences) == ((), ())
     [note] = found.notes
     assert note.startswith(
         "not compared, as no device needs it or kernels lack an op: the reference runtime cannot "
@@ -347,7 +347,7 @@ def test_infinity_is_where_float32_ends(tmp_path: Path) -> None:
     ]
     assert infinite == [True, False], "nothing is left to tell apart"
     found = _agreement(quantized, inputs)
-    assert (found.unable, found.apart, found.notes) == ((), (), ())
+    assert (found.unable, found.differences, found.notes) == ((), (), ())
 
 
 def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
@@ -367,11 +367,11 @@ def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
     inputs = [np.linspace(-1, 0, 64, dtype=np.float32)[None] * k for k in (1, 0.5)]
 
     found = _agreement(quantized, inputs)
-    assert (found.unable, found.apart, found.notes) == ((), (), ())
+    assert (found.unable, found.differences, found.notes) == ((), (), ())
 
     monkeypatch.setattr("pytest_edgeq.check.agreement.runtime_results.KNOWN_WRONG", frozenset())
     found = _agreement(quantized, inputs)
-    assert (found.unable, found.apart) == ((), ())
+    assert (found.unable, found.differences) == ((), ())
     [note] = found.notes
     assert note.startswith("runtimes 'reference' and 'builtin': SUM #0: expected ")
     assert len(note.splitlines()) == 1
@@ -400,7 +400,7 @@ def test_kernels_that_would_end_the_process_are_not_run(width: int, runs: bool) 
 
     found = _agreement(quantized, [np.zeros((1, width), np.float32)])
 
-    assert (found.unable, found.apart) == ((), ())
+    assert (found.unable, found.differences) == ((), ())
     assert bool(found.notes) != runs
 
 
@@ -443,9 +443,9 @@ def test_a_bound_that_rests_on_few_values_leaves_room_for_chance(count: int) -> 
     for _ in range(3000):
         one, other = rng.normal(size=(2, count))
         for factor in (1, 1000):
-            distance = Distance()
+            distance = RuntimeDistance()
             distance.update(one, factor * other, np.zeros(count))
-            beyond = distance.apart > 4 * distance.likely_error
+            beyond = distance.difference > 4 * distance.likely_error
             alarms, found = alarms + (beyond and factor == 1), found + (beyond and factor > 1)
 
     assert alarms <= 3

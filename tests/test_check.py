@@ -776,7 +776,7 @@ def test_the_text_of_a_file_that_kernels_refuse(tmp_path: Path) -> None:
     assert lines[1].startswith("the kernels said: ")
     assert "(scale of the input 0.1, of the output 0.2)" in lines[1]
     assert lines[-2:] == [
-        "note: ops were not held against torch one by one, as the builtin runtime, which keeps "
+        "note: ops were not compared with torch one by one, as the builtin runtime, which keeps "
         "what is between them, refuses the file",
         _NOTE,
     ]

@@ -1,4 +1,4 @@
-"""Check that no range between the ops clips what the calibration did not have."""
+"""Check that intermediate ranges do not clip values that calibration did not have."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _EXPLAINED = 0.5
 """Share of the file's error that the ranges alone must make."""
 
 _MANY = 1 / 8
-"""Share of the ranges that values leave far, from which a calibration of unknown samples is bad."""
+"""Minimum share of ranges that values exceed by far, to fault a calibration of unknown samples."""
 
 _VERY_FAR = 0.5
-"""Share of a range's width; of values that go so far beyond it one range is enough."""
+"""Share of a range's width beyond which an overshoot of a single range is enough."""
 
 _LEAST_RANGES = 5
-"""Ranges that it takes to tell."""
+"""Minimum number of ranges to judge them together."""
 
 
 @dataclass(slots=True)
 class _Errors:
-    """Sums over an output: of the reference's squares, and of the errors of both files."""
+    """Sums over an output: the reference's squares, and the squared errors of both files."""
 
     signal: float = 0.0
     file: float = 0.0
     clamped: float = 0.0
-    left: float = 0.0
+    unexplained: float = 0.0
     """The part of the file's error that clamping to its ranges does not explain."""
 
 
@@ -57,27 +57,27 @@ def clipping_findings(
     calibration: Calibration,
 ) -> list[Finding]:
     """
-    Return a finding where the ranges inside of the file make most of its loss.
+    Return a finding if ranges of intermediate tensors make most of the file's loss.
 
-    That they do is tried: the float form is run on the worst samples with the values of each range
-    that was left clamped to it. If this leaves less than half of the power of the file's error,
-    clipping has made the rest. Values that an op behind clips as well, such as those below 0 in
-    front of a ReLU, change nothing there.
+    This is measured: the float form runs on the worst samples with the values of each exceeded
+    range clamped to it. If this leaves less than half of the power of the file's error, clipping
+    has made the rest. Values that a consumer clips as well, such as those below 0 in front of a
+    ReLU, change nothing there.
 
     The calibration samples must have lost less, by a bit (6.02 dB SQNR): a few of them are kept and
-    run, and the worst counts. Where chance explains how many values lie beyond, as of 128 samples
-    some exceed the largest of 32, it must be two bits, and a range be left by half of its width.
-    Where calibration samples are not known, as of a loaded file, values must leave an eighth of all
-    ranges by a tenth of their width, or one by half of it, and more often than chance explains.
+    run, and the worst counts. If chance explains how many values lie beyond, as with 128 samples
+    some exceed the largest of 32, it must be two bits, and a range must be exceeded by half of its
+    width. If calibration samples are unknown, as for a loaded file, values must exceed an eighth of
+    all ranges by a tenth of their width, or one by half of it, and more often than chance explains.
     """
     ranges = localizer.clipped_ranges()
-    left = [each for each in ranges if each.is_clipped]
-    if not left or quantized.edge.is_stateful or calibration.is_own:
+    clipping = [each for each in ranges if each.is_clipped]
+    if not clipping or quantized.edge.is_stateful or calibration.is_own:
         return []
-    if input_findings(comparison.health):  # they explain what comes behind
+    if input_findings(comparison.health):  # they explain all errors behind them
         return []
-    is_chance = all(each.is_chance for each in left)
-    if is_chance and max(each.overshoot for each in left) < _VERY_FAR:
+    is_chance = all(each.is_chance for each in clipping)
+    if is_chance and max(each.overshoot for each in clipping) < _VERY_FAR:
         return []
     reference = quantized.float_model
     assert reference is not None, "unreachable because outputs were compared"
@@ -90,21 +90,21 @@ def clipping_findings(
                 name
                 for name, errors in comparison.total.outputs.items()
                 if errors.sqnr_db < calibrated.get(name, -np.inf) - bits * BIT_DB
-                or (not calibrated and _is_left_far(ranges))
+                or (not calibrated and _exceeds_far(ranges))
             ]
             worst = [each.inputs for each in comparison.worst_samples] if names else []
-            found = _with_clamped(quantized, runner, localizer, left, worst)
+            found = _with_clamped(quantized, runner, localizer, clipping, worst)
         except (RuntimeError, ValueError, TypeError):
-            return []  # of kernels that refuse a clamp, and samples that are none any more
+            return []  # kernels may refuse a clamp, and samples may have become invalid
     for name in names:
         errors = found.get(name)
-        if errors is not None and errors.left < (1 - _EXPLAINED) * errors.file:
-            return [_finding(quantized, left, name, errors, calibrated.get(name), calibration)]
+        if errors is not None and errors.unexplained < (1 - _EXPLAINED) * errors.file:
+            return [_finding(quantized, clipping, name, errors, calibrated.get(name), calibration)]
     return []
 
 
-def _is_left_far(ranges: Sequence[ClippedRange]) -> bool:
-    """Whether values go far beyond many ranges, or very far beyond one, and not by chance."""
+def _exceeds_far(ranges: Sequence[ClippedRange]) -> bool:
+    """Whether values exceed many ranges far, or one very far, beyond chance."""
     beyond = [each.overshoot for each in ranges if not each.is_chance]
     far = [each for each in beyond if each >= FAR]
     many = len(ranges) >= _LEAST_RANGES and len(far) >= max(2, _MANY * len(ranges))
@@ -112,7 +112,7 @@ def _is_left_far(ranges: Sequence[ClippedRange]) -> bool:
 
 
 def _output_sqnr(quantized: QuantizedModel, runner: SampleRunner) -> dict[str, float]:
-    """Return the least SQNR of each output on a calibration sample that was kept, if any was."""
+    """Return the least SQNR of each output over the kept calibration samples."""
     least: dict[str, float] = {}
     for sample in quantized.calibration_samples:
         found: dict[str, _Errors] = {}
@@ -130,7 +130,7 @@ def _with_clamped(
     ranges: Sequence[ClippedRange],
     samples: Iterable[Sample],
 ) -> dict[str, _Errors]:
-    """Return the errors of the file, and of the float form with these ranges, by output."""
+    """Return the errors of the file and of the clamped form, by output."""
     form = localizer.form
     limits: dict[int, tuple[float, float]] = {}
     for each in ranges:
@@ -168,7 +168,7 @@ def _add(
         errors.signal += float(np.square(wanted).sum())
         errors.file += float(np.square(got - wanted).sum())
         errors.clamped += float(np.square(cut - wanted).sum())
-        errors.left += float(np.square(got - cut).sum())
+        errors.unexplained += float(np.square(got - cut).sum())
 
 
 def _finding(

@@ -14,45 +14,47 @@ from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.numerics.results import OutputErrors, accepts, is_below_a_step, wiped
 from pytest_edgeq.numerics.samples import EvaluatedSamples
 
-_MOST_SAMPLES: Final = 1 << 13  # up to which a number of samples that would do is looked for
+_MOST_SAMPLES: Final = 1 << 13
+"""Maximum number of samples to consider as sufficient."""
 
-_TOLD: Final = ("sqnr_db", "cosine_similarity", "top1_agreement")
-"""Metrics whose limit is told of: a maximum, or a single sample, may move by all that there is."""
+_REPORTED: Final = ("sqnr_db", "cosine_similarity", "top1_agreement")
+"""Metrics whose limits are reported: a maximum, or one sample, may vary without bound."""
 
 _UNEVEN: Final = (
     "the error differs so much between these samples that a rebuild may move it by more than the "
     "SQNR itself"
 )
 
-_SHOWN: Final = 2  # how many limits of a baseline are told of
+_SHOWN: Final = 2
+"""How many limits of a baseline a text lists."""
 
 Limits = Mapping[str, float]
 
 
 def notes_on(samples: EvaluatedSamples) -> list[str]:
     """
-    Tell of evaluation samples that are few, equal or constant.
+    Return notes on evaluation samples that are few, equal or constant.
 
-    Few are those that `check_errors` cannot hold one by one against the next build's.
+    They are few if `check_errors` cannot compare them one by one with the next build's.
     """
-    given, different, constant = samples
+    total, different, constant = samples
     notes = []
     enough = f"give {FEWEST_SAMPLES} or more that differ"
-    if different == 1 < given:
+    if different == 1 < total:
         notes.append(
-            f"the {given} evaluation samples are one and the same: nothing is known of others; "
+            f"the {total} evaluation samples are one and the same: nothing is known of others; "
             f"{enough}"
         )
     elif different == 1:
         notes.append(f"1 evaluation sample: nothing is known of others; {enough}")
     elif 0 < different < FEWEST_SAMPLES:
-        of = f" of {given} given" if given > different else ""
+        of = f" of {total} given" if total > different else ""
         notes.append(
             f"{different} different evaluation samples{of}: too few to hold errors sample by "
             f"sample, so the limits are wide; {enough}"
         )
-    if given and constant == given:
-        which = "the evaluation sample is" if given == 1 else "all evaluation samples are"
+    if total and constant == total:
+        which = "the evaluation sample is" if total == 1 else "all evaluation samples are"
         notes.append(
             f"{which} constant, as a black image: every input has one value in all elements; give "
             "samples with content"
@@ -62,9 +64,9 @@ def notes_on(samples: EvaluatedSamples) -> list[str]:
 
 class Evaluation:
     """
-    Judges limits on the outputs of a comparison by whether an output of zeros would pass them.
+    Judges limits on outputs by whether an all-zero output would satisfy them.
 
-    Limits are judged in the stage total, which holds the file's output against the reference's.
+    Limits are judged in the stage total, which compares the file's output with the reference's.
     """
 
     def __init__(self, comparison: Comparison) -> None:
@@ -74,54 +76,54 @@ class Evaluation:
         self.notes: Sequence[str] = notes_on(comparison.evaluated)
 
     def refusal(self, data: Mapping[str, Any]) -> Finding | None:
-        """Return why errors must not be stored: a limit, or all of them, would accept zeros."""
-        for name, output, given in self._judged(data):
-            found = broken(output, self._flow) or too_wide(output, self._flow, given)
+        """Return why errors must not be stored, if limits would accept zeros."""
+        for name, output, bounds in self._judged(data):
+            found = broken(output, self._flow) or too_wide(output, self._flow, bounds)
             if found is not None:
                 headline = f"errors not stored: total, output {name!r}: {found.summary}"
                 return replace(found, headline=found.headline or headline)
         return None
 
     def remark(self, data: Mapping[str, Any]) -> str:
-        """Name limits that wrong outputs would pass, and the number of samples that would do."""
-        told = [
+        """Name limits that wrong outputs would satisfy, and a sufficient number of samples."""
+        texts = [
             f"output {name!r}: {metric}: {cannot_fail(output, self._flow, metric)}"
-            for name, output, given in self._judged(data)
-            for metric in accepted(output, given)
-            if metric in _TOLD
+            for name, output, bounds in self._judged(data)
+            for metric in accepted(output, bounds)
+            if metric in _REPORTED
         ]
-        left = len(told) - _SHOWN
-        return "; ".join([*told[:_SHOWN], *([f"and {left} more"] if left > 0 else [])])
+        left = len(texts) - _SHOWN
+        return "; ".join([*texts[:_SHOWN], *([f"and {left} more"] if left > 0 else [])])
 
     def _judged(self, data: Mapping[str, Any]) -> Iterator[tuple[str, OutputErrors, Limits]]:
-        """The outputs where zeros are no right answer, with their limits in the stage total."""
+        """Yield the outputs for which zeros are wrong, with their total limits."""
         for name, output in self._outputs.items():
-            given = {
+            bounds = {
                 row["metric"]: float(row["worst"])
                 for row in data["errors"]
                 if (row["stage"], row["output"]) == ("total", name)
             }
             if not is_below_a_step(output):
-                yield name, output, given
+                yield name, output, bounds
 
 
-def too_wide(output: OutputErrors, flow: str, given: Limits) -> Finding | None:
+def too_wide(output: OutputErrors, flow: str, bounds: Limits) -> Finding | None:
     """
-    Find that zeros would keep the SQNR limit of an output in the stage total, or all its limits.
+    Return a finding if zeros satisfy the SQNR limit or all limits.
 
-    That they keep the SQNR limit alone counts where more samples would narrow it. Where no number
-    would, a single sample bears the error, and the other limits have to do.
+    The SQNR limit alone counts if more samples would narrow it. If no number would, a single sample
+    bears the error, and the other limits have to do.
     """
-    kept = accepted(output, given)
+    kept = accepted(output, bounds)
     if "sqnr_db" not in kept:
         return None
-    if len(kept) < len(given) and samples_needed(output, flow, "sqnr_db") is None:
+    if len(kept) < len(bounds) and samples_needed(output, flow, "sqnr_db") is None:
         return None
-    return passes_zeros(output, flow, given["sqnr_db"])
+    return passes_zeros(output, flow, bounds["sqnr_db"])
 
 
 def passes_zeros(output: OutputErrors, flow: str, limit_db: float) -> Finding:
-    """Name the SQNR limit that an output of zeros would keep, and the samples that would do."""
+    """Return the finding on an SQNR limit that an all-zero output satisfies."""
     n = len(output.samples)
     needed = samples_needed(output, flow, "sqnr_db")
     zeros = (
@@ -150,12 +152,13 @@ def passes_zeros(output: OutputErrors, flow: str, limit_db: float) -> Finding:
 
 def broken(output: OutputErrors, flow: str) -> Finding | None:
     """
-    Find that the error of an output in the stage total is as large as its signal.
+    Return a finding if an output's error is as large as its signal.
 
-    No number of samples gives an SQNR limit above 0 dB then, because a rebuild may lose as much.
+    Then no number of samples results in an SQNR limit above 0 dB, because a rebuild may lose as
+    much.
     """
     floor = floor_db(flow, "total", output.sqnr_db)
-    # Without a signal zeros are right; and of values below a step nothing else is to be expected.
+    # Zeros are right without a signal, and expected for values below a step.
     if output.chosen or not wiped(output):
         return None
     if is_below_a_step(output) or output.sqnr_db > floor:
@@ -175,7 +178,7 @@ def broken(output: OutputErrors, flow: str) -> Finding | None:
 def limits_of(
     output: OutputErrors, flow: str, times: int = 1, metrics: Collection[str] | None = None
 ) -> dict[str, float]:
-    """Return the limit of metrics of an output in the stage total."""
+    """Return the limit of each metric of an output in the stage total."""
     floor = floor_db(flow, "total", output.sqnr_db)
     found = {}
     for metric, limit in limits(output, times, metrics).items():
@@ -186,13 +189,13 @@ def limits_of(
 
 def samples_needed(output: OutputErrors, flow: str, metric: str) -> int | None:
     """
-    Estimate how many samples give a metric a limit that an output of zeros fails.
+    Estimate how many samples make a limit that zeros exceed.
 
-    The same samples, each as many times, stand for more of their kind: sums over samples then
+    Repetitions of the same samples stand in for more of their kind: sums over samples then
     spread by 1/√n, as those of other samples would.
 
     Returns:
-        The number of samples measured times a power of two; None where no number would do.
+        The number of samples measured times a power of two; None if no number is sufficient.
     """
     number = n = len(output.samples)
     while accepted(output, limits_of(output, flow, number // n, [metric])):
@@ -203,7 +206,7 @@ def samples_needed(output: OutputErrors, flow: str, metric: str) -> int | None:
 
 
 def cannot_fail(output: OutputErrors, flow: str, metric: str) -> str:
-    """Return a text: the limit of a metric accepts zeros, and how many samples prevent that."""
+    """Return a text on a limit that accepts zeros, with a sufficient sample count."""
     subject = "zeros or a guess" if metric == "top1_agreement" else "zeros"
     needed = samples_needed(output, flow, metric)
     if needed is None:
@@ -212,7 +215,7 @@ def cannot_fail(output: OutputErrors, flow: str, metric: str) -> str:
 
 
 def accepted(output: OutputErrors, given: Limits) -> list[str]:
-    """Return the metrics whose limits an output of zeros would keep."""
+    """Return the metrics whose limits an all-zero output would satisfy."""
     zeros = wiped(output)
     return [
         metric

@@ -1,4 +1,4 @@
-"""Judges what a pass over the samples has measured."""
+"""Judge the measurements of a pass over the samples."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _FLOAT32_DB, _FLOAT16_DB = 60.0, 40.0
 
 _FEW_CALIBRATED = 8
 """
-Different calibration samples that are few.
+Number of different calibration samples below which they are few.
 
 A value of a new sample lies beyond the least and greatest of n with a probability of 2/(n + 1): a
 fifth of all that are extreme in their sample.
@@ -70,11 +70,11 @@ fifth of all that are extreme in their sample.
 
 class Gate:
     """
-    Measures a model, and gathers what is wrong with it.
+    Measures a model and collects findings on it.
 
     Attributes:
         verdict: The findings.
-        comparison: The errors; None before `look`, and where they could not be measured.
+        comparison: The errors; None before `judge`, and if they could not be measured.
         layers: The errors of each op; None likewise.
     """
 
@@ -85,12 +85,12 @@ class Gate:
         self._quantized = quantized
         self._runtime = runtime
         self._keeps_points = keeps_points
-        self._of_torch = False
+        self._is_torch_nonfinite = False
         """Whether torch itself gives values that are not finite."""
 
-    def look(self, inputs: Iterable[Any], threads: int, step: Step, engine: Engine | None) -> None:
+    def judge(self, inputs: Iterable[Any], threads: int, step: Step, engine: Engine | None) -> None:
         """Measure the model on samples and judge it; arguments as of `Measuring.measure`."""
-        # First, as it says what is wrong with the call.
+        # First, since it validates the call.
         measuring = Measuring(
             self._quantized,
             self._runtime,
@@ -98,33 +98,33 @@ class Gate:
             keeps_points=self._keeps_points,
             by_sample=isinstance(inputs, SampleSource),
         )
-        self._look_at_origin()
+        self._check_origin()
         measured = measuring.measure(inputs, threads, step, engine)
         self.comparison = measured.comparison
         if measured.comparison is not None:
-            self._look_at_health(measured.comparison, measured.layers)
-            self._look_at_total(measured.comparison.total, measured.calibration)
+            self._check_health(measured.comparison, measured.layers)
+            self._check_total(measured.comparison.total, measured.calibration)
             if measured.layers is None:
-                self._look_at_float(measured.comparison.total)
+                self._check_float(measured.comparison.total)
         self.verdict.add(*measured.findings)
         if measured.layers is not None:
-            self._look_at_layers(measured.layers, measured.agreed)
+            self._check_layers(measured.layers, measured.agreed)
         elif not measured.fits:
-            self._look_at_constants()
-        self._look_at_calibration()
+            self._check_constants()
+        self._note_few_calibrated()
         self.verdict.notes += measured.agreed.notes
 
-    def hold_against(self, claims: Iterable[Callable[[], None]]) -> None:
+    def check_baselines(self, claims: Iterable[Callable[[], None]]) -> None:
         """Compare the model with its baselines; differences become findings."""
         for claim in claims:
             try:
                 claim()
             except AssertionError as error:
                 found = findings_of(error)
-                if not found:  # the user's own, from an iterator of samples
+                if not found:  # raised by the user's iterator of samples
                     raise
                 self.verdict.add(*found)
-            except RuntimeError:  # there is no body of a test to remember by
+            except RuntimeError:  # no test is running
                 self.verdict.notes.append(UNREMEMBERED)
                 return
 
@@ -142,8 +142,8 @@ class Gate:
         """Notes on the evaluation samples."""
         return [] if self.comparison is None else notes_on(self.comparison.evaluated)
 
-    def _look_at_calibration(self) -> None:
-        """Note that few different samples were calibrated with."""
+    def _note_few_calibrated(self) -> None:
+        """Note that the model was calibrated on few different samples."""
         known = self._quantized.ledger
         if 0 < len(known) < _FEW_CALIBRATED:
             given = f", of {known.n_added} given" if known.n_added > len(known) else ""
@@ -153,13 +153,14 @@ class Gate:
                 "static recipes"
             )
 
-    def _look_at_health(self, comparison: Comparison, layers: LayerErrors | None) -> None:
+    def _check_health(self, comparison: Comparison, layers: LayerErrors | None) -> None:
         """
-        Add one finding a kind: what is wrong with one output is often wrong with all.
+        Add one finding per kind, since a defect of one output often affects all.
 
-        Rules of kernels are findings of the layers, where these were measured, or of a refusal.
+        Violations of kernel rules are findings on the layers, if these were measured, or of a
+        refusal.
         """
-        told = RULE_NAMES if layers is not None else ()
+        rules = RULE_NAMES if layers is not None else ()
         refused = {
             (each.kind, each.place.op)
             for found in self.verdict.findings
@@ -169,10 +170,10 @@ class Gate:
         health = [
             each
             for each in comparison.health
-            if each.kind not in told and (each.kind, each.place.op) not in refused
+            if each.kind not in rules and (each.kind, each.place.op) not in refused
         ]
         if any(each.nonfinite_reference for each in comparison.total.outputs.values()):
-            self._of_torch = True
+            self._is_torch_nonfinite = True
         for kind in dict.fromkeys(each.kind for each in health):
             alike = [each for each in health if each.kind == kind]
             first, *others = sorted(alike, key=lambda each: each.harm, reverse=True)
@@ -187,14 +188,14 @@ class Gate:
             title = f"health: {kind}{count}: {first.title}"
             found = replace(first, headline=title, evidence=tuple(lines))
             if layers is not None and kind == BIAS_AT_INT32_LIMIT:
-                # Of one that does not fit for another reason, its op is to blame.
+                # If the bias does not fit for another reason, its op is to blame.
                 is_starved = all(each.place.op in layers.starved for each in alike)
                 behind = input_findings([layers.finding]) if is_starved else ()
                 found = replace(found, explained_by=behind)
             self.verdict.add(found)
 
-    def _look_at_total(self, total: StageErrors, calibration: Calibration) -> None:
-        """Outputs of which less than a bit is left."""
+    def _check_total(self, total: StageErrors, calibration: Calibration) -> None:
+        """Add a finding on each output of which less than a bit is left."""
         for name, errors in total.outputs.items():
             if errors.degenerate and not self.verdict.has([ZERO_OUTPUT]):
                 self.verdict.notes.append(
@@ -202,7 +203,7 @@ class Gate:
                     "nothing of it was compared; use samples for which it is not zero"
                 )
             rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
-            # `near_ties` judges what an op has chosen.
+            # `near_ties` judges selections.
             if errors.chosen or not errors.sqnr_db < ONE_BIT_DB or is_below_a_step(errors):
                 continue
             causes: tuple[str, ...] = ()
@@ -224,8 +225,8 @@ class Gate:
                 )
             )
 
-    def _look_at_float(self, total: StageErrors) -> None:
-        """Compare the outputs of a file without quantization whose ops could not be measured."""
+    def _check_float(self, total: StageErrors) -> None:
+        """Compare the outputs of an unquantized file whose ops could not be measured."""
         tensors = [each for graph in self._quantized.graph.subgraphs for each in graph.tensors]
         if any(each.is_quantized for each in tensors):
             return
@@ -242,19 +243,19 @@ class Gate:
                     )
                 )
 
-    def _look_at_layers(self, layers: LayerErrors, agreed: AgreementResult) -> None:
+    def _check_layers(self, layers: LayerErrors, agreed: AgreementResult) -> None:
         self.layers = layers
-        self.verdict.layers = None if self._of_torch else layers
-        # An op that gives NaN where torch itself does is none to blame.
+        self.verdict.layers = None if self._is_torch_nonfinite else layers
+        # An op that returns NaN as torch does is not to blame.
         blamed = [row for row in layers.rows if row.verdict == LOWERING]
-        if any(row.records or not self._of_torch for row in blamed):
+        if any(row.records or not self._is_torch_nonfinite for row in blamed):
             first, *others = layers.wrong
-            told = self._explained(first, layers, agreed)
-            evidence = (*told.evidence, *layers.overview.splitlines())
-            self.verdict.add(replace(told, evidence=evidence))
+            explained = self._explained(first, layers, agreed)
+            evidence = (*explained.evidence, *layers.overview.splitlines())
+            self.verdict.add(replace(explained, evidence=evidence))
             if not layers.of_another_model:
                 self.verdict.add(*(self._explained(each, layers, agreed) for each in others))
-        # One step is what any kernel rounds.
+        # Any kernel may round by one step.
         unjudged = [
             row
             for row in layers.rows
@@ -266,9 +267,9 @@ class Gate:
                 f"{_ops(len(unjudged), 'has', 'have')} a kernel without a known tolerance, and "
                 f"{'is' if len(unjudged) == 1 else 'are'} more than a step off: {_names(unjudged)}"
             )
-        self._look_at_unmatched(layers)
+        self._note_unmatched(layers)
 
-    def _look_at_unmatched(self, layers: LayerErrors) -> None:
+    def _note_unmatched(self, layers: LayerErrors) -> None:
         """Note the ops that were not measured."""
         for index, reason in layers.refused.items():
             name = next(row.name for row in layers.rows if row.index == index)
@@ -277,14 +278,15 @@ class Gate:
             row for row in layers.rows if not row.matched and row.index not in layers.refused
         ]
         if unmatched:
+            ops = "op" if len(layers.rows) == 1 else "ops"
+            have, were = ("has", "was") if len(unmatched) == 1 else ("have", "were")
             self.verdict.notes.append(
-                f"{len(unmatched)} of {_ops(len(layers.rows), 'was', 'were')} not held against "
-                f"{layers.reference} one by one, as float32 has nothing like them: "
-                f"{_names(unmatched)}"
+                f"{len(unmatched)} of {len(layers.rows)} {ops} {have} no counterpart in the float "
+                f"model and {were} not checked: {_names(unmatched)}"
             )
 
     def _explained(self, found: Finding, layers: LayerErrors, agreed: AgreementResult) -> Finding:
-        """Add what wrote the wrong op, and how to fix it."""
+        """Add which tool wrote the wrong op, and how to fix it."""
         if self._quantized.origin is not None:
             return found if self.verdict.has([OTHER_FILE]) else replace(found, fix=_SHIP)
         if found.fix:
@@ -305,8 +307,8 @@ class Gate:
             )
         return replace(found, causes=causes, fix=fix)
 
-    def _look_at_origin(self) -> None:
-        """Compare a file that was put in the place of the flow's with the flow's own file."""
+    def _check_origin(self) -> None:
+        """Compare a replaced file with the flow's own file."""
         origin, edge = self._quantized.origin, self._quantized.edge
         if origin is None:
             return
@@ -314,7 +316,7 @@ class Gate:
         if _dtypes(origin) != _dtypes(edge):
             maps = origin.op_dtypes.to_dict(), edge.op_dtypes.to_dict()
             change = describe_change(*maps)
-            # Dtypes and shapes of inputs and outputs stand in there.
+            # The map includes dtypes and shapes of inputs and outputs.
             is_same = all(maps[0][part] == maps[1][part] for part in ("inputs", "outputs"))
             self._add_origin([*([] if change is None else change.lines), *(borders * is_same)])
         elif borders:
@@ -322,8 +324,8 @@ class Gate:
         else:
             self._add_origin(op_differences(origin.graph, edge.graph, origin.op_dtypes))
 
-    def _look_at_constants(self) -> None:
-        """Compare the constants of a file whose outputs cannot be compared with the flow's own."""
+    def _check_constants(self) -> None:
+        """Compare constants with the flow's own if outputs cannot be compared."""
         origin, edge = self._quantized.origin, self._quantized.edge
         if origin is None or self.verdict.has([OTHER_FILE]):
             return
@@ -349,11 +351,11 @@ def _by_runtimes(found: Finding, agreed: AgreementResult) -> list[str]:
     """Return which runtimes agree on a wrong op, if several ran it."""
     if found.kind != WRONG_RESULT or len(agreed.ran) < 2:
         return []
-    apart = [each for each in agreed.apart if each.kind == RUNTIMES_DIFFER]
-    if not apart:
+    differences = [each for each in agreed.differences if each.kind == RUNTIMES_DIFFER]
+    if not differences:
         *first, last = agreed.ran
         return [f"no kernel of one runtime alone: {', '.join(first)} and {last} agree"]
-    return [each.title for each in apart if each.place.op == found.place.op]
+    return [each.title for each in differences if each.place.op == found.place.op]
 
 
 def _names(rows: Sequence[LayerError]) -> str:
@@ -371,5 +373,5 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def _dtypes(edge: EdgeFile) -> list[dict[str, Any]]:
-    """The map without the modules: a file that ships may have lost its names."""
+    """Return the op-dtype map without modules, since a shipped file may lack names."""
     return [entry.to_dict() | {"module": None} for entry in edge.op_dtypes]

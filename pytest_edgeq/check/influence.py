@@ -1,4 +1,4 @@
-"""Check that each output still follows each input: swap one input at a time between two samples."""
+"""Check that outputs follow each input by swapping it between two samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.tflite.boundary import qparams
 
 _SAMPLES = 4
-"""Samples that are kept; each input is swapped between neighbours, three pairs at most."""
+"""Number of samples that are kept; each input is swapped in three pairs at most."""
 
 _ABOVE_ROUNDING = 4.0
 """Power of a change over that of the output's own rounding from which it is judged: one bit."""
@@ -43,15 +43,15 @@ _FLOAT_NOISE = 1e-10
 
 
 @dataclass(slots=True)
-class _Change:
+class _InputEffect:
     """
-    Sums over what swapping one input changes in one output.
+    Sums over the change of one output when one input is swapped.
 
     Attributes:
         power: Of the reference's change.
         noise: Of the difference of the two changes.
         signal: Of the reference's output.
-        rounding: What rounding the output itself adds to `noise`.
+        rounding: Share of `noise` by rounding of the output itself.
     """
 
     power: float = 0.0
@@ -66,7 +66,7 @@ class _Change:
 
     @property
     def is_visible(self) -> bool:
-        """Whether the output's own rounding, and float32, leave a bit of the change."""
+        """Whether the change exceeds the output's own rounding, and float32's."""
         floor = max(_ABOVE_ROUNDING * self.rounding, _FLOAT_NOISE * self.signal)
         return self.power > floor
 
@@ -77,7 +77,7 @@ class _Change:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptOutputs:
     """A sample with its outputs."""
 
     sample: Sample
@@ -87,48 +87,48 @@ class _Kept:
 
 @dataclass(slots=True, eq=False)
 class _Swapped:
-    """Output changes caused by swapping one input, and the swapped pairs of samples."""
+    """Changes of outputs by swapping one input, and the swapped pairs of samples."""
 
-    changes: dict[str, _Change] = field(default_factory=dict)
+    changes: dict[str, _InputEffect] = field(default_factory=dict)
     pairs: list[tuple[Sample, Sample]] = field(default_factory=list)
 
 
 class Influence:
     """
-    Measures, for each input of a model with several, how much of its changes reaches the outputs.
+    Measures how much of the changes of each input reaches the outputs.
 
     For two samples a and b, input i of a is replaced by that of b. The change of the output in the
-    file, q(a′) − q(a), is compared with that in the reference, r(a′) − r(a). What the file does
-    wrong whatever input i is cancels, so that a lost input shows though other inputs make nearly
-    all of the output. Of a change of which less than one bit (6.02 dB SQNR) is left, it is
+    file, q(a′) − q(a), is compared with that in the reference, r(a′) − r(a). Errors of the file
+    that do not depend on input i cancel, so that a lost input shows even if other inputs make
+    nearly all of the output. A change of which less than one bit (6.02 dB SQNR) is left is
 
-    - below what can be judged where its power is less than 4 × that of the output's own rounding,
-      S²/12 on either side, or what float32 adds: a sound file loses such a change, too;
-    - lost where, in addition, a tensor between input and output rounds it away in most channels, of
-      which each uses 4 codes at most (`resolution.first_coarse`), or where its power is 10 × the
-      errors that swapping any other input brings. All ops behind the inputs round anew in both
+    - not judged if its power is less than 4 × that of the output's own rounding, S²/12 on either
+      side, or of float32's: a sound file loses such a change, too;
+    - lost if, in addition, a tensor between input and output rounds it away in most channels, of
+      which each uses 4 codes at most (`resolution.first_coarse`), or if its power is 10 × the
+      errors that swapping any other input causes. All ops behind the inputs round anew in both
       swaps, so a sound file has no more noise in the change by i than in a larger one by j:
       noise(i) ≤ noise(j) < power(i) / 10 leaves 10 dB.
 
-    Inputs are not swapped where the samples have other shapes or the same values, nor masks: bools,
-    and two values in more than two elements. A pair that the reference or the file refuses, or
-    that gives values that are not finite, is left out.
+    Inputs are not swapped if the samples have other shapes or the same values, nor are masks:
+    bools, and two values in more than two elements. A pair that the reference or the file refuses,
+    or with a non-finite output, is skipped.
 
-    The first pair that keeps a bit ends the measurement of an input: one run more of reference and
-    file for each input.
+    The first pair that keeps a bit ends the measurement of an input: one additional run of
+    reference and file for each input.
     """
 
     def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
         self._quantized = quantized
         self._runner = SampleRunner(quantized, runtime)
-        self._kept: list[_Kept] = []
+        self._kept: list[_KeptOutputs] = []
         self._is_needed = len(quantized.input_names) > 1 and not quantized.edge.is_stateful
 
     def note(self, sample: Sample, outcome: Outcome) -> None:
         """Keep one of the first samples with its outputs."""
         if self._is_needed and len(self._kept) < _SAMPLES:
             values = outcome.values
-            self._kept.append(_Kept(sample.clone(), values["float"], values["edge"]))
+            self._kept.append(_KeptOutputs(sample.clone(), values["float"], values["edge"]))
 
     def findings(self, localizer: Localizer | None) -> list[Finding]:
         """Return a finding for each input that is lost."""
@@ -141,7 +141,7 @@ class Influence:
         return [each for each in lost if each is not None]
 
     def _swap(self, place: int) -> _Swapped:
-        """Swap one input between neighbours, up to the first pair that shows it is not lost."""
+        """Swap one input between neighbours until a pair shows that it counts."""
         found = _Swapped()
         for base, other in pairwise(self._kept):
             mixed = _mixed(base.sample, other.sample, place)
@@ -150,7 +150,7 @@ class Influence:
                 continue
             found.pairs.append((base.sample, mixed))
             for name, change in changes.items():
-                known = found.changes.setdefault(name, _Change())
+                known = found.changes.setdefault(name, _InputEffect())
                 known.power += change.power
                 known.noise += change.noise
                 known.signal += change.signal
@@ -160,12 +160,12 @@ class Influence:
                 break
         return found
 
-    def _changes(self, base: _Kept, mixed: Sample) -> dict[str, _Change] | None:
-        """Return the changes by output; None where they cannot be compared."""
+    def _changes(self, base: _KeptOutputs, mixed: Sample) -> dict[str, _InputEffect] | None:
+        """Return the changes by output; None if they cannot be compared."""
         quantized = self._quantized
         try:
             reference, file = self._runner.both(mixed)
-        except Exception:  # of the user's own reference, on inputs that are ours
+        except Exception:  # the user's reference may refuse mixed inputs
             return None
         found = {}
         outputs = quantized.edge.signature.outputs
@@ -182,7 +182,7 @@ class Influence:
                 return None
             parameters = qparams(border.tensor)
             step = 0.0 if parameters is None else parameters[0]
-            found[border.name] = _Change(
+            found[border.name] = _InputEffect(
                 power=_power(wanted),
                 noise=_power(got - wanted),
                 signal=_power(before),
@@ -193,7 +193,7 @@ class Influence:
     def _lost(
         self, place: int, swapped: Mapping[int, _Swapped], localizer: Localizer | None
     ) -> Finding | None:
-        """Return the finding on the output that loses most of an input's changes, if any does."""
+        """Return the finding on the output that loses an input's changes, if any."""
         own = swapped[place]
         lost = {name: each for name, each in own.changes.items() if each.is_lost}
         for name, change in sorted(lost.items(), key=lambda item: item[1].sqnr_db):
@@ -204,7 +204,7 @@ class Influence:
         return None
 
     def _finding(
-        self, place: int, output: str, change: _Change, pairs: int, coarse: CoarseTensor | None
+        self, place: int, output: str, change: _InputEffect, pairs: int, coarse: CoarseTensor | None
     ) -> Finding:
         count = f"{pairs} pairs" if pairs > 1 else "a pair"
         share = sqnr_db(change.power, change.signal)
@@ -247,7 +247,7 @@ class Influence:
         )
 
     def _is_above_others(self, name: str, place: int, swapped: Mapping[int, _Swapped]) -> bool:
-        """Whether a change is far above the noise in a larger one by another input."""
+        """Whether a change exceeds the noise in a larger one by another input."""
         own = swapped[place].changes[name]
         pairs = len(swapped[place].pairs)
         others = [
@@ -273,15 +273,15 @@ class Influence:
         try:
             return first_coarse(localizer, start, end, pairs)
         except (RuntimeError, ValueError, TypeError):
-            return None  # the kernels that keep tensors refuse what others run
+            return None  # the kernels that keep tensors refuse the file
 
 
-def _per_pair(change: _Change, pairs: int) -> tuple[float, float]:
+def _per_pair(change: _InputEffect, pairs: int) -> tuple[float, float]:
     return change.power / pairs, change.noise / pairs
 
 
 def _mixed(base: Sample, other: Sample, place: int) -> Sample | None:
-    """Return the first sample with one tensor of the second; None where that says nothing."""
+    """Return the first sample with one input of the second; None if useless."""
     own, theirs = base.arrays()[place], other.arrays()[place]
     if own.shape != theirs.shape or own.dtype != theirs.dtype or np.array_equal(own, theirs):
         return None
@@ -295,7 +295,7 @@ def _mixed(base: Sample, other: Sample, place: int) -> Sample | None:
 
 
 def _is_mask(*arrays: npt.NDArray[Any]) -> bool:
-    """Whether an input switches: bools, or two values in all of more than two elements."""
+    """Whether an input is a mask: bools, or only two values."""
     if arrays[0].dtype.kind == "b":
         return True
     values = np.concatenate([each.reshape(-1) for each in arrays])

@@ -1,4 +1,4 @@
-"""One pass over the samples of a check: outputs, ops and runtimes, each sample read once."""
+"""Measure outputs, ops and runtimes in one pass over the samples of a check."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 
 _CHOSEN = 2
-"""Samples on which the ops are measured in any case."""
+"""Number of first samples on which the ops are always measured."""
 
 
-class _Choice:
+class _SampleChoice:
     """
-    Chooses the samples whose ops are measured one by one: it takes several times as long as a run.
+    Choice of the samples whose ops are measured, since this costs several runs.
 
     These are the first few, and each later one with an output that is further from torch than on
-    all before it. Of n samples of like errors some 1 + ln n are chosen. Where a sample changes
-    what the next one gives, all are.
+    all before it. Of n samples of like errors some 1 + ln n are selected. If a sample changes the
+    results of the next one, all are.
     """
 
     def __init__(self, quantized: QuantizedModel) -> None:
         edges = (quantized.edge, quantized.float_edge)
-        self._takes_all = any(edge is not None and edge.is_stateful for edge in edges)
+        self._selects_all = any(edge is not None and edge.is_stateful for edge in edges)
         self._count = 0
         self._distances = Distances()
 
@@ -61,25 +61,25 @@ class _Choice:
         return self._distances.worst
 
     def is_next(self, outcome: Outcome | None) -> bool:
-        """Whether to measure the ops on the next sample, which gave these outputs."""
+        """Whether to measure the ops on the next sample, which has these outputs."""
         if outcome is None:
             self._count += 1
             return True
-        return self.takes(Distances.between(outcome.values["edge"], outcome.values["float"]))
+        return self.selects(Distances.between(outcome.values["edge"], outcome.values["float"]))
 
-    def takes(self, distances: Sequence[float]) -> bool:
-        """Whether to measure the ops on the next sample, whose outputs are so far from torch's."""
+    def selects(self, distances: Sequence[float]) -> bool:
+        """Whether to measure the ops on the next sample, by its distances from torch."""
         self._count += 1
         is_furthest = self._distances.exceeds(distances)
-        return self._takes_all or self._count <= _CHOSEN or is_furthest
+        return self._selects_all or self._count <= _CHOSEN or is_furthest
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class CheckMeasurement:
     """
-    The results of a pass; `comparison` and `layers` are None where they could not be measured.
+    Results of a pass; `comparison` and `layers` are None if not measured.
 
-    `fits` says whether every sample fits file and reference.
+    `fits` is whether every sample fits file and reference.
     """
 
     comparison: Comparison | None
@@ -94,7 +94,7 @@ class Measuring:
     """
     One pass over the samples.
 
-    What keeps it from measuring becomes a finding or a note, and the rest is measured all the same.
+    An error that prevents a measurement becomes a finding or a note, and the others go on.
 
     Raises:
         ValueError, TypeError: There is no reference, or no such runtime.
@@ -117,7 +117,7 @@ class Measuring:
             quantized, runtime, keeps_points=keeps_points, by_sample=by_sample
         )
         self._agreement = Agreement(quantized)
-        self._choice = _Choice(quantized)
+        self._choice = _SampleChoice(quantized)
         self._influence = Influence(quantized, runtime)
         self._localizer: Localizer | None = None
         """None where ops cannot be measured, or not any more."""
@@ -130,12 +130,14 @@ class Measuring:
 
     def measure(
         self, inputs: Iterable[Any], threads: int, step: Step, engine: Engine | None
-    ) -> Measured:
+    ) -> CheckMeasurement:
         """
-        Measure everything, each sample once: from the second one on ops beside the outputs.
+        Measure everything, reading each sample once.
+
+        From the second sample on, ops are measured in parallel with the outputs.
 
         Raises:
-            ValueError, TypeError: No sample, or one that is none.
+            ValueError, TypeError: No sample, or an object that is no sample.
         """
         samples = read_samples(inputs, self._quantized.spec, "evaluation")
         machines: tuple[str, ...] = ()
@@ -150,13 +152,13 @@ class Measuring:
             if engine is None or reading is None or model is None:
                 self._measure_here(step.each(samples), threads, stack)
             else:
-                # The samples that run on every runtime are measured here.
+                # The samples that run on every runtime are measured in this process.
                 self._measure_here(step.each(itertools.islice(samples, SAMPLES)), 1, stack)
                 machines = self._measure_on_workers(engine, model, reading, step)
             localizer = self._localizer if self._answers else None
             runs = self._runs and self._fits
             findings = self._influence.findings(localizer) if runs else []
-        if localizer is not None and not self._is_held(localizer.settle):
+        if localizer is not None and not self._try_ops(localizer.settle):
             localizer = None
         comparison = self._comparer.result(machines) if self._runs else None
         if runs and localizer is not None and comparison is not None:
@@ -167,7 +169,7 @@ class Measuring:
             judged = judge_choices(self._quantized, localizer, comparison)
             findings += judged.findings
             self._verdict.notes += judged.notes
-        measured = Measured(
+        measured = CheckMeasurement(
             comparison=comparison,
             calibration=self._comparer.calibration,
             layers=None if localizer is None else localizer.result(),
@@ -178,7 +180,7 @@ class Measuring:
         if localizer is not None:
             self._verdict.notes += localizer.notes
         refusals = [*self._refusals, *measured.agreed.unable]
-        self._verdict.add(*grouped(refusals), *measured.agreed.apart)
+        self._verdict.add(*grouped(refusals), *measured.agreed.differences)
         return measured
 
     def _measure_here(self, samples: Iterable[Sample], threads: int, stack: ExitStack) -> None:
@@ -188,12 +190,12 @@ class Measuring:
         pending: Callable[[], None] | None = None
         for sample in samples:
             if not self._fits:
-                continue  # the samples are read all the same: one may not be a sample at all
+                continue  # the remaining samples are still validated
             outcome = self._compare(sample) if self._runs else None
             self._runs = outcome is not None
             if outcome is not None:
                 self._influence.note(sample, outcome)
-            if pending is not None and not self._is_held(pending):
+            if pending is not None and not self._try_ops(pending):
                 self._localizer = None
             pending = None
             if self._localizer is not None and self._answers:
@@ -204,18 +206,18 @@ class Measuring:
                 known = None if outcome is None else outcome.values["float"]
                 self._agreement.update(sample, known)
             if pending is not None and beside is None:
-                self._localizer = self._localizer if self._is_held(pending) else None
+                self._localizer = self._localizer if self._try_ops(pending) else None
                 pending = None
             if beside is None and state is not None and state == state_of(self._quantized):
                 beside = stack.enter_context(contextlib.closing(Beside()))
             state = None
-        if pending is not None and not self._is_held(pending):
+        if pending is not None and not self._try_ops(pending):
             self._localizer = None
 
     def _measure_on_workers(
         self, engine: Engine, model: bytes, reading: Reading, step: Step
     ) -> tuple[str, ...]:
-        """Measure the samples that are left by an engine; return the machines that did."""
+        """Measure the remaining samples by an engine; return the machines that ran them."""
         if not (self._runs and self._fits and self._answers):
             self._measure_here(step.each(reading.items()), 1, ExitStack())
             return ()
@@ -230,10 +232,10 @@ class Measuring:
             assert found.tally is not None, "unreachable because outputs are compared"
             self._comparer.merge(found.measurement, found.tally)
             for place, each in enumerate(found.samples):
-                is_chosen = self._choice.takes(each.distances or ())
+                is_chosen = self._choice.selects(each.distances or ())
                 if merger is None or self._localizer is None:
                     continue
-                if not self._is_held(partial(merger.add, chunk, place, each, is_chosen=is_chosen)):
+                if not self._try_ops(partial(merger.add, chunk, place, each, is_chosen=is_chosen)):
                     self._localizer = None
 
         def extra() -> Any:
@@ -261,19 +263,19 @@ class Measuring:
     def _measure_failed(
         self, chunk: Chunk, error: BaseException, index: int, reading: Reading
     ) -> None:
-        """Measure the samples of a chunk here, up to the one that failed."""
+        """Measure a chunk's samples in this process, up to the failed one."""
         self._comparer.count = chunk.start
         samples = itertools.islice(reading.samples_of(chunk), index + 1 - chunk.start)
         self._measure_here(samples, 1, ExitStack())
-        if self._runs:  # it fails on the worker alone
+        if self._runs:  # it fails only on the worker
             raise error
         for _ in reading.items() if reading.source is None else ():
-            pass  # one may not be a sample at all
+            pass  # the remaining samples are still validated
 
     def _localizing(
         self, localizer: Localizer, sample: Sample, outcome: Outcome | None
     ) -> Callable[[], None]:
-        """Return the call that measures the ops on a sample, or holds its outputs alone."""
+        """Return the call that measures the ops on a sample, or compares outputs alone."""
         known = {} if outcome is None else outcome.values
         is_chosen = self._choice.is_next(outcome)
         return partial(
@@ -281,13 +283,13 @@ class Measuring:
         )
 
     def _compare(self, sample: Sample) -> Outcome | None:
-        """Return the outputs; None where file and reference cannot be compared."""
+        """Return the outputs; None if file and reference cannot be compared."""
         try:
             return self._comparer.update(sample)
         except (ValueError, TypeError) as error:
             self._fits = False
             if isinstance(error, ReorderedError):
-                self._localizer = None  # it would compare each output with another one's
+                self._localizer = None  # it would compare different outputs
             self._verdict.add(_stopped(MISFIT, error))
         except UnrunnableError as error:
             self._refusals.append(error)
@@ -297,7 +299,7 @@ class Measuring:
         return None
 
     def _open_localizer(self, stack: ExitStack) -> Localizer | None:
-        """Return the localizer; None where torch, or a runtime that it needs, refuses the model."""
+        """Return the localizer; None if torch or its runtime refuses the model."""
         try:
             localizer = Localizer(self._quantized)
             stack.enter_context(localizer)
@@ -306,13 +308,13 @@ class Measuring:
             return None
         except (ValueError, RuntimeError) as error:
             self._verdict.notes.append(
-                f"ops were not held against {self._quantized.reference_name} one by one: {error}"
+                f"ops were not compared with {self._quantized.reference_name} one by one: {error}"
             )
             return None
         return localizer
 
-    def _is_held(self, measure: Callable[[], None]) -> bool:
-        """Whether ops can be held against torch; why not becomes a note."""
+    def _try_ops(self, measure: Callable[[], None]) -> bool:
+        """Run a measurement of ops; return False and note why if it fails."""
         try:
             measure()
         except UnrunnableError as error:
@@ -320,13 +322,13 @@ class Measuring:
             return False
         except (RuntimeError, UnreadableError) as error:
             self._verdict.notes.append(
-                f"ops were not held against {self._quantized.reference_name} one by one: {error}"
+                f"ops were not compared with {self._quantized.reference_name} one by one: {error}"
             )
             return False
         except (ValueError, TypeError):
             if self._fits:
                 raise
-            return False  # of inputs that do not fit, which is a finding
+            return False  # inputs that do not fit are already a finding
         return True
 
     def _note_refusal(self, error: UnrunnableError) -> None:
@@ -334,12 +336,12 @@ class Measuring:
         if not error.is_lacking:
             self._refusals.append(error)
         self._verdict.notes.append(
-            f"ops were not held against {self._quantized.reference_name} one by one, as the "
+            f"ops were not compared with {self._quantized.reference_name} one by one, as the "
             f"{error.runtime} runtime, which keeps what is between them, {refuses}"
         )
 
 
 def _stopped(kind: str, error: Exception) -> Finding:
-    """Return the finding on an error that ended the comparison; its text is another library's."""
+    """Return the finding on an error that ended the comparison."""
     title, *lines = str(error).splitlines() or [type(error).__name__]
     return Finding(kind=kind, place=FILE, headline=title, evidence=tuple(lines), harm=BLOCKING)

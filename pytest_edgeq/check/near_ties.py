@@ -1,4 +1,4 @@
-"""Judge outputs that hold a choice by their matches, and by the scores that were chosen by."""
+"""Judge outputs of a selection by their matches and by the selected scores."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from pytest_edgeq.tflite.ops import COMPARING
 Array = npt.NDArray[np.float64]
 
 _LEAST_MATCHES = 0.5
-"""Share of the rows that must match where nothing is known of the scores."""
+"""Minimum share of matching rows if the scores are unknown."""
 
 
 class Judged(NamedTuple):
-    """Findings on outputs behind a choice, and notes on near ties."""
+    """Findings on outputs behind a selection, and notes on near ties."""
 
     findings: list[Finding]
     notes: list[str]
 
 
 @dataclass(slots=True)
-class _Scores:
+class _RankedScores:
     """
-    Scores in front of a choice, on the worst samples.
+    Scores that an op selects by, on the worst samples.
 
     Attributes:
-        op: What makes them, for texts.
+        op: Their producer, for texts.
         signal: Sum of the squares of those of the float form.
         noise: Sum of the squared differences of the file's from them.
-        gap: How far apart two scores of the float form lie at most that changed places.
-        off: By how much the file's scores are off at most.
+        gap: Greatest difference of two scores of the float form that changed places.
+        off: Greatest error of the file's scores.
     """
 
     op: str
@@ -61,12 +61,12 @@ def judge_choices(
     quantized: QuantizedModel, localizer: Localizer | None, comparison: Comparison
 ) -> Judged:
     """
-    Judge the outputs that hold a choice of which some rows are not the reference's.
+    Judge the outputs of a selection in which some rows differ from the reference's.
 
-    A choice differs only where two scores lie closer together than the file's scores are off: what
-    the reference chose is greater there, and what the file chose is in the file. So such an output
-    is as good as its scores: less than one bit of them (4.4 dB SQNR) is a finding, and what is
-    left is noted as near ties. Where the scores are not known, half of the rows must match.
+    A selection differs only if two scores are closer than the error of the file's scores: the
+    reference's choice is greater there, and the file's choice in the file. So such an output is as
+    good as its scores: less than one bit of them (4.4 dB SQNR) is a finding, else a note reports
+    near ties. If the scores are unknown, half of the rows must match.
     """
     judged = Judged([], [])
     found = choices(quantized.graph, quantized.edge.signature)
@@ -90,23 +90,21 @@ def _counts(errors: OutputErrors) -> tuple[int, int]:
 
 
 def _finding(
-    errors: OutputErrors, choice: Choice, agreement: float, scores: _Scores | None
+    errors: OutputErrors, choice: Choice, agreement: float, scores: _RankedScores | None
 ) -> Finding:
     agreeing, rows = _counts(errors)
-    told = f"got {agreeing} of {rows} ({100 * agreement:.3g} %)"
+    got = f"got {agreeing} of {rows} ({100 * agreement:.3g} %)"
     if scores is None:
         return Finding(
             kind=LOST_OUTPUT,
             place=Place("output", errors.name),
-            symptom=(
-                f"expected half of what {choice.op.place} chose to be the reference's, {told}"
-            ),
+            symptom=(f"expected half of what {choice.op.place} chose to be the reference's, {got}"),
             harm=USELESS,
         )
     return Finding(
         kind=LOST_OUTPUT,
         place=Place("output", errors.name),
-        symptom=f"expected what {choice.op.place} chose in the reference, {told}",
+        symptom=f"expected what {choice.op.place} chose in the reference, {got}",
         harm=USELESS,
         causes=(
             f"the scores that it chooses by, of {scores.op}, have {scores.sqnr_db:.3g} dB SQNR: "
@@ -115,7 +113,7 @@ def _finding(
     )
 
 
-def _note(errors: OutputErrors, choice: Choice, scores: _Scores | None) -> str:
+def _note(errors: OutputErrors, choice: Choice, scores: _RankedScores | None) -> str:
     agreeing, rows = _counts(errors)
     text = (
         f"output {errors.name!r}: {agreeing} of {rows} are what {choice.op.place} "
@@ -132,13 +130,15 @@ def _note(errors: OutputErrors, choice: Choice, scores: _Scores | None) -> str:
     return text
 
 
-def _scores(localizer: Localizer, choice: Choice, samples: Iterable[Sample]) -> _Scores | None:
-    """Measure the scores in front of a choice; None where the float form has them nowhere."""
+def _scores(
+    localizer: Localizer, choice: Choice, samples: Iterable[Sample]
+) -> _RankedScores | None:
+    """Measure the scores that an op selects by; None if unknown."""
     subgraph = localizer.subgraph
     wanted = {choice.scores, *(choice.op.inputs if choice.op.name in COMPARING else ())}
-    # What only moves scores, as a cast does, may have no partner of its own.
+    # Ops that only move scores, such as casts, may have no partner.
     makers = {localizer.source(tensor): tensor for tensor in wanted}
-    scores: _Scores | None = None
+    scores: _RankedScores | None = None
     for sample in samples:
         try:
             made = [m for m in localizer.tensors(sample) if m.op.outputs[m.place] in makers]
@@ -149,7 +149,7 @@ def _scores(localizer: Localizer, choice: Choice, samples: Iterable[Sample]) -> 
             continue
         first = known[choice.scores]
         if scores is None:
-            scores = _Scores(f"{first.op.place}")
+            scores = _RankedScores(f"{first.op.place}")
         shape = subgraph.tensors[choice.scores].shape
         whole, value = (_shaped(each, shape) for each in (first.whole, first.value))
         scores.signal += float(np.square(whole).sum())
@@ -166,7 +166,7 @@ def _shaped(values: npt.NDArray[np.generic], shape: tuple[int, ...]) -> Array:
 
 
 def _gap(op: str, whole: Array, value: Array, most: int = 1) -> float:
-    """Return how far apart two scores of a row lie at most that changed places in the result."""
+    """Return the greatest difference of two scores that changed places in the result."""
     if op not in ("ARG_MAX", "ARG_MIN", "TOPK_V2") or not whole.size or not whole.ndim:
         return 0.0
     sign = -1.0 if op == "ARG_MIN" else 1.0

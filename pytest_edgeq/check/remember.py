@@ -1,4 +1,4 @@
-"""What of a comparison is remembered, and the budget that it supports."""
+"""Select the data of a comparison to store, and the budget that it supports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NO_SIGNAL = (
 
 def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
     """
-    Give what the file of a comparison holds.
+    Return the content of the baseline of a comparison.
 
     Raises:
         AssertionError: An output is not finite, or zero on both sides.
@@ -65,13 +65,13 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
 
 
 def build_to_remember(comparison: Comparison) -> dict[str, Any]:
-    """Return what is stored of the build, and of the kernels that ran it."""
+    """Return the stored description of the build, and of the kernels that ran it."""
     target = {} if comparison.target is None else {"target": comparison.target.kernels}
     return {"runtime": comparison.runtime, **target, **comparison.build()}
 
 
 def _rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Every metric of every stage with the margin that a rebuild explains."""
+    """Return every metric of every stage with the margin that a rebuild explains."""
     stages = comparison.stages
     return [
         at_least(
@@ -85,17 +85,17 @@ def _rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _with_samples(row: dict[str, Any], stages: dict[str, StageErrors]) -> dict[str, Any]:
-    """Add the sums that the next build is held against sample by sample."""
+    """Add the sums by sample, for a paired comparison with the next build."""
     if not (name := METRICS[row["metric"]].by_sample):
         return row
     samples = stages[row["stage"]].outputs[row["output"]].samples
-    # 5 digits are 0.0004 dB, and make a file that can be read.
+    # 5 digits are exact to 0.0004 dB and keep the file readable.
     return {**row, "samples": [float(f"{getattr(each, name):.5g}") for each in samples]}
 
 
 def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
     """
-    Give the budget for the stage `total` that a comparison supports, and what to tell beside it.
+    Return the budget for the stage `total` that a comparison supports, and notes.
 
     Raises:
         AssertionError: An output is not finite, or zero on both sides.
@@ -142,7 +142,7 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
 
 
 def _wanted(outputs: list[OutputErrors]) -> list[str]:
-    """Metrics to bound: each tells of another defect."""
+    """Return the metrics to bound; each detects another defect."""
     scaled = all(output.max_lsb_error is not None for output in outputs)
     wanted = ["sqnr_db", "cosine_similarity", "max_lsb_error" if scaled else "max_abs_error"]
     return [*wanted, "top1_agreement"] if all(map(_is_classified, outputs)) else wanted
@@ -158,7 +158,7 @@ def _place(comparison: Comparison, output: OutputErrors) -> str:
 
 
 def _is_classified(output: OutputErrors) -> bool:
-    """Whether every sample is one row: the last axis of an image or a sequence is no classes."""
+    """Whether every sample is one row, so that the last axis holds classes."""
     return bool(output.samples) and all(sample.rows == 1 for sample in output.samples)
 
 

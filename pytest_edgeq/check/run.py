@@ -1,4 +1,4 @@
-"""Check a model: measure, judge, and fail with everything that does not hold."""
+"""Check a model: measure, judge, and fail with all findings."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class CheckResult:
     What a check measured and found.
 
     Attributes:
-        comparison: The errors; None where file and reference could not be compared.
-        layers: The errors of each op; None where they could not be measured.
-        findings: What is wrong, the most harmful first.
+        comparison: The errors; None if file and reference could not be compared.
+        layers: The errors of each op; None if they could not be measured.
+        findings: The defects, the most harmful first.
     """
 
     comparison: Comparison | None
@@ -53,28 +53,28 @@ def check(
     states: Mapping[str, str] | None = None,
 ) -> None:
     """
-    Hold a model against everything that is known of it, in one pass over the samples.
+    Run all checks of a model in one pass over the samples.
 
     Raises:
         AssertionError: Lists all that is wrong.
         UnmatchedError: The file has no such output or input.
         ValueError, TypeError: No reference, no sample, or one that does not fit.
     """
-    handed_on = state_findings(quantized.edge, states) if states else ()
+    about_states = state_findings(quantized.edge, states) if states else ()
     gate = Gate(quantized, runtime, keeps_points=keeps_points)
     with on_one_thread(), progress.step("check", quantized.name, inputs) as step:
-        gate.look(inputs, threads, step, engine)
+        gate.judge(inputs, threads, step, engine)
     verdict = gate.verdict
-    verdict.add(*handed_on)
+    verdict.add(*about_states)
     unwritten = writes and bool(verdict.findings)
     if not unwritten:
-        gate.hold_against(claims(gate.explained))
+        gate.check_baselines(claims(gate.explained))
     on_result(CheckResult(gate.comparison, gate.layers, verdict.merged()))
     if verdict.findings:
         verdict.notes += gate.sample_notes
         raise failure(verdict.merged(), verdict.text(quantized.name, unwritten=unwritten))
     for note in dict.fromkeys(verdict.notes):
-        # In a test the summary tells of few samples, and elsewhere this warning, which is given
-        # anyway: a suite that turns warnings into errors must not fail of them.
+        # In a test the summary reports few samples, elsewhere only a warning that is raised anyway:
+        # a suite that turns warnings into errors must not fail because of them.
         also = gate.sample_notes if note == UNREMEMBERED else []
         warn_user("; ".join([f"edgeq.check: {note}", *also]))

@@ -1,4 +1,4 @@
-"""The findings of `edgeq.check` on a model, and the text of its failure."""
+"""Collect the findings of `edgeq.check` on a model and format its failure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from pytest_edgeq.numerics.findings import (
 @dataclass(slots=True, eq=False)
 class Verdict:
     """
-    Findings on a model, and what is said of them.
+    Findings and notes on a model.
 
     Attributes:
         findings: In the order in which they were found.
         notes: What could not be judged, and why.
-        layers: The errors of each op, to explain losses; None where they cannot.
+        layers: The errors of each op, to explain losses; None if unknown.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -51,25 +51,25 @@ class Verdict:
         """
         Return the findings as they are reported: the most harmful first, each cause once.
 
-        What changed since the baselines is the first thing that is said. A finding that another one
-        explains refers to it. A loss that none explains has the layer to blame as its cause. What
-        accepts a change is left out while anything else is wrong.
+        Changes since the baselines come first. A finding that another one explains refers to it. A
+        loss without an explanation has the layer to blame as its cause. The command to accept a
+        change is left out while anything else is wrong.
         """
         found = _with_changes_first(_with_one_missing(ordered(self.findings)))
         only_baselines = all(each.place.kind == "baseline" for each in found)
-        told: set[str] = set()
+        reported: set[str] = set()
         merged = []
         for number, each in enumerate(self._with_layers(found)):
-            causes = tuple(cause for cause in each.causes if cause not in told)
-            kept = replace(each, causes=causes, fix="" if each.fix in told else each.fix)
+            causes = tuple(cause for cause in each.causes if cause not in reported)
+            kept = replace(each, causes=causes, fix="" if each.fix in reported else each.fix)
             behind = [place for place, one in enumerate(found[:number], 1) if explains(one, each)]
             if behind:
                 known = f"explained by [{behind[0]}]"
                 kept = replace(kept, causes=(*causes, known), explained_by=(), fix="")
-            blamed = tuple(one for one in kept.explained_by if one.sentence not in told)
+            blamed = tuple(one for one in kept.explained_by if one.sentence not in reported)
             kept = replace(kept, explained_by=blamed)
             for one in (each, *each.explained_by):
-                told |= {*one.causes, one.fix, one.sentence}
+                reported |= {*one.causes, one.fix, one.sentence}
             if each.command and each.kind != NO_BASELINE and not only_baselines:
                 kept = replace(kept, command="once the other findings are fixed")
             merged.append(kept)
@@ -78,21 +78,21 @@ class Verdict:
     def text(self, name: str, *, unwritten: bool) -> str:
         """Return the text of the failure: all findings and the notes."""
         found = self.merged()
-        first, *lines = found[0].lines
+        title, *rest = found[0].lines
         if len(found) > 1:
-            first += f" [1 of {len(found)} findings on {name}]"
-        told = [first, *lines]
+            title += f" [1 of {len(found)} findings on {name}]"
+        lines = [title, *rest]
         for number, each in enumerate(found[1:], 2):
             text = "\n".join(each.lines)
-            told += ["", *textwrap.indent(f"[{number}] {text}", "    ").lstrip().splitlines()]
+            lines += ["", *textwrap.indent(f"[{number}] {text}", "    ").lstrip().splitlines()]
         if self.notes:
-            told += ["", *(f"note: {note}" for note in dict.fromkeys(self.notes))]
+            lines += ["", *(f"note: {note}" for note in dict.fromkeys(self.notes))]
         if unwritten:
-            told += ["", "no baseline was stored: a model must be sound first"]
-        return "\n".join(told)
+            lines += ["", "no baseline was stored: a model must be sound first"]
+        return "\n".join(lines)
 
     def _with_layers(self, found: list[Finding]) -> list[Finding]:
-        """Explain the first loss that nothing else explains by the layers that were measured."""
+        """Explain the first unexplained loss by the measured layers."""
         if self.layers is None or self.layers.finding.kind == OP_IN_FLOAT:
             return found
         blamed = self.layers.finding
@@ -100,7 +100,7 @@ class Verdict:
             is_known = bool(each.explained_by) or any(explains(one, each) for one in found)
             if blamed.kind == ACCUMULATED_LOSS:
                 is_known = is_known or bool(each.causes)
-            # Of errors that regressed, the baseline has told what differs.
+            # For errors that regressed, the baseline has reported what differs.
             is_loss = each.kind in LOSSES and each.kind != ERRORS_REGRESSED
             if is_loss and not is_known and blamed not in found:
                 evidence = tuple(self.layers.overview.splitlines())
@@ -110,18 +110,18 @@ class Verdict:
 
 
 def _with_changes_first(found: list[Finding]) -> list[Finding]:
-    """State what changed since the baselines once, before the first finding, with the fix."""
+    """State the changes since the baselines once, before the first finding, with the fix."""
     since = tuple(dict.fromkeys(change for each in found for change in each.since))
     if not since:
         return _with_one_suspicion(found)
-    # A baseline is stored of sound models alone, so what changed has brought these.
+    # Baselines are stored for sound models only, so the changes caused these.
     spoiled = {*INPUT_KINDS, *LOSSES}
     found = [replace(each, fix=UNDO) if each.kind in spoiled else each for each in found]
     return [replace(each, since=() if place else since) for place, each in enumerate(found)]
 
 
 def _with_one_suspicion(found: list[Finding]) -> list[Finding]:
-    """Keep suspected changes in the first finding alone, from the baseline that rules out most."""
+    """Keep suspected changes in the first finding only, from the most informative baseline."""
     suspicious = [each for each in found if each.suspects]
     if len(suspicious) < 2:
         return found
@@ -135,9 +135,9 @@ def _with_one_suspicion(found: list[Finding]) -> list[Finding]:
 
 def _with_one_missing(found: list[Finding]) -> list[Finding]:
     """
-    Make one finding of all baselines that are missing: one command stores them.
+    Merge the findings on missing baselines, since one command stores them all.
 
-    What is to be stored must be sound first, but for other baselines of too few samples.
+    The command is left out if another finding remains, except baselines of too few samples.
     """
     missing = [each for each in found if each.kind == NO_BASELINE]
     others = [each for each in found if each.kind != NO_BASELINE]

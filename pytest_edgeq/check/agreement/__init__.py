@@ -1,13 +1,14 @@
 """
-Whether the runtimes that are installed give the same results, up to what kernels may round.
+Compare the results of the installed runtimes, up to the rounding of kernels.
 
-Kernels round differently, and from layer to layer it grows: end to end two sound runtimes may be
-tens of LSB apart. So where outputs differ, each op is run alone on the inputs that the builtin
-kernels gave it, and there a code may be one off, and only where the real value is near to a tie.
+Kernels round differently, and the difference grows from layer to layer: end to end two sound
+runtimes may differ by tens of LSB. So if outputs differ, each op is run alone on the inputs that it
+has in the builtin kernels, and there a code may differ by one, and only if the real value is near a
+tie.
 
 - `agreement`: all runtimes on the first samples, and again.
-- `runtime_results`: what one runtime gives beside another.
-- `alone`: the ops standing alone. `pair`: one output of one of them on two runtimes.
+- `runtime_results`: the results of one runtime, compared with another.
+- `alone`: the ops isolated from each other. `pair`: one output of such an op on two runtimes.
 """
 
 from __future__ import annotations

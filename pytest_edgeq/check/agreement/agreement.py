@@ -1,4 +1,4 @@
-"""Every runtime on the same samples, and what differs."""
+"""Run every runtime on the same samples and report the differences."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.agreement.alone import Alone
-from pytest_edgeq.check.agreement.kernels_apart import kernels_apart
+from pytest_edgeq.check.agreement.alone import SingleOps
+from pytest_edgeq.check.agreement.kernels_apart import first_differing_op
 from pytest_edgeq.check.agreement.runtime_results import FLOAT_UNIT, RuntimeResults, equal
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
@@ -25,16 +25,16 @@ from pytest_edgeq.tflite.graph import OpGraph
 Array = npt.NDArray[Any]
 
 SAMPLES = 4
-"""How many samples the runtimes are compared on, to bound what it costs."""
+"""Number of samples that the runtimes are compared on, to bound the cost."""
 
 _MUST_RUN = "xnnpack"
 
-# No device runs these kernels: they run one sample, and what they alone refuse or give otherwise is
-# a note, and no finding.
+# No device runs these kernels: they run one sample, and their refusals and differences are notes,
+# not findings.
 _UNSHIPPED = "reference"
 
-# Rows of equal scores of as many values or more end the process at a check of `softmax.h`
-# (BUILTIN_REF, ai-edge-litert 2.3.0; 511 do not).
+# Rows of as many equal scores or more abort the process at a check of `softmax.h` (BUILTIN_REF,
+# ai-edge-litert 2.3.0; 511 do not).
 _SOFTMAX_ABORTS = 512
 
 
@@ -42,8 +42,8 @@ def compared_runtimes(quantized: QuantizedModel) -> tuple[str, ...]:
     """
     Return the runtimes that a model is run on, the session's own first.
 
-    TensorFlow's only where it is the session's own: importing it takes longer than most checks, and
-    no device runs its kernels.
+    TensorFlow's is included only if it is the session's own: importing it takes longer than most
+    checks, and no device runs its kernels.
     """
     found = ["xnnpack", "builtin", "reference"]
     if importlib.util.find_spec("ai_edge_litert.compiled_model") is not None:
@@ -55,29 +55,29 @@ def compared_runtimes(quantized: QuantizedModel) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class AgreementResult:
     """
-    What holding the runtimes against each other gave.
+    Result of the comparison of runtimes.
 
     Attributes:
         unable: Runtimes that cannot allocate or run the file, and why.
-        apart: How runtimes differ beyond rounding, or from run to run.
-        ran: The runtimes that ran the samples, but for kernels that no device runs.
-        notes: What could not be looked at, and why.
+        differences: Differences between runtimes beyond rounding, or from run to run.
+        ran: The runtimes that ran the samples, except for kernels that no device runs.
+        notes: What could not be compared, and why.
     """
 
     unable: tuple[UnrunnableError, ...]
-    apart: tuple[Finding, ...]
+    differences: tuple[Finding, ...]
     ran: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 class Agreement:
-    """Runs the first `SAMPLES` samples on every runtime, and tells what differs."""
+    """Runs the first `SAMPLES` samples on every runtime and reports the differences."""
 
     def __init__(self, quantized: QuantizedModel) -> None:
         self._quantized = quantized
         edge = quantized.edge
         if edge.graph.is_stateful:
-            # What runs here must not move on the state of what others run.
+            # Runs here must not advance the state of other runs.
             key = edge.signature.key
             edge = EdgeFile(
                 edge.graph,
@@ -99,20 +99,20 @@ class Agreement:
         self._notes: list[str] = []
         self._opened: dict[str, RuntimeResults] = {}
         for name in compared_runtimes(quantized):
-            if self._opens(name):
+            if self._can_open(name):
                 self._opened[name] = RuntimeResults(name, twins=set(self._opened))
-        # What the others are held against.
+        # The runtime that the others are compared with.
         self._base = next(
             (name for name in (*KEEPING, *self._opened) if name in self._opened), None
         )
-        self._alone = Alone(edge, self._base) if self._base in KEEPING else None
+        self._alone = SingleOps(edge, self._base) if self._base in KEEPING else None
 
     def update(self, sample: Sample, reference: Sequence[Array] | None) -> None:
-        """Take one sample in; those behind the first `SAMPLES` are left out."""
+        """Run one sample; samples after the first `SAMPLES` are ignored."""
         if self._count >= SAMPLES or self._base is None:
             return
         inputs = self._edge.encode(self._quantized.input_names, sample.arrays())
-        self._take(inputs, reference)
+        self._run_sample(inputs, reference)
 
     @property
     def opened(self) -> frozenset[str]:
@@ -120,23 +120,23 @@ class Agreement:
         return frozenset(self._opened)
 
     def result(self) -> AgreementResult:
-        """What was found."""
+        """Return the findings and notes on all runtimes."""
         if self._count and not self._is_varied:
-            # Two different inputs are the least that stale results show on.
-            self._take({name: _reversed(value) for name, value in self._first.items()}, None)
+            # Stale results need two different inputs to show.
+            self._run_sample({name: _reversed(value) for name, value in self._first.items()}, None)
         if self._count:
             self._repeat()
             for results in self._opened.values():
-                self._look_again(results)
+                self._compare_ops_again(results)
         self._note_kernels()
-        apart = self._unstable
+        differences = self._unstable
         for results in self._opened.values():
-            found = results.troubles(self._base or "", self._edge)
+            found = results.findings(self._base or "", self._edge)
             if self._is_extra(results.name):
                 self._notes += [each.title for each in found]
             else:
-                apart += found
-                self._notes += results.uncompared(self._base or "", self._edge)
+                differences += found
+                self._notes += results.not_compared(self._base or "", self._edge)
             self._notes += results.notes
             if self._alone is not None:
                 self._alone.close(results)
@@ -148,10 +148,10 @@ class Agreement:
             for each in grouped(self._lacking)
         ]
         ran = tuple(name for name in self._opened if not self._is_extra(name) and self._count)
-        return AgreementResult(tuple(self._unable), tuple(apart), ran, tuple(self._notes))
+        return AgreementResult(tuple(self._unable), tuple(differences), ran, tuple(self._notes))
 
     def _note_kernels(self) -> None:
-        """Note each target whose outputs differ from those of the same kernels on this machine."""
+        """Note each target whose outputs differ from the same kernels' on this machine."""
         runtimes = self._edge.runtimes
         for name, results in self._opened.items():
             twin = self._opened.get(runtimes.kernels_of(name))
@@ -159,22 +159,22 @@ class Agreement:
                 continue
             if all(map(equal, results.first, twin.first)):
                 continue
-            told = kernels_apart(self._edge, twin.name, name, self._first)
-            self._notes += [f"{twin.name} and {name}: {told}"] if told else []
+            text = first_differing_op(self._edge, twin.name, name, self._first)
+            self._notes += [f"{twin.name} and {name}: {text}"] if text else []
 
     def _is_extra(self, name: str) -> bool:
-        """Whether no device runs these kernels, and the session and this comparison do not."""
+        """Whether no device runs these kernels, and neither session nor comparison need them."""
         return name == _UNSHIPPED and name not in (self._quantized.runtime, self._base)
 
-    def _look_again(self, results: RuntimeResults) -> None:
-        """Run the ops of a runtime alone on a second sample: stale results show there."""
-        if results.looked_at is None or self._alone is None or self._is_extra(results.name):
+    def _compare_ops_again(self, results: RuntimeResults) -> None:
+        """Compare the ops of a runtime on a second sample, which reveals stale results."""
+        if results.ops_sample is None or self._alone is None or self._is_extra(results.name):
             return
-        is_last = results.looked_at == self._count - 1
+        is_last = results.ops_sample == self._count - 1
         inputs, index = (self._first, 0) if is_last else (self._last, self._count - 1)
-        self._alone.look(results, inputs, index)
+        self._alone.compare_ops(results, inputs, index)
 
-    def _opens(self, name: str) -> bool:
+    def _can_open(self, name: str) -> bool:
         is_reference = self._edge.runtimes.kernels_of(name) == "reference"
         cause = _aborts(self._edge.graph) if is_reference else ""
         if cause:
@@ -196,11 +196,11 @@ class Agreement:
             *runtimes.check_targets,
         )
         is_fault = error.runtime in must_run or isinstance(error, CrashedError)
-        told = not is_fault and (error.runtime == _UNSHIPPED or error.is_lacking)
-        (self._lacking if told else self._unable).append(error)
+        is_minor = not is_fault and (error.runtime == _UNSHIPPED or error.is_lacking)
+        (self._lacking if is_minor else self._unable).append(error)
 
-    def _take(self, inputs: Mapping[str, Array], reference: Sequence[Array] | None) -> None:
-        """Run one sample everywhere; without a reference nothing is said of the error."""
+    def _run_sample(self, inputs: Mapping[str, Array], reference: Sequence[Array] | None) -> None:
+        """Run one sample on every runtime; errors are measured only with a reference."""
         codes: dict[str, Sequence[Array]] = {}
         for name in list(self._opened):
             if self._count and self._is_extra(name):
@@ -226,35 +226,37 @@ class Agreement:
             results = self._opened[name]
             if not index:
                 results.first = made
-            results.follow(index, made, repeats=repeats)
+            results.check_stale(index, made, repeats=repeats)
             if name == base:
                 continue
             if reference is not None:
-                results.watch(self._edge, codes[base], made, reference)
+                results.add_distances(self._edge, codes[base], made, reference)
             results.twins = {
                 twin
                 for twin in results.twins
                 if twin in codes and all(map(equal, codes[twin], made))
             }
-            # Of runtimes that give the same bit by bit, the ops of one are looked at.
-            is_new = results.looked_at is None and not results.twins
+            # Of runtimes with equal results, the ops of one are compared.
+            is_new = results.ops_sample is None and not results.twins
             if is_new and self._alone is not None and not all(map(equal, codes[base], made)):
-                self._look(results, inputs, index)
+                self._compare_ops(results, inputs, index)
 
-    def _look(self, results: RuntimeResults, inputs: Mapping[str, Array], index: int) -> None:
-        """Run the ops of a runtime alone; of kernels that no device runs if outputs are far off."""
-        assert self._alone is not None, "callers have looked"
-        if self._is_extra(results.name) and not results.troubles(self._base or "", self._edge):
+    def _compare_ops(
+        self, results: RuntimeResults, inputs: Mapping[str, Array], index: int
+    ) -> None:
+        """Compare a runtime's ops; of undeployed kernels only if outputs are far off."""
+        assert self._alone is not None, "callers have checked it"
+        if self._is_extra(results.name) and not results.findings(self._base or "", self._edge):
             return
-        results.looked_at = index
-        self._alone.look(results, inputs, index)
+        results.ops_sample = index
+        self._alone.compare_ops(results, inputs, index)
 
     def _repeat(self) -> None:
-        """Run the first sample again, behind the others."""
+        """Run the first sample again, after the others."""
         self._edge.restart()
         for name, results in list(self._opened.items()):
             if not results.first or self._is_extra(name):
-                continue  # where the first sample did not run on it, that was told
+                continue  # it did not run the first sample, as reported
             try:
                 again = self._edge.runner(name).run(self._first)
             except UnrunnableError as error:
@@ -281,7 +283,7 @@ class Agreement:
 
 
 def _aborts(graph: OpGraph) -> str:
-    """Say why the reference kernels may end this process; nothing where they do not."""
+    """Return why the reference kernels may abort this process; empty if they do not."""
     for op in graph.ops:
         if op.name == "SOFTMAX":
             tensor = graph.tensor(op, op.inputs[0])
@@ -294,7 +296,7 @@ def _aborts(graph: OpGraph) -> str:
 
 
 def _unrepeated(one: Array, two: Array) -> str:
-    """How much of an output is another when run again; nothing where it is the same."""
+    """Return how much of an output changes when run again; empty if nothing."""
     if one.shape != two.shape:
         return f"the shape {list(two.shape)} in place of {list(one.shape)}"
     if np.issubdtype(one.dtype, np.floating):

@@ -1,4 +1,4 @@
-"""The ops of a file, each alone on what the kernels that keep every tensor gave it."""
+"""Run each op alone, on its inputs in the kernels that keep tensors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class _CutGroup:
     """
     Ops that are run together.
 
     Attributes:
         ops: In order.
-        cut: The file that holds them; None while it is not made.
+        cut: The file that holds them; None while it is not written.
         file: The same, open.
     """
 
@@ -36,19 +36,19 @@ class _Group:
     file: EdgeFile | None = None
 
 
-class Alone:
-    """Runs each op alone on two runtimes; the files that hold them are made when first needed."""
+class SingleOps:
+    """Runs each op alone on two runtimes; its files are written on first use."""
 
     def __init__(self, edge: EdgeFile, base: str) -> None:
-        # Interpreters of its own: those of `edge` may be running in another thread.
+        # A clone, since the interpreters of `edge` may run in another thread.
         self._edge = edge.apart()
         self._base = base
         self._ran: int | None = None
-        self._groups: list[_Group] = []
+        self._groups: list[_CutGroup] = []
 
-    def look(self, results: RuntimeResults, inputs: Mapping[str, Array], index: int) -> None:
+    def compare_ops(self, results: RuntimeResults, inputs: Mapping[str, Array], index: int) -> None:
         """Compare every op of a runtime with the base runtime."""
-        if not results.runs_alone:
+        if not results.runs_ops:
             return
         kept = self._edge.runner(self._base, keep=True)
         if self._ran != index:
@@ -57,20 +57,18 @@ class Alone:
         if not self._groups:
             ops = self._edge.graph.subgraphs[self._edge.signature.subgraph].ops
             groups = grouped_ops(self._edge.graph, ops, lambda each: kept.tensor(each).shape)
-            self._groups = [_Group(each) for each in groups]
+            self._groups = [_CutGroup(each) for each in groups]
         for group in self._groups:
             try:
-                cut, file = self._made(group, kept)
+                cut, file = self._cut_file(group, kept)
             except ValueError as error:
-                results.refuses_alone(f"runtimes were not compared op by op: {error}")
+                results.skip_ops(f"runtimes were not compared op by op: {error}")
                 return
             try:
                 if cut.outputs:
                     self._compare(results, cut, file, kept, index)
             except CopyError as error:
-                results.refuses_alone(
-                    f"runtime {results.name!r} was not compared op by op: {error}"
-                )
+                results.skip_ops(f"runtime {results.name!r} was not compared op by op: {error}")
                 return
             finally:
                 if len(self._groups) > KEPT_GROUPS:
@@ -110,19 +108,19 @@ class Alone:
         for group in self._groups:
             self._close(group, results)
 
-    def _close(self, group: _Group, results: RuntimeResults) -> None:
+    def _close(self, group: _CutGroup, results: RuntimeResults) -> None:
         if group.file is not None and results.pairs:
             group.file.runner(results.name).close()
 
-    def _made(self, group: _Group, kept: Runner) -> tuple[Cut, EdgeFile]:
+    def _cut_file(self, group: _CutGroup, kept: Runner) -> tuple[Cut, EdgeFile]:
         if group.cut is None or group.file is None:
-            group.cut, group.file = cut_alone(self._edge, kept, group.ops)
+            group.cut, group.file = cut_single_ops(self._edge, kept, group.ops)
         return group.cut, group.file
 
 
-def cut_alone(edge: EdgeFile, kept: Runner, ops: Iterable[Op]) -> tuple[Cut, EdgeFile]:
+def cut_single_ops(edge: EdgeFile, kept: Runner, ops: Iterable[Op]) -> tuple[Cut, EdgeFile]:
     """
-    Return the file in which each of these ops stands alone, and the same, open.
+    Return a file with these ops, isolated from each other, and the same opened.
 
     Raises:
         ValueError: The constants are too many for one flatbuffer.

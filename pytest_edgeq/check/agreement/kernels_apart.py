@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.agreement.alone import cut_alone
+from pytest_edgeq.check.agreement.alone import cut_single_ops
 from pytest_edgeq.errors import CopyError, UnrunnableError
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -20,17 +20,17 @@ from pytest_edgeq.tflite.subgraph import Op
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 _BASE = "builtin"
-"""Kernels of this machine that keep every tensor: what they compute is what the ops are run on."""
+"""Kernels of this machine that keep every tensor; they compute the inputs of the ops."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Difference:
     """
-    One output of an op that was run alone on two runtimes, on the same inputs.
+    One output of an op that differs between two runtimes on the same inputs.
 
     Attributes:
         op: The op.
-        file: The file in which it stands alone, with others.
+        file: The file with this op and others, isolated from each other.
         given: The file's inputs.
         position: Of the output among the file's.
         n_differ: How many codes differ, of `n_codes`.
@@ -47,17 +47,17 @@ class _Difference:
     worst: float
 
 
-def kernels_apart(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> str:
+def first_differing_op(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> str:
     """
-    Name the first op of which two runtimes give other codes when each runs it alone.
+    Describe the first op whose codes differ when two runtimes run it alone.
 
     Returns:
-        One sentence; empty where each op alone gives the same on both, or where the ops cannot be
+        One sentence; empty if each op alone has the same result on both, or if the ops cannot be
         run alone there.
     """
     try:
         found = _first_difference(edge.apart(), one, other, inputs)
-    except (UnrunnableError, CopyError, ValueError):  # that they differ has been told
+    except (UnrunnableError, CopyError, ValueError):  # the difference itself is already reported
         return ""
     if found is None:
         return ""
@@ -69,13 +69,13 @@ def kernels_apart(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> str:
         if (entry.subgraph, entry.index) == (found.op.subgraph, found.op.index)
     )
     kernels = {runtimes.kernels_of(each) for each in (one, other)}
-    told = (
+    text = (
         f"{where}, run alone on the same inputs, differs in {found.n_differ} of {found.n_codes} "
         f"codes, by up to {found.worst:.3g}:\n  {_who(kernels, machines)}"
     )
     if kernels == {"xnnpack"} or runtimes.target_of(one) is runtimes.target_of(other):
-        return told
-    return f"{told}; XNNPACK {_xnnpack(edge, found, one, other)} on both"
+        return text
+    return f"{text}; XNNPACK {_xnnpack(edge, found, one, other)} on both"
 
 
 def _first_difference(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> _Difference | None:
@@ -83,7 +83,7 @@ def _first_difference(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> _
     kept.run(inputs)
     ops = edge.graph.subgraphs[edge.signature.subgraph].ops
     for group in grouped_ops(edge.graph, ops, lambda tensor: kept.tensor(tensor).shape):
-        cut, file = cut_alone(edge, kept, group)
+        cut, file = cut_single_ops(edge, kept, group)
         if not cut.outputs:
             continue
         given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
@@ -99,31 +99,31 @@ def _first_difference(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> _
 
 def _difference(mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> tuple[int, int, float] | None:
     if mine.shape != theirs.shape:
-        return None  # no matter of rounding
-    apart = np.abs(mine.astype(np.float64) - theirs.astype(np.float64))
-    apart = np.where(np.isnan(apart), 0.0, apart)
-    count = int(np.count_nonzero(apart))
-    return (count, apart.size, float(apart.max())) if count else None
+        return None  # not a rounding difference
+    steps = np.abs(mine.astype(np.float64) - theirs.astype(np.float64))
+    steps = np.where(np.isnan(steps), 0.0, steps)
+    count = int(np.count_nonzero(steps))
+    return (count, steps.size, float(steps.max())) if count else None
 
 
 def _xnnpack(edge: EdgeFile, found: _Difference, one: str, other: str) -> str:
-    """Return whether XNNPACK computes equal codes for the op on both machines, in words."""
-    names = [_xnnpack_beside(edge, each) for each in (one, other)]
+    """Return in words whether XNNPACK computes equal codes for the op on both machines."""
+    names = [_xnnpack_name(edge, each) for each in (one, other)]
     codes = [found.file.runner(name).run(found.given)[found.position] for name in names]
     return "gives the same" if _difference(*codes) is None else "does not give the same"
 
 
-def _xnnpack_beside(edge: EdgeFile, runtime: str) -> str:
+def _xnnpack_name(edge: EdgeFile, runtime: str) -> str:
     return "xnnpack" if edge.runtimes.target_of(runtime) is None else runtime.partition(":")[0]
 
 
 def _who(kernels: set[str], machines: list[TargetMachine]) -> str:
-    """Return which kernels round differently, in words: by release, by AVX2, or by machine."""
+    """Return in words which kernels round differently: by release, AVX2 or machine."""
     releases = list(dict.fromkeys(f"{each.package} {each.release}" for each in machines))
     if len(releases) > 1:
         return f"kernels of {' and '.join(releases)} round this op otherwise"
     with_avx2 = [machine for machine in machines if "AVX2" in machine.features]
-    # Measured: without AVX2 (Nehalem, emulated) builtin gives ARM's codes, with it others.
+    # Measured: without AVX2 (Nehalem, emulated) builtin computes ARM's codes, with it others.
     if kernels == {"builtin"} and len(with_avx2) == 1:
         return "x86 with AVX2 rounds this op otherwise"
     named = " and ".join(dict.fromkeys(machine.machine for machine in machines))

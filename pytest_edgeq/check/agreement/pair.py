@@ -1,4 +1,4 @@
-"""One output of an op that was run alone on two runtimes: what both may differ by."""
+"""Compare one output of an op that was run alone on two runtimes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pytest_edgeq.tflite.subgraph import Op
 Array = npt.NDArray[Any]
 
 GREATEST = float(np.finfo(np.float32).max)
-"""Float32 ends here. Kernels that clamp to no activation give it for infinity, others infinity."""
+"""Maximum of float32, which kernels that clamp return for infinity."""
 
 _CHANCE = math.log(1e6) / 2
 """
@@ -42,19 +42,19 @@ class Pair:
 
     Attributes:
         op: The op.
-        names: The runtime's, and that of the one that it is held against.
-        is_float: Whether it is counted in what floats may be off.
+        names: Of the runtime and of the base runtime.
+        is_float: Whether differences are counted in units of float tolerance.
         bound: Greatest difference of two sound kernels: in codes, 0 for values that must be equal;
-            of floats in what `update` says that their arithmetic may be off.
-        share: Of the codes within the range, how many may differ; of floats that differ, how many
-            may be off the same way.
+            for floats in units of their tolerance, as of `update`.
+        share: Share of the codes within the range that may differ; for floats, share of the
+            differences that may have the same sign.
         ends: Least and greatest code.
-        worst: The greatest difference so far, in what `bound` is in; `at` says where.
-        allowed: What float arithmetic explains there, and `apart` what the values are; absolute.
-        is_undefined: Whether the kernel quantizes NaN or infinite values, each to codes of its own:
+        worst: The greatest difference so far, in the unit of `bound`; `at` is its place.
+        allowed: Absolute float tolerance there; `difference` is the absolute difference.
+        is_undefined: Whether the kernel quantizes NaN or infinite values, with arbitrary codes:
             nothing is compared.
-        factors: Of `_float_allowance`, which the weights tell: of the greatest value, what that is
-            at the least, and of a code of the input. None until asked for.
+        factors: Factors of `_float_allowance` that depend on weights: of the greatest value, its
+            minimum, and of a code of the input. None until first used.
     """
 
     op: Op
@@ -68,7 +68,7 @@ class Pair:
     worst: float = 0.0
     at: str = ""
     allowed: float = 0.0
-    apart: float = 0.0
+    difference: float = 0.0
     n_differ: int = 0
     n_codes: int = 0
     n_inside: int = 0
@@ -77,14 +77,14 @@ class Pair:
     factors: tuple[float, float, float] | None = None
 
     def update(self, sample: int, base: Array, actual: Array, values: Mapping[int, Array]) -> None:
-        """Take one sample in; `values` are the op's tensors by index, asked for floats only."""
+        """Compare one sample; `values` are the op's tensors by index, for floats only."""
         self.n_codes += base.size
         if base.shape != actual.shape:
             self.worst, self.n_differ = math.inf, self.n_differ + base.size
             self.at = self._where(sample, "", list(actual.shape), list(base.shape))
             return
         if self.is_float and np.array_equal(base, actual, equal_nan=True):
-            return  # NaN on both sides agrees; codes go on, as those within the range are counted
+            return  # NaN on both sides agrees; equal codes are still counted below
         data = hybrid_position(self.graph, self.op) if self.is_float else None
         if data is not None and not np.isfinite(values[self.op.inputs[data]]).all():
             self.is_undefined = True
@@ -96,18 +96,18 @@ class Pair:
             same |= one == two
         with np.errstate(invalid="ignore"):
             steps = np.where(same, 0.0, np.abs(one - two))
-        apart, allowed = steps, 0.0
+        difference, allowed = steps, 0.0
         if self.is_float:
             noise, allowed = self._float_allowance(values)
             beyond_noise = ~(steps <= noise)
             steps = steps / allowed if allowed > 0 else np.where(steps > 0, math.inf, 0.0)
         else:
             beyond_noise = ~same
-            # Whole numbers beyond 2^53 may be apart and read the same.
+            # Integers beyond 2^53 may differ although their float64 values are equal.
             steps = np.where(same, 0.0, np.maximum(steps, 1.0))
         steps = np.where(np.isnan(steps), math.inf, steps)
         self.n_differ += int(np.count_nonzero(~same))
-        # Float32's own rounding may well go one way, by the order in which a kernel sums.
+        # Float32 rounding may have one sign, by the order in which a kernel sums.
         inside = ~same & beyond_noise
         if self.ends is not None:
             inside = (base > self.ends[0]) & (base < self.ends[1])
@@ -117,12 +117,12 @@ class Pair:
         most = float(steps.max(initial=0.0))
         if most > self.worst:
             index = np.unravel_index(int(steps.argmax()), steps.shape)
-            self.worst, self.allowed, self.apart = most, allowed, float(apart[index])
+            self.worst, self.allowed, self.difference = most, allowed, float(difference[index])
             place = f", index {list(map(int, index))}"
             self.at = self._where(sample, place, actual[index], base[index])
 
     def _float_allowance(self, values: Mapping[int, Array]) -> tuple[float, float]:
-        """Return how far sound float kernels may be apart: by float32's rounding, and in all."""
+        """Return the tolerances of sound float kernels: for float32 rounding, and in total."""
         if self.factors is None:
             graph, op = self.graph, self.op
             is_hybrid = hybrid_position(graph, op) is not None
@@ -137,18 +137,18 @@ class Pair:
         data = hybrid_position(self.graph, self.op)
         if data is None:
             return noise, noise
-        # Each kernel rounds its input to codes by its own rule, and is off by half a code at most.
+        # Each kernel rounds its input to codes by its own rule, by half a code at most.
         code = float(np.abs(values[self.op.inputs[data]]).max(initial=0.0)) / 127
         return noise, noise + code * weights
 
     def problem(self) -> str:
-        """Say what is wrong; nothing where two sound kernels can differ like that."""
+        """Return a text on the defect; empty if rounding explains it."""
         differ = f"{self.n_differ} of {self.n_codes} that differ"
         if not self.worst <= self.bound:
             if self.is_float:
                 return (
                     f"expected values at most {self.allowed:.3g} apart, as float kernels round, "
-                    f"got {self.apart:.3g} ({differ}; {self.at})"
+                    f"got {self.difference:.3g} ({differ}; {self.at})"
                 )
             if not self.bound:
                 return f"expected equal values, got {differ}, by up to {self.worst:.3g} ({self.at})"
@@ -188,7 +188,7 @@ def _exceeds_chance(count: int, expected: float, n: int) -> bool:
 
 def problem_together(pairs: Iterable[Pair]) -> str:
     """
-    Say how far the codes of all ops together differ; nothing where rounding explains it.
+    Return how far the codes of all ops differ; empty if rounding explains it.
 
     In a small model no single op has enough codes to reveal a runtime that shifts each by one.
     """
@@ -209,17 +209,16 @@ def problem_together(pairs: Iterable[Pair]) -> str:
 def make_pair(
     graph: OpGraph, op: Op, tensor: int, names: tuple[str, str], *, kernels: str | None
 ) -> Pair:
-    """Return what two sound kernels may differ by at one output of an op."""
+    """Return an empty comparison with the tolerance of two sound kernels."""
     info = graph.tensor(op, tensor)
     if info.is_floating_point:
-        # Kernels that quantize their input are off by its rounding, whose signs are chance up to
-        # what the values of one input share (59 % measured); others by that of functions, which may
-        # well go one way.
+        # The rounding of a quantized input has random signs, except those that the values of one
+        # input share (59 % measured); errors of approximated functions may have one sign.
         share = 1.0 if hybrid_position(graph, op) is None else 0.75
         return Pair(op, graph, tensor, names, True, 1.0, share)
     if not info.is_quantized:
         return Pair(op, graph, tensor, names, False, 0.0)
-    # CompiledModel and TensorFlow run XNNPACK's kernels, too; of a user's own the worst is taken.
+    # CompiledModel and TensorFlow run XNNPACK's kernels, too; a user's own may be the worst kind.
     kinds = ["reference", "xnnpack"] if kernels is None else []
     kinds += [kernels if kernels in ("builtin", "reference") else "xnnpack", names[1]]
     bounds = [
@@ -230,14 +229,14 @@ def make_pair(
     off = max(known[:-1]) + known[-1]
     if off == 0:
         return Pair(op, graph, tensor, names, False, 0.0, ends=low_high)
-    # Each is within ½ LSB and its bound of the real value. Codes differ where that is nearer to a
-    # tie than a bound, or on it: on the coarsest grid that has ties, half of all values are.
+    # Each code is within ½ LSB and its bound of the real value. Codes differ if that is nearer to a
+    # tie than a bound, or on it: on the coarsest grid with ties, half of all values are on one.
     bound = float(math.floor(1 + off))
     return Pair(op, graph, tensor, names, False, bound, min(1.0, 0.5 + off), low_high)
 
 
 def _weight_sum(graph: OpGraph, op: Op) -> float:
-    """The most that Σ|w| of one output value can be."""
+    """Return the maximum of Σ|w| of one output value."""
     [weight] = roles_of(graph, op).weights
     greatest = float(np.abs(read_constant(graph, op, weight).floats).max(initial=0.0))
     return greatest * reduction_length(graph, op)

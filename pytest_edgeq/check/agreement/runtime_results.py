@@ -1,4 +1,4 @@
-"""One runtime beside the one that it is held against."""
+"""Compare the results of one runtime with those of a base runtime."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Array = npt.NDArray[Any]
 
 _ERROR_RATIO = 4
 """
-How far two runtimes may be apart, in the builtin kernels' own error against the reference.
+Allowed distance of two runtimes, as a multiple of the builtin kernels' own error.
 
 |R − B| ≤ |R − f| + |B − f|: a runtime R that is at most three times as far from the reference f as
 the builtin kernels B are.
 """
 
 _SIGMAS = 3
-"""How many standard deviations a sum of few squares may lie below what it is on average."""
+"""Standard deviations that a sum of few squares may lie below its mean."""
 
-_TELLING = 1.5
-"""From so much on it is told by how much a bound is wider because it rests on few values."""
+_NOTABLE = 1.5
+"""Minimum factor for which a text says that a bound is wider because of few values."""
 
 _ALL = 5
-"""Ops that all have to differ before it is no op."""
+"""Minimum number of ops that all differ, so that no kernel is to blame."""
 
 FLOAT_UNIT = 2.0**-11
 """Half a unit in the last place of float16, relative: kernels may compute in half precision."""
@@ -56,49 +56,49 @@ def _places(edge: EdgeFile) -> dict[int, str]:
 
 @dataclass(slots=True, eq=False)
 class RuntimeResults:
-    """One runtime, held against another."""
+    """Results of one runtime, compared with a base runtime."""
 
     name: str
     first: Sequence[Array] = ()
     last: Sequence[Array] = ()
     stale: int | None = None
-    looked_at: int | None = None
+    ops_sample: int | None = None
     twins: set[str] = field(default_factory=set)
-    runs_alone: bool = True
+    runs_ops: bool = True
     pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
-    distances: dict[int, Distance] = field(default_factory=dict)
+    distances: dict[int, RuntimeDistance] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def watch(
+    def add_distances(
         self,
         edge: EdgeFile,
         base: Sequence[Array],
         codes: Sequence[Array],
         reference: Sequence[Array],
     ) -> None:
-        """Sum up how far the runtimes are apart, and how far the one is from the reference."""
+        """Add the distance of both runtimes, and of the base from the reference."""
         values = (edge.decode(base), edge.decode(codes), reference)
         for position, each in enumerate(zip(*values, strict=True)):
-            self.distances.setdefault(position, Distance()).update(*each)
+            self.distances.setdefault(position, RuntimeDistance()).update(*each)
 
-    def follow(self, index: int, codes: Sequence[Array], *, repeats: bool) -> None:
+    def check_stale(self, index: int, codes: Sequence[Array], *, repeats: bool) -> None:
         """
-        Take note of the first sample that gives, bit by bit, what the one before gave.
+        Record the first sample whose outputs are those of the previous one.
 
-        Outputs without any finite value are alike whatever made them.
+        Outputs without any finite value are ignored.
         """
         is_same = bool(self.last) and all(map(equal, self.last, codes))
         if self.stale is None and is_same and not repeats and any(map(_has_finite, codes)):
             self.stale = index
         self.last = [code.copy() for code in codes]
 
-    def refuses_alone(self, note: str) -> None:
-        """Take note that its ops cannot be looked at one by one."""
-        self.runs_alone = False
+    def skip_ops(self, note: str) -> None:
+        """Record that its ops cannot be compared one by one."""
+        self.runs_ops = False
         self.notes.append(note)
 
-    def troubles(self, base: str, edge: EdgeFile) -> list[Finding]:
-        """Return what is wrong with the runtime."""
+    def findings(self, base: str, edge: EdgeFile) -> list[Finding]:
+        """Return the findings on the runtime."""
         wrong = [pair for pair in self.pairs.values() if pair.problem()]
         if wrong:
             known = all((self.name, pair.op.name) in KNOWN_WRONG for pair in wrong)
@@ -122,19 +122,19 @@ class RuntimeResults:
             elif tensor.is_floating_point:
                 step = FLOAT_UNIT * distance.greatest
             else:
-                continue  # a class or an index: how far it is off says nothing
+                continue  # the distance of classes or indices means nothing
             limit = _ERROR_RATIO * distance.likely_error + step
-            if not distance.apart <= limit:
-                told = (
+            if not distance.difference <= limit:
+                text = (
                     f"output {border.name!r}: expected at most {limit:.3g} between them (rms: "
                     f"{_ERROR_RATIO} times what {base} is off torch{distance.chance}, and one "
-                    f"step), got {distance.apart:.3g}"
+                    f"step), got {distance.difference:.3g}"
                 )
-                found.append(self._differs(base, told, self._why_between()))
+                found.append(self._differs(base, text, self._why_between()))
         return found
 
-    def uncompared(self, base: str, edge: EdgeFile) -> list[str]:
-        """Return a note that names the first op with NaN or infinite inputs to quantize, if any."""
+    def not_compared(self, base: str, edge: EdgeFile) -> list[str]:
+        """Return a note on the first op that quantizes NaN or infinity."""
         if not self._undefined:
             return []
         where = _places(edge)[self._undefined[0].op.index]
@@ -160,16 +160,16 @@ class RuntimeResults:
 
     def _wrong_ops(self, wrong: Sequence[Pair], base: str, edge: EdgeFile) -> Finding:
         where = _places(edge)
-        told = [f"{where[pair.op.index]}: {pair.problem()}" for pair in wrong]
+        texts = [f"{where[pair.op.index]}: {pair.problem()}" for pair in wrong]
         if len(wrong) == len(self.pairs) >= _ALL:
             return self._differs(
                 base,
-                f"all {len(wrong)} ops, each run alone, give something else: {told[0]}",
+                f"all {len(wrong)} ops, each run alone, give something else: {texts[0]}",
                 "it is no kernel, but what stands between the file and the runtime: the order or "
                 "the dtype of buffers, what is read before it is written",
                 self._compare(base),
             )
-        first, *others = told
+        first, *others = texts
         more = [f"  … and {len(others) - 4} more"] if len(others) > 4 else []
         found = self._differs(
             base,
@@ -184,17 +184,17 @@ class RuntimeResults:
             evidence=(*(f"  {each}" for each in others[:4]), *more),
         )
 
-    def _differs(self, base: str, told: str, cause: str, fix: str = "") -> Finding:
+    def _differs(self, base: str, text: str, cause: str, fix: str = "") -> Finding:
         """Return the finding that this runtime differs from the base."""
         lost = [
-            Harm.decibels(20 * math.log10(each.apart / each.likely_error))
+            Harm.decibels(20 * math.log10(each.difference / each.likely_error))
             for each in self.distances.values()
-            if each.apart > 0 and each.likely_error > 0
+            if each.difference > 0 and each.likely_error > 0
         ]
         return Finding(
             kind=RUNTIMES_DIFFER,
             place=Place("runtime", self.name),
-            headline=f"runtimes {self.name!r} and {base!r}: {told}",
+            headline=f"runtimes {self.name!r} and {base!r}: {text}",
             harm=max(lost, default=NO_HARM),
             causes=(cause,),
             fix=fix,
@@ -208,54 +208,54 @@ class RuntimeResults:
 
 
 @dataclass(slots=True, eq=False)
-class Distance:
-    """How far one output is apart on two runtimes, and from the reference on the first."""
+class RuntimeDistance:
+    """Distance of one output on two runtimes, and of the base from the reference."""
 
-    _apart: float = 0.0
+    _difference: float = 0.0
     _error: float = 0.0
     _n: int = 0
     greatest: float = 0.0
 
     def update(self, base: Array, actual: Array, reference: Array) -> None:
-        """Take one sample in."""
+        """Add one sample."""
         one, two, real = (
             np.asarray(each, np.float64).ravel() for each in (base, actual, reference)
         )
         if one.size != two.size:
-            self._apart = math.inf
+            self._difference = math.inf
             return
-        # A mask of -inf is the least float to kernels that clamp.
+        # Kernels that clamp turn a mask of -inf into the least float.
         finite = np.isfinite(one) & np.isfinite(real) & (np.abs(one) < GREATEST)
         self._n += int(np.count_nonzero(finite))
         with np.errstate(invalid="ignore", over="ignore"):
-            self._apart += float(np.square(two[finite] - one[finite]).sum())
+            self._difference += float(np.square(two[finite] - one[finite]).sum())
             self._error += float(np.square(one[finite] - real[finite]).sum())
         self.greatest = max(self.greatest, float(np.abs(one[finite]).max(initial=0.0)))
 
     @property
-    def apart(self) -> float:
+    def difference(self) -> float:
         """Root mean square between the runtimes."""
-        return math.sqrt(self._apart / max(self._n, 1))
+        return math.sqrt(self._difference / max(self._n, 1))
 
     @property
     def likely_error(self) -> float:
         """
-        Root mean square between the first one and the reference, as large as it may well be.
+        Upper estimate of the root mean square between the first runtime and the reference.
 
-        Of few values it is small by chance at times: the sum of squares is taken for one that lies
-        three standard deviations low (χ² by Wilson and Hilferty, 1931). Of 4 values that is 9 times
-        as much, of 40 half as much again.
+        Of few values it may be small by chance: the sum of squares is assumed to lie three standard
+        deviations low (χ² by Wilson and Hilferty, 1931). Of 4 values that is 9 times as much, of 40
+        half as much again.
         """
         return math.sqrt(self._error / max(self._n, 1)) * self._slack
 
     @property
     def chance(self) -> str:
-        """Says so, where it makes a difference."""
-        few = self._slack > _TELLING
+        """A clause on this correction if it matters."""
+        few = self._slack > _NOTABLE
         return f", of {self._n} values alone {self._slack:.2g} times as much" if few else ""
 
     @property
     def _slack(self) -> float:
-        # Of one or two values it says nothing; what they are off is taken as of three.
+        # One or two values are too few; they count as three.
         spread = 2 / (9 * max(self._n, 3))
         return float((1 - spread - _SIGMAS * math.sqrt(spread)) ** -1.5)

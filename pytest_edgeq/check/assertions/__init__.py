@@ -1,8 +1,8 @@
 """
-The promises that a test can make about a quantized model, one function each.
+Assertions of a test about a quantized model, one function each.
 
-Every function takes a QuantizedModel, a path or the bytes of a `.tflite` file, raises
-AssertionError and works outside pytest. A name that matches nothing is an `UnmatchedError`,
+Every function accepts a QuantizedModel, a path or the bytes of a `.tflite` file, raises
+AssertionError and works outside pytest. A name without a match is an `UnmatchedError`,
 which is an AssertionError, too.
 """
 

@@ -1,4 +1,4 @@
-"""A promise about accuracy: how much of the float model's score the file may lose."""
+"""Assert how much of the float model's score the file may lose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ import numpy as np
 
 from pytest_edgeq.check.assertions.expect import parse_number
 from pytest_edgeq.check.assertions.scoring import Scorer, scorer_for
-from pytest_edgeq.check.assertions.scoring.both_models import Outcome, bound_pair, outcome_of, score
+from pytest_edgeq.check.assertions.scoring.both_models import (
+    PairedOutputs,
+    bound_pair,
+    run_both,
+    score,
+)
 from pytest_edgeq.check.assertions.scoring.drop_error import drop_error
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.compare.parallel import AtOnce, in_order, on_one_thread, state_of
@@ -42,27 +47,27 @@ def assert_accuracy_drop(
     """
     Assert that the file scores at most `max_drop` worse than the float model.
 
-    Both are scored on the same samples. It passes if the data show it: the upper bound of the drop,
-    which holds with 95 % confidence, must lie within `max_drop`. Where the data can show neither
-    that nor the opposite it fails, and says how many samples would settle it: no drop at all on 100
-    samples still leaves 3 % possible, and a limit of 0.01 takes 299 samples that all agree.
+    Both are scored on the same samples. It passes if the data prove it: the upper bound of the
+    drop, which holds with 95 % confidence, must lie within `max_drop`. If the data prove neither
+    that nor the opposite it fails, and says how many samples are needed: no drop at all on 100
+    samples still leaves 3 % possible, and a limit of 0.01 needs 299 samples that all agree.
 
     Args:
         model: From `edgeq.quantize`, or from `edgeq.load` with a reference.
-        labelled_inputs: Pairs (sample, label), read once, in order, one held at a time; a sample is
-            what `edgeq.compare` takes.
-        metric: A callable `metric(outputs, label)` that gives a bool or a number, more is better,
+        labelled_inputs: Pairs (sample, label), read once, in order, one held at a time; samples as
+            for `edgeq.compare`.
+        metric: A callable `metric(outputs, label)` that returns a bool or a number, more is better,
             or a tensor of one for each item of the sample's batch. It is called for both models,
-            with outputs as the reference gives them: the same nesting, dtypes and layout, torch
-            tensors where it gives those. Or a torchmetrics `Metric`, updated with
-            (outputs, label); where its `higher_is_better` is False the drop is a rise.
+            with outputs in the reference's form: the same nesting, dtypes and layout, torch tensors
+            if the reference returns those. Or a torchmetrics `Metric`, updated with (outputs,
+            label); if its `higher_is_better` is False the drop is a rise.
         max_drop: More than 0, in the metric's unit: 0.01 of an accuracy is one in a hundred.
         executor: Any `concurrent.futures.Executor`, whose workers run both models and the metric;
             that of the model's session by default. The scores are equal within 1e-12.
 
     Raises:
-        AssertionError: The file scores worse by more, or the data cannot tell; or it gives NaN or
-            infinities where the float model does not.
+        AssertionError: The file scores worse by more, or the data are inconclusive; or the file
+            returns NaN or infinities and the float model does not.
         TypeError: Not a QuantizedModel, no pairs, a sample or a score of another kind, or, with an
             executor, a reference or a metric that cannot be sent to its workers.
         ValueError: No reference, no samples, samples that do not fit, outputs of another shape, a
@@ -147,22 +152,22 @@ def _score_all(
             return score_by(engine, content, metric, reading, model.name, scorer, worst)
         pairs = reading.items()
     n_samples = 0
-    # Scored in this thread, as a metric of the user's need not be safe in several.
-    for outcome in _outcomes(model, enumerate(pairs), scorer):
+    # Scored in this thread, since a user's metric need not be thread-safe.
+    for outcome in _paired_outputs(model, enumerate(pairs), scorer):
         scorer.add(score(scorer, outcome, worst))
         n_samples += 1
     return n_samples
 
 
-def _outcomes(
+def _paired_outputs(
     model: QuantizedModel, pairs: Iterator[tuple[int, tuple[Sample, Any]]], scorer: Scorer
-) -> Iterator[Outcome]:
-    """Give every sample with the outputs in order, measured on the model's cores."""
+) -> Iterator[PairedOutputs]:
+    """Yield every sample with both models' outputs, in order, on the model's cores."""
     is_far = model.edge.runtimes.target_of(model.runtime) is not None
     at_once = AtOnce(model.threads, is_far=is_far)
 
-    def measure(edge: EdgeFile, item: tuple[int, tuple[Sample, Any]]) -> Outcome:
-        return outcome_of(model, edge, item, scorer, at_once.cores)
+    def measure(edge: EdgeFile, item: tuple[int, tuple[Sample, Any]]) -> PairedOutputs:
+        return run_both(model, edge, item, scorer, at_once.cores)
 
     before = state_of(model) if at_once.workers > 1 else None
     for item in itertools.islice(pairs, 1):
@@ -171,13 +176,13 @@ def _outcomes(
         for item in pairs:
             yield measure(model.edge, item)
         return
-    # A loader may write the next sample, and its label, over the last ones.
+    # A loader may reuse the memory of samples and labels.
     kept = ((index, (sample.clone(), _copied(label))) for index, (sample, label) in pairs)
     yield from in_order(kept, model.edge.apart, measure, at_once.workers)
 
 
 def _copied(label: Any) -> Any:
-    # torch refuses to copy a tensor that a model has computed with gradients in any other way.
+    # torch refuses deepcopy of a tensor with gradients.
     if is_tensor(label) and not isinstance(label, np.ndarray):
         return label.detach().clone()
     return copy.deepcopy(label)

@@ -1,4 +1,4 @@
-"""The isolation of files that no `Edgeq` has opened: bare paths and bytes given to assertions."""
+"""Isolation of files passed to assertions as bare paths or bytes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def bare_isolation() -> Isolation:
-    """Return the isolation that the innermost session asks for; the defaults outside of pytest."""
+    """Return the isolation of the innermost session; the defaults outside of pytest."""
     from pytest_edgeq.errors import warn_user
     from pytest_edgeq.quantize.cache.directory import Store
     from pytest_edgeq.runtimes.workers.policy import Isolation
 
-    told = innermost()
+    session = innermost()
     return Isolation(
-        told.mode,
-        seconds=told.seconds,
-        memory=default_memory() if told.memory is None else told.memory,
-        store=None if told.cache_dir is None else Store(told.cache_dir, warn_user),
+        session.mode,
+        seconds=session.seconds,
+        memory=default_memory() if session.memory is None else session.memory,
+        store=None if session.cache_dir is None else Store(session.cache_dir, warn_user),
     )
 
 

@@ -1,4 +1,4 @@
-"""The granularity of a weight, not deceived by fields that a file leaves at their default."""
+"""Granularity of a weight, robust to fields that a file leaves at their default."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _WEIGHT = 1
 
 def granularities(edge: EdgeFile, op: Op, tensor: Tensor) -> tuple[str, ...]:
     """
-    What a quantized operand may be called.
+    Return the possible names of a quantized operand's granularity.
 
     One scale for one channel is `per_tensor` and `per_channel`. A tensor with a single scale has
     `quantized_dimension` 0 whatever its op, so its channels are counted on the op's own axis: axis
     0 of a depthwise weight has length 1 always.
 
     Returns:
-        Nothing where the tensor is not quantized. Scales that are not one a channel have a name
-        that no one expects.
+        Nothing for a tensor that is not quantized. If the number of scales is not that of the
+        channels, a name that no one expects.
     """
     own = tensor.granularity
     if own is None:

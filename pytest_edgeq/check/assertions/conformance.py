@@ -1,4 +1,4 @@
-"""Assert that the quantization of a file is one that TFLite's kernels compute."""
+"""Assert that TFLite's kernels support the quantization of a file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pytest_edgeq.errors import UnmatchedError, failure, warn_user
 from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.conformance import RULE_NAMES
 
-# A user's test shows the user's line and the message, not how we came to it.
+# pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
 
 
 def assert_conforms(model: Model, allow: Sequence[str] = ()) -> None:
     """
-    Assert that each op is quantized as TFLite's kernels demand; nothing is run.
+    Assert that each op is quantized as TFLite's kernels require; nothing is run.
 
     The rules are those of TFLite's quantization specification
     (https://ai.google.dev/edge/litert/models/quantization_spec) that some kernel relies on:
@@ -28,7 +28,7 @@ def assert_conforms(model: Model, allow: Sequence[str] = ()) -> None:
 
     Args:
         model: QuantizedModel, path or bytes.
-        allow: Operators, and names of rules, that are not looked at.
+        allow: Operators, and names of rules, to ignore.
 
     Raises:
         AssertionError: An op does not conform, or an entry of `allow` was not needed.

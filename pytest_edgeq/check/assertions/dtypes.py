@@ -1,4 +1,4 @@
-"""Promises about what a file computes in: dtypes of its borders and ops, and how many ops."""
+"""Assert dtypes of inputs, outputs and ops, and how many ops there are."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pytest_edgeq.tflite.roles import roles_of
 __tracebackhide__ = True
 
 
-_BORDERS_DECIDE = Why(
+_ENDS_DECIDE = Why(
     "the first and the last op decide. A model that starts with an op that stays in float takes "
     "floats, one that ends in such an op (softmax, tanh, a normalization) gives floats; the caller "
     "on the device must feed and read exactly these dtypes."
@@ -51,8 +51,8 @@ _UINT8 = Why(
     "scale and a zero point that is 128 less, so that the caller can turn one into the other: "
     "(codes.astype('int16') - 128).astype('int8'), and + 128 the other way."
 )
-_BORDER_CAUSES = {("int64", "int32"): _INT32, ("uint8", "int8"): _UINT8}
-"""By what was expected and what the file has."""
+_IO_CAUSES = {("int64", "int32"): _INT32, ("uint8", "int8"): _UINT8}
+"""By the expected dtype and the file's."""
 
 
 def assert_input_dtypes(model: Model, expected: DtypeByName) -> None:
@@ -68,7 +68,7 @@ def assert_input_dtypes(model: Model, expected: DtypeByName) -> None:
         AssertionError: A dtype differs, or the names or their number do not match.
         ValueError, TypeError: Not a dtype, nothing is expected, or not a model.
     """
-    _assert_border_dtypes(edge_of(model), expected, "input")
+    _assert_io_dtypes(edge_of(model), expected, "input")
 
 
 def assert_output_dtypes(model: Model, expected: DtypeByName) -> None:
@@ -84,13 +84,13 @@ def assert_output_dtypes(model: Model, expected: DtypeByName) -> None:
         AssertionError: A dtype differs, or the names or their number do not match.
         ValueError, TypeError: Not a dtype, nothing is expected, or not a model.
     """
-    _assert_border_dtypes(edge_of(model), expected, "output")
+    _assert_io_dtypes(edge_of(model), expected, "output")
 
 
-def _assert_border_dtypes(
+def _assert_io_dtypes(
     edge: EdgeFile, expected: DtypeByName, what: Literal["input", "output"]
 ) -> None:
-    borders = _borders(edge, what)
+    borders = _io_dtypes(edge, what)
     names = [name for name, _ in borders]
     wanted = [None if e is None else parse_dtype(e) for e in spread(expected, names, what)]
     rows = [
@@ -101,8 +101,8 @@ def _assert_border_dtypes(
     if not wrong:
         return
     name, dtype, actual = wrong[0]
-    place, why = Place(what, name), _BORDER_CAUSES.get((dtype, actual), _BORDERS_DECIDE)
-    # A file may have thousands: those that differ are shown first.
+    place, why = Place(what, name), _IO_CAUSES.get((dtype, actual), _ENDS_DECIDE)
+    # A file may have thousands: differing ones come first.
     shown = [*wrong, *(row for row in rows if row not in wrong)]
     raise failed(
         Finding(
@@ -120,8 +120,8 @@ def _assert_border_dtypes(
     )
 
 
-def _borders(edge: EdgeFile, what: str) -> list[tuple[str, str]]:
-    """Name and dtype of the inputs or outputs, over all signatures: each is a way to call."""
+def _io_dtypes(edge: EdgeFile, what: str) -> list[tuple[str, str]]:
+    """Return name and dtype of the inputs or outputs of all signatures."""
     signatures = edge.signatures
     return [
         (
@@ -155,7 +155,7 @@ def assert_op_dtypes(
     count: int | None = None,
 ) -> None:
     """
-    Assert what every op of one kind computes in.
+    Assert dtypes, scheme and granularity of every op of one kind.
 
     Args:
         model: QuantizedModel, path or bytes.
@@ -167,9 +167,9 @@ def assert_op_dtypes(
         scheme: One of `pytest_edgeq.tflite.op_dtypes.SCHEMES`.
         granularity: Of the weight: `per_tensor`, `per_channel` or `blockwise_<size>`. A weight with
             a single channel is both of the first two.
-        module: A glob on the torch module path that narrows the ops. An op whose module is not
-            known matches none: give `count`, too, where all must be met.
-        count: How many such ops there must be, 1 or more; `assert_op_counts` says that there is
+        module: A glob on the torch module path that selects ops. An op whose module is unknown
+            matches none: pass `count`, too, if all must be found.
+        count: How many such ops there must be, 1 or more; `assert_op_counts` asserts that there is
             none.
 
     Raises:
@@ -197,7 +197,7 @@ def assert_op_dtypes(
                 "count=0: nothing can be told of no op; write "
                 f"assert_op_counts(model, {{{op!r}: 0}})"
             )
-    # An op of None would stand for every op.
+    # An op of None would match every op.
     known_op(op)
     edge = edge_of(model)
     entries = select_ops(edge, op, module)
@@ -221,7 +221,7 @@ def assert_op_dtypes(
         (entry, role, _show(value), actual)
         for entry in entries
         for role, value in asked.items()
-        for meets, actual in (_held(edge, entry, role, value),)
+        for meets, actual in (_meets(edge, entry, role, value),)
         if not meets
     ]
     if not wrong:
@@ -249,7 +249,7 @@ def assert_op_dtypes(
 
 
 def _counted(edge: EdgeFile) -> str:
-    """Say what there is, the most frequent first: a convolution may have become a depthwise one."""
+    """Return the counts of ops, the most frequent first, as text."""
     counts = sorted(edge.op_dtypes.counts().items(), key=lambda each: -each[1])
     more = f" and {len(counts) - 8} more kinds" if len(counts) > 8 else ""
     return ", ".join(f"{count} {op}" for op, count in counts[:8]) + more
@@ -285,22 +285,22 @@ def _show(value: Any) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _held(edge: EdgeFile, entry: OpDtypes, role: str, expected: Any) -> tuple[bool, str]:
-    """Whether an op meets what is expected of one of its fields, and what it has."""
+def _meets(edge: EdgeFile, entry: OpDtypes, role: str, expected: Any) -> tuple[bool, str]:
+    """Return whether a field of an op is as expected, and its actual value."""
     if role in ("input", "output"):
         actual = entry.inputs if role == "input" else entry.outputs
         if isinstance(expected, tuple):
             return actual == expected, ", ".join(actual) or f"no {role}"
         distinct = dict.fromkeys(actual)
-        told = ", ".join(distinct if len(distinct) < 2 else actual)
-        return list(distinct) == [expected], told or f"no {role}"
+        listed = ", ".join(distinct if len(distinct) < 2 else actual)
+        return list(distinct) == [expected], listed or f"no {role}"
     if role == "granularity":
         op = op_of(edge, entry)
         names = [granularities(edge, op, w.tensor) for w in roles_of(edge.graph, op).weights]
-        told = " and ".join(
+        listed = " and ".join(
             sorted({" or ".join(name) or f"none ({entry.weight})" for name in names})
         )
-        return bool(names) and all(expected in name for name in names), told or "no weight"
+        return bool(names) and all(expected in name for name in names), listed or "no weight"
     value = getattr(entry, role)
     return value == expected, str(value or f"no {role}")
 
@@ -311,7 +311,7 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
 
     Args:
         model: QuantizedModel, path or bytes.
-        expected: Count by the operator's name in TFLite; 0 says that there is none. `CUSTOM` is
+        expected: Count by the operator's name in TFLite; 0 asserts that there is none. `CUSTOM` is
             every custom op together, `CUSTOM:<code>` those of one code.
 
     Raises:
@@ -361,18 +361,18 @@ def _is_kind(entry: OpDtypes, op: str) -> bool:
 
 def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
     """
-    Assert that no op takes or gives floats.
+    Assert that no op has float operands or results.
 
-    QUANTIZE and DEQUANTIZE are the borders of what is in float and not counted themselves: count
+    QUANTIZE and DEQUANTIZE are the boundaries of a float region and not counted themselves: count
     them with `assert_op_counts`. Ops of the schemes `dynamic`, `weight_only` and `float16` compute
     on floats, too; assert those with `assert_op_dtypes(model, op, scheme=…)`.
 
     Args:
         model: QuantizedModel, path or bytes.
-        allow: Operators that may.
+        allow: Operators to ignore.
 
     Raises:
-        AssertionError: An op takes or gives floats, or an entry of `allow` was not needed.
+        AssertionError: An op has float operands or results, or an entry of `allow` was not needed.
         ValueError, TypeError: No operator of that name in TFLite.
     """
     if isinstance(allow, str):
@@ -415,14 +415,14 @@ def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
             evidence=table(rows, ("op", "inputs", "outputs", "scheme")),
             causes=(why.cause,),
             fix=why.fix,
-            # By design, it would allow every op that there is.
+            # For a file in float by design it would allow every op.
             command="" if why.by_design else f"allow={tuple(kinds)!r}",
         )
     )
 
 
 def _floats(edge: EdgeFile, entry: OpDtypes) -> tuple[str, ...]:
-    """The float dtypes among all operands and results of an op, its arguments, too."""
+    """Return the float dtypes among all operands and results of an op."""
     op = op_of(edge, entry)
     tensors = (edge.graph.tensor(op, index) for index in (*op.inputs, *op.outputs) if index >= 0)
     return tuple(dict.fromkeys(tensor.dtype for tensor in tensors if tensor.is_floating_point))

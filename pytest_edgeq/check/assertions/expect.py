@@ -1,4 +1,4 @@
-"""Read what users expect: dtypes in any spelling, names that must match, rows for failure texts."""
+"""Parse expectations of users: dtypes, names and counts; format rows of failure texts."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ ROWS = 5
 """How many cases a failure text shows."""
 
 CUSTOM = "CUSTOM"
-"""Stands for every custom op where ops are counted; one of them is `CUSTOM:<code>`."""
+"""Name for all custom ops together; one of them is `CUSTOM:<code>`."""
 
 
 def edge_of(model: Model) -> EdgeFile:
     """
-    Open what an assertion was given: a QuantizedModel, a path or bytes.
+    Open the model of an assertion: a QuantizedModel, a path or bytes.
 
     Raises:
         TypeError: None of them.
@@ -67,7 +67,7 @@ def edge_of(model: Model) -> EdgeFile:
 
 def parse_dtype(dtype: Any) -> str:
     """
-    Give the flatbuffer's name of a dtype: a string, a numpy dtype or a torch dtype.
+    Return TFLite's name of a dtype, from a string, numpy or torch dtype.
 
     Raises:
         TypeError: Not a dtype.
@@ -80,12 +80,12 @@ def parse_dtype(dtype: Any) -> str:
     elif isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
         name = np.dtype(dtype).name
     else:
-        # Python's int and float are told apart from a dtype: whose width would they mean?
+        # Python's int and float have no width, so they are no dtypes.
         raise TypeError(f"expected a dtype such as 'int8', np.int8 or torch.int8, got {dtype!r}")
     known = tensor_types()
     if name in known:
         return name
-    # torch's quantized dtypes carry what TFLite says with a scale beside a plain dtype.
+    # TFLite stores torch's quantized dtypes as a plain dtype and a scale.
     stored = re.sub(r"^(torch\.)?q(?=u?int)", "", name)
     hint = f"; give {stored!r}, as which TFLite stores it" if stored in known else ""
     raise ValueError(
@@ -95,10 +95,10 @@ def parse_dtype(dtype: Any) -> str:
 
 def parse_granularity(granularity: Any) -> str:
     """
-    Give a granularity back if there is such.
+    Return a granularity if it is valid.
 
     Raises:
-        ValueError: There is not.
+        ValueError: It is not.
     """
     valid = ("per_tensor", "per_channel")
     if isinstance(granularity, str) and (
@@ -113,7 +113,7 @@ def parse_granularity(granularity: Any) -> str:
 
 def parse_count(what: str, count: Any, *, least: int = 0) -> int:
     """
-    Give a count back as an int.
+    Return a count as an int.
 
     Raises:
         TypeError: Not an integer.
@@ -132,7 +132,7 @@ def parse_count(what: str, count: Any, *, least: int = 0) -> int:
 
 def parse_number(what: str, number: Any) -> float:
     """
-    Give a bound back if it is a real number; NaN and infinities are.
+    Return a bound if it is a real number, NaN and infinities included.
 
     Raises:
         TypeError: Not a real number.
@@ -144,15 +144,15 @@ def parse_number(what: str, number: Any) -> float:
 
 def spread(expected: Any, names: Sequence[str], what: str) -> list[Any]:
     """
-    Spread an expectation over a model's inputs or outputs.
+    Expand an expectation to one for each of a model's inputs or outputs.
 
     Args:
-        expected: One for all, a sequence in order, or a dict by name; None is for anything.
+        expected: One for all, a sequence in order, or a dict by name; None accepts anything.
         names: Of the inputs or outputs, in order.
         what: `input` or `output`.
 
     Returns:
-        What is expected of each, in order.
+        The expectation of each, in order.
 
     Raises:
         UnmatchedError: Too many, too few, or a name that the model does not have. An input or
@@ -191,7 +191,7 @@ def spread(expected: Any, names: Sequence[str], what: str) -> list[Any]:
 
 def known_op(op: Any) -> str:
     """
-    Give the name back if it is an operator of TFLite.
+    Return the name if it is an operator of TFLite.
 
     Raises:
         TypeError: Not a string.
@@ -206,18 +206,18 @@ def known_op(op: Any) -> str:
 
 
 def op_of(edge: EdgeFile, entry: OpDtypes) -> Op:
-    """The operator in the graph that an entry of the op-dtype map tells of."""
+    """Return the graph's op for an entry of the op-dtype map."""
     return edge.graph.subgraphs[entry.subgraph].ops[entry.index]
 
 
 def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDtypes, ...]:
     """
-    The ops of this name whose torch module matches a glob.
+    Return the ops of this name whose torch module matches a glob.
 
     Raises:
         TypeError: Not a name, or not a glob.
         ValueError: No operator of this name in TFLite.
-        UnmatchedError: None in this model; lists what there is.
+        UnmatchedError: None in this model; lists those that there are.
     """
     if op is not None:
         known_op(op)
@@ -228,8 +228,8 @@ def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDt
         return chosen
     counts = edge.op_dtypes.counts()
     if op is not None and not edge.op_dtypes.ops(op=op):
-        told = ", ".join(f"{n} {name}" for name, n in counts.items()) or "no op at all"
-        raise UnmatchedError(f"the model has no {op}{nearest(op, counts)}; it has {told}")
+        listed = ", ".join(f"{n} {name}" for name, n in counts.items()) or "no op at all"
+        raise UnmatchedError(f"the model has no {op}{nearest(op, counts)}; it has {listed}")
     what = op or "op"
     modules = sorted({e.module for e in edge.op_dtypes.ops(op=op) if e.module is not None})
     if module is None:
@@ -239,7 +239,7 @@ def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDt
             f"no {what} matches module={module!r}: the torch module of none of them is known. "
             "Load the file with edgeq.load(tflite, reference=model), or leave module= out"
         )
-    # A convolution of one channel a group is a DEPTHWISE_CONV_2D, for one.
+    # For example, a convolution of one channel per group is a DEPTHWISE_CONV_2D.
     others = sorted({entry.op for entry in edge.op_dtypes.ops(op=None, module=module)})
     hint = nearest(module, modules)
     if others:
@@ -251,7 +251,7 @@ def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDt
 
 
 def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> tuple[str, ...]:
-    """Columns under a header, the first few rows, and how many more there are."""
+    """Format columns under a header: the first rows, and how many more there are."""
     lines = [list(header), *([str(cell) for cell in row] for row in rows)]
     shown, hidden = lines[: ROWS + 1], len(lines) - ROWS - 1
     text = aligned(shown, indent="  ")
@@ -262,10 +262,10 @@ def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> tuple[str, ..
 
 def failed(found: Finding, *ways: str) -> AssertionError:
     """
-    Return the error of an expectation that is not met: the evidence stands before the causes.
+    Return the error of a failed expectation, with the evidence before the causes.
 
     Args:
-        found: What is not as expected.
+        found: The finding.
         ways: Lines at the end, in place of those of its fix and its command.
     """
     causes = [f"cause: {each}" for each in found.causes]

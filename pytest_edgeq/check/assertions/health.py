@@ -1,4 +1,4 @@
-"""The promise that a comparison shows no defect, whatever its budget."""
+"""Assert that a comparison shows no defect, whatever its budget."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def assert_healthy(comparison: Comparison, allow: Sequence[str] = ()) -> None:
     """
     Assert that a comparison shows no defect, whatever its errors are.
 
-    Among those are outputs that are constant or not finite, ranges that clip their values, scales
-    that were never calibrated, and evaluated samples that the calibration has seen.
+    Defects are outputs that are constant or not finite, ranges that clip their values, scales that
+    were never calibrated, evaluated samples that were used for calibration, and more.
 
     Args:
         comparison: From `edgeq.compare`.
-        allow: Kinds of findings that may be there, such as `"clipped_output"`.
+        allow: Kinds of findings to ignore, such as `"clipped_output"`.
 
     Raises:
         AssertionError: Lists the findings, the most harmful first; or an entry of `allow` matches
@@ -46,13 +46,13 @@ def assert_healthy(comparison: Comparison, allow: Sequence[str] = ()) -> None:
     wrong = [each for each in ordered(comparison.health) if each.kind not in allow]
     if not wrong:
         return
-    told: set[str] = set()
+    reported: set[str] = set()
     shown = []
     for each in wrong:
-        causes = tuple(cause for cause in each.causes if cause not in told)
-        fix = "" if each.fix in told else each.fix
+        causes = tuple(cause for cause in each.causes if cause not in reported)
+        fix = "" if each.fix in reported else each.fix
         shown.append(replace(each, headline=f"{each.kind}: {each.title}", causes=causes, fix=fix))
-        told |= {*each.causes, each.fix}
+        reported |= {*each.causes, each.fix}
     first, *others = shown
     title, *lines = first.lines
     if others:

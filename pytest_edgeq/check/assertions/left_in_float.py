@@ -1,4 +1,4 @@
-"""Why ops are in float, and the way out, by what made the file."""
+"""Explain why ops are in float, and how to quantize them, by the flow."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Why(NamedTuple):
     Why ops are in float.
 
     Attributes:
-        cause: What made it so.
-        fix: How they come out of it; empty where nothing is wrong with the flow.
+        cause: Why.
+        fix: How to quantize them; empty if nothing is wrong with the flow.
         by_design: Whether the whole file computes in float, so that no single op can be accepted.
     """
 
@@ -66,10 +66,10 @@ _ON_PURPOSE = (
 
 def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
     """
-    Return why ops are in float, and how they come out of it.
+    Return why ops are in float, and how to quantize them.
 
     Args:
-        model: As it was given to the assertion.
+        model: The model passed to the assertion.
         edge: Its file.
         wrong: The ops in float.
     """
@@ -94,17 +94,17 @@ def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
     # In the order of the file: the first has often made the others float.
     kinds = list(dict.fromkeys(entry.op for entry in others))
     if flow == "recipe":
-        return _told(_BY_RECIPE, kinds)
+        return _formatted(_BY_RECIPE, kinds)
     if known is None or flow != "pt2e":
-        return _told(_ELSEWHERE, kinds)
+        return _formatted(_ELSEWHERE, kinds)
     if not known.exported_strictly and all(facts_of(kind).needs_strict for kind in kinds):
         return _NON_STRICT
     taken = [kind for kind in kinds if kind in static_recipe_ops()]
     recipe = f"quantize by recipe_static_wi8_ai8, which takes {_some(taken)}; or " if taken else ""
-    return _told(_BY_PT2E, kinds, recipe=recipe)
+    return _formatted(_BY_PT2E, kinds, recipe=recipe)
 
 
-def _told(why: Why, kinds: Sequence[str], **more: str) -> Why:
+def _formatted(why: Why, kinds: Sequence[str], **more: str) -> Why:
     names = {"ops": _some(kinds), "them": "them" if len(kinds) > 1 else "it", **more}
     return Why(why.cause.format(**names), why.fix.format(**names))
 

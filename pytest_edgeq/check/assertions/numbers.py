@@ -1,4 +1,4 @@
-"""Promises about numbers: error budgets and the size of the file."""
+"""Assert error budgets and the size of the file."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def assert_within_budget(
 
 @dataclass(frozen=True, slots=True)
 class _Judgement:
-    """One budget held against one stage, or one output of it."""
+    """Comparison of one budget with one stage, or with one output of it."""
 
     stage: str
     output: str | None
@@ -100,12 +100,12 @@ class _Judgement:
 
     @property
     def where(self) -> str:
-        """The stage, and the output where it is one, as texts name them."""
+        """The stage, and the output if it is one, as texts name them."""
         return self.stage if self.output is None else f"{self.stage}, output {self.output!r}"
 
     @property
     def refusal(self) -> str:
-        """Why no budget is given that the measurement keeps; empty where one is."""
+        """Why no budget is suggested; empty if one is."""
         if self.needed is None:
             return "no budget accepts this measurement; the output is broken"
         if self.sqnr_db < ONE_BIT_DB:
@@ -117,7 +117,7 @@ class _Judgement:
 
     @property
     def advice(self) -> str:
-        """The line of a text that says what the measurement needs."""
+        """The line of a text that says which budget the measurement needs."""
         if self.refusal:
             return f"{self.where}: {self.refusal}"
         return f"update ({self.where}): this measurement needs {self.needed!r}"
@@ -131,7 +131,7 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
             f"budget would judge nothing; it has {', '.join(comparison.stages)}"
         )
     if isinstance(wanted, Budget):
-        return [_Judgement(stage, None, wanted, *_hold(wanted, errors, stage), errors.sqnr_db)]
+        return [_Judgement(stage, None, wanted, *_compare(wanted, errors, stage), errors.sqnr_db)]
     if not isinstance(wanted, Mapping):
         raise TypeError(f"{stage}: expected a Budget or a dict of Budgets, got {wanted!r}")
     if not any(value is not None for value in wanted.values()):
@@ -144,13 +144,13 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
         if not isinstance(value, Budget):
             raise TypeError(f"{stage}, output {name!r}: expected a Budget, got {value!r}")
         output = errors.outputs[name]
-        held = _hold(value, output, stage)
+        held = _compare(value, output, stage)
         judged.append(_Judgement(stage, name, value, *held, output.sqnr_db))
     return judged
 
 
 def _nonfinite(comparison: Comparison) -> list[Violation]:
-    """What no budget forgives, in every stage, whether it was asked for or not."""
+    """Return the non-finite values, which no budget accepts, of every stage."""
     forgiving = Budget(max_abs_error=0)
     return [
         violation
@@ -161,7 +161,7 @@ def _nonfinite(comparison: Comparison) -> list[Violation]:
     ]
 
 
-def _hold(budget: Budget, errors: Any, stage: str) -> tuple[Budget | None, list[Violation]]:
+def _compare(budget: Budget, errors: Any, stage: str) -> tuple[Budget | None, list[Violation]]:
     try:
         return budget.needed(errors), budget.violations(errors, stage)
     except ValueError as error:
@@ -174,7 +174,7 @@ def _over_budget(
     first, *others = [violation.finding for violation in violations]
     explained = input_findings(comparison.health)
     stage = "" if explained else _stage_to_blame(comparison)
-    # What inputs lose that were calibrated with others shows in all layers, and is made in none.
+    # A loss by inputs unlike the calibration's shows in all layers, and no layer causes it.
     of_torch = any(each.nonfinite_reference for each in comparison.total.outputs.values())
     can_localize = comparison.explain is not None and not (explained or of_torch)
     if comparison.explain is not None and can_localize:
@@ -205,7 +205,7 @@ def _over_budget(
 
 
 def _stage_to_blame(comparison: Comparison) -> str:
-    """Which stage loses most, by its SQNR; empty where there is none before the total."""
+    """Return a text on the stage that loses most; empty without stages."""
     if comparison.total.nonfinite:
         outputs = comparison.total.outputs.values()
         if any(output.nonfinite_reference for output in outputs):
@@ -234,7 +234,7 @@ def assert_size(model: Model, max_bytes: int | None = None, max_ratio: float | N
         model: QuantizedModel, path or bytes.
         max_bytes: Greatest size of the file.
         max_ratio: Greatest size of the file as a share of the float model: of its float `.tflite`
-            where the flow has one, else of the torch model's parameters and buffers.
+            if the flow has one, else of the torch model's parameters and buffers.
 
     Raises:
         AssertionError: The file is larger.

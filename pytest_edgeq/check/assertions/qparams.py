@@ -1,4 +1,4 @@
-"""Promises about quantization parameters."""
+"""Assert quantization parameters."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ def assert_qparams(
             )
         checks.append(_shared(others[0]))
     narrow = {"op": op, "module": module}
-    _hold(chosen, checks, role, [name for name, given in narrow.items() if given is None])
+    _require(chosen, checks, role, [name for name, given in narrow.items() if given is None])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Operand:
-    """An operand of one op; `tensor` is None where the op has none of that role."""
+class _CheckedOperand:
+    """An operand of one op; `tensor` is None if it is missing."""
 
     op: OpDtypes
     tensor: Tensor | None
@@ -136,11 +136,11 @@ class _Operand:
 
     @property
     def where(self) -> str:
-        """Its op in a sentence."""
+        """The name of its op in texts."""
         return self.op.where
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Its parameters in few words."""
         if self.tensor is None or not self.tensor.is_quantized:
             return "not quantized"
@@ -148,7 +148,7 @@ class _Operand:
 
     @property
     def reach(self) -> str:
-        """What values its codes say, where all have one scale; empty where not."""
+        """The range of its codes if all have one scale; else empty."""
         if self.tensor is None or len(self.scales) != 1 or len(self.zero_points) != 1:
             return ""
         ends = np.array(code_range(self.tensor.dtype)) - self.zero_points[0]
@@ -163,14 +163,16 @@ class _Operand:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """What is expected of an operand; `wrong` tells what an operand has that does not meet it."""
+    """An expectation of an operand; `wrong` returns its actual value unless it is met."""
 
     name: str
     expected: str
-    wrong: Callable[[_Operand], str | None]
+    wrong: Callable[[_CheckedOperand], str | None]
 
 
-def _hold(chosen: list[_Operand], checks: list[_Check], role: str, narrow: Sequence[str]) -> None:
+def _require(
+    chosen: list[_CheckedOperand], checks: list[_Check], role: str, narrow: Sequence[str]
+) -> None:
     wrong = []
     # With shared_with an operand may be chosen twice.
     for operand in {(o.where, id(o.tensor)): o for o in chosen}.values():
@@ -205,12 +207,14 @@ def _hold(chosen: list[_Operand], checks: list[_Check], role: str, narrow: Seque
 
 
 def _narrowed(names: Sequence[str]) -> str:
-    """How to choose fewer ops, by what was not given."""
+    """Return how to select fewer ops, by the arguments that were not passed."""
     ways = [{"op": "op='CONV_2D'", "module": "module='glob'"}[name] for name in names]
     return f"to narrow: {', '.join(ways)}; " if ways else ""
 
 
-def _operands(edge: EdgeFile, op: str | None, module: str | None, role: str) -> list[_Operand]:
+def _operands(
+    edge: EdgeFile, op: str | None, module: str | None, role: str
+) -> list[_CheckedOperand]:
     found = []
     for entry in select_ops(edge, op, module):
         if op is None and entry.op in QDQ:
@@ -221,12 +225,12 @@ def _operands(edge: EdgeFile, op: str | None, module: str | None, role: str) -> 
             scales = edge.graph.scales(raw.subgraph, tensor)
             zero_points = _zero_points(edge, raw, tensor)
             names = granularities(edge, raw, tensor)
-            found.append(_Operand(entry, tensor, scales, zero_points, names))
-        # A weight that is computed at run time is no reason to look at the other ops only.
+            found.append(_CheckedOperand(entry, tensor, scales, zero_points, names))
+        # An op whose weight is computed at run time is no error.
         wanted = op is not None and role != "bias" and not facts_of(op).computed_weight
         if wanted and not tensors:
             none = np.empty(0)
-            found.append(_Operand(entry, None, none.astype("f4"), none.astype("i8"), ()))
+            found.append(_CheckedOperand(entry, None, none.astype("f4"), none.astype("i8"), ()))
     if not any(operand.tensor is not None for operand in found):
         narrowed = f" in {module!r}" if module is not None else ""
         raise UnmatchedError(f"no {op or 'op'}{narrowed} has a {role}: there is nothing to check")
@@ -244,7 +248,7 @@ def _tensors(edge: EdgeFile, op: Op, role: str) -> list[Tensor]:
 
 
 def _zero_points(edge: EdgeFile, op: Op, tensor: Tensor) -> npt.NDArray[np.int64]:
-    """The zero points; of blocks those in the tensor that the file names for them, if it does."""
+    """Return the zero points; of blocks those in the tensor that the file names."""
     if tensor.block_scales < 0:
         return tensor.zero_points
     if tensor.block_zero_points < 0:
@@ -277,7 +281,7 @@ def _symmetric(expected: Any) -> _Check:
     )
 
 
-def _off_zero_point(operand: _Operand, expected: int) -> str | None:
+def _off_zero_point(operand: _CheckedOperand, expected: int) -> str | None:
     return None if (operand.zero_points == expected).all() else operand.zeros
 
 
@@ -291,9 +295,9 @@ def _bounds(bounds: Any) -> tuple[float, float]:
 
 
 def _in_range(low: float, high: float) -> _Check:
-    def wrong(operand: _Operand) -> str | None:
+    def wrong(operand: _CheckedOperand) -> str | None:
         scales = operand.scales.astype(np.float64)
-        # Never turned around: a NaN is not inside.
+        # Written so that NaN fails it.
         inside = (low <= scales) & (scales <= high) & (scales > 0)
         if inside.all():
             return None
@@ -305,10 +309,10 @@ def _in_range(low: float, high: float) -> _Check:
     return _Check("scale_range", f"{low:.6g} … {high:.6g}", wrong)
 
 
-def _shared(first: _Operand) -> _Check:
-    def wrong(operand: _Operand) -> str | None:
+def _shared(first: _CheckedOperand) -> _Check:
+    def wrong(operand: _CheckedOperand) -> str | None:
         one, two = first.tensor, operand.tensor
-        assert two is not None, "unreachable because operands that are not there are told before"
+        assert two is not None, "unreachable because missing operands are reported before"
         same = (
             one is not None
             and one.dtype == two.dtype
@@ -319,7 +323,7 @@ def _shared(first: _Operand) -> _Check:
             return None
         if one is not None and len(first.scales) == len(operand.scales) > 1:
             n = int(np.sum(first.scales != operand.scales))
-            return f"{operand.told} ({n} of {len(first.scales)} scales differ)"
-        return operand.told
+            return f"{operand.description} ({n} of {len(first.scales)} scales differ)"
+        return operand.description
 
-    return _Check("shared_with", f"{first.told} as {first.where}", wrong)
+    return _Check("shared_with", f"{first.description} as {first.where}", wrong)

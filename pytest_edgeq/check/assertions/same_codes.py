@@ -1,4 +1,4 @@
-"""A promise about runtimes: their kernels give the same codes."""
+"""Assert that the kernels of several runtimes compute the same codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.agreement.kernels_apart import kernels_apart
+from pytest_edgeq.check.agreement.kernels_apart import first_differing_op
 from pytest_edgeq.check.assertions.expect import Model, edge_of, failed, parse_number, table
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.compare.parallel import MOST_AHEAD, waiting_threads
@@ -39,7 +39,7 @@ def assert_runtimes_agree(
     runtimes: Sequence[str] = ("xnnpack", "builtin", "reference"),
 ) -> None:
     """
-    Assert that the kernels of several runtimes give the same codes, up to a few steps.
+    Assert that the kernels of several runtimes compute the same codes, within a tolerance.
 
     Kernels round differently and the difference grows with depth, so there is no default: measure
     yours. Outputs that are integers without a scale (a class, an index) must be equal.
@@ -48,9 +48,9 @@ def assert_runtimes_agree(
         model: QuantizedModel, path or bytes.
         inputs: Samples, read once.
         max_lsb_error: Greatest difference of two codes of one output, in LSB.
-        runtimes: Two or more; each is held against the first. Targets (`arm64`, `arm64:builtin`)
-            and runtimes of your own are known to a QuantizedModel, not to a path or bytes. Where a
-            target differs, the first op is named that gives other codes when it is run alone.
+        runtimes: Two or more; each is compared with the first. Targets (`arm64`, `arm64:builtin`)
+            and runtimes of your own are known to a QuantizedModel, not to a path or bytes. If a
+            target differs, the failure names the first op whose codes differ when it is run alone.
 
     Raises:
         AssertionError: Codes differ by more, or an output is float and has no LSB.
@@ -68,8 +68,10 @@ def assert_runtimes_agree(
     edge = edge_of(model)
     for runtime in names:
         edge.runtimes.check(runtime)
-    held = [quantized_output(edge.graph, edge.signature, each) for each in edge.signature.outputs]
-    for border, tensor in zip(edge.signature.outputs, held, strict=True):
+    code_tensors = [
+        quantized_output(edge.graph, edge.signature, each) for each in edge.signature.outputs
+    ]
+    for border, tensor in zip(edge.signature.outputs, code_tensors, strict=True):
         if not tensor.dtype.startswith(("int", "uint", "bool")):
             raise UnmatchedError(
                 f"output {border.name!r} is {border.tensor.dtype} and has no LSB: compare such a "
@@ -83,14 +85,14 @@ def assert_runtimes_agree(
     edge.restart()
     first = names[0]
     pairs = [
-        _Pair(border, first, other, tensor)
+        _CodePair(border, first, other, tensor)
         for other in names[1:]
-        for border, tensor in zip(edge.signature.outputs, held, strict=True)
+        for border, tensor in zip(edge.signature.outputs, code_tensors, strict=True)
     ]
     worst = {other: WorstSamples() for other in names[1:]}
     n_samples = 0
     samples = read_samples(inputs, spec, "evaluation")
-    for index, (sample, codes) in enumerate(_run(edge, names, inputs_of_sample, samples)):
+    for index, (sample, codes) in enumerate(_run_all(edge, names, inputs_of_sample, samples)):
         for position, pair in enumerate(pairs):
             at = position % len(edge.signature.outputs)
             pair.update(index, codes[pair.first][at], codes[pair.other][at])
@@ -118,10 +120,10 @@ def assert_runtimes_agree(
         raise error
 
 
-def _run(
+def _run_all(
     edge: EdgeFile, names: Sequence[str], inputs: Sequence[str], samples: Iterator[Sample]
 ) -> Iterator[tuple[Sample, dict[str, Sequence[Array]]]]:
-    """Give each sample with what the runtimes make of it; to targets some are sent ahead."""
+    """Yield each sample with every runtime's codes; several samples are in flight to targets."""
     far = [name for name in names if edge.runtimes.target_of(name) is not None]
     if not far or edge.is_stateful:
         for sample in samples:
@@ -138,7 +140,7 @@ def _run(
 
     with waiting_threads(MOST_AHEAD * len(far)) as pool:
         for given in samples:
-            sample = given.clone()  # a loader may write the next one over it
+            sample = given.clone()  # a loader may reuse its memory
             encoded = edge.encode(inputs, sample.arrays())
             answers = {name: pool.submit(edge.runner(name).run, encoded) for name in far}
             codes: dict[str, Any] = {
@@ -152,13 +154,13 @@ def _run(
 
 
 @dataclass(slots=True)
-class _Pair:
+class _CodePair:
     """One output on two runtimes, over all samples."""
 
     border: SignatureTensor
     first: str
     other: str
-    tensor: Tensor  # holds its codes: behind a DEQUANTIZE, that op's input
+    tensor: Tensor  # with the codes: behind a DEQUANTIZE, that op's input
     worst: float = 0.0
     at: str = ""
     n_differ: int = 0
@@ -166,11 +168,11 @@ class _Pair:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a code is a step of a scale, and not a class or an index."""
+        """Whether codes have a scale; classes and indices have none."""
         return self.tensor.is_quantized
 
     def update(self, sample: int, one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> None:
-        """Hold the codes of one sample against each other."""
+        """Compare the codes of one sample."""
         self.n_codes += max(one.size, two.size)
         if one.shape != two.shape:
             # Never subtracted: numpy would broadcast one to the other.
@@ -181,7 +183,7 @@ class _Pair:
             return
         if self.tensor is not self.border.tensor:
             one, two = (np.rint(each / float(self.tensor.scales[0])) for each in (one, two))
-        # In floats the distance of two codes does not wrap; it may round to 0 where they differ.
+        # A difference in float64 does not wrap; it may round to 0 although codes differ.
         steps = np.abs(one.astype(np.float64) - two.astype(np.float64))
         steps = np.where(one != two, np.maximum(steps, 1.0), 0.0)
         self.n_differ += int(np.count_nonzero(steps))
@@ -193,19 +195,21 @@ class _Pair:
             self.at = f"sample {sample}, index {where}: {one[index]} and {two[index]}"
 
 
-def _kernels_text(edge: EdgeFile, pair: _Pair, inputs: Mapping[str, Array]) -> str:
-    """Return the cause of different codes: the op whose kernels differ, or the general one."""
+def _kernels_text(edge: EdgeFile, pair: _CodePair, inputs: Mapping[str, Array]) -> str:
+    """Return the cause of different codes, with the op if it is known."""
     if any(edge.runtimes.target_of(name) is not None for name in (pair.first, pair.other)):
-        told = kernels_apart(edge, pair.first, pair.other, inputs)
-        if told:
-            return told
+        text = first_differing_op(edge, pair.first, pair.other, inputs)
+        if text:
+            return text
     return (
         "kernels round differently by 1 LSB an op, and it adds up with depth; far more than that "
         "is a kernel that computes something else."
     )
 
 
-def _runtimes_differ(wrong: list[_Pair], n_pairs: int, bound: float, why: str) -> AssertionError:
+def _runtimes_differ(
+    wrong: list[_CodePair], n_pairs: int, bound: float, why: str
+) -> AssertionError:
     first = wrong[0]
     expected = f"at most {bound:g} LSB" if first.is_scaled else "equal values"
     scaled = [pair.worst for pair in wrong if pair.is_scaled]

@@ -1,7 +1,7 @@
 """
 Score two models on the same samples.
 
-- `scores`: what a scorer takes and gives.
+- `scores`: the protocol of a scorer, and its result.
 - `function`: by a function of outputs and label. `metric`: by a torchmetrics Metric.
 """
 
@@ -21,7 +21,7 @@ __tracebackhide__ = True
 
 def scorer_for(metric: Any) -> Scorer:
     """
-    Choose by what the metric is.
+    Return the scorer for a callable or a Metric.
 
     Raises:
         TypeError: Neither a callable nor a Metric, or a Metric that cannot be resampled.

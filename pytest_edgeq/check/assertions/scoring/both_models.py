@@ -1,4 +1,4 @@
-"""Run the float model and the file on a labelled sample, and score the outputs of both."""
+"""Run both models on a labelled sample and score their outputs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def bound_pair(model: QuantizedModel, pair: Any, index: int) -> tuple[Sample, An
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PairedOutputs:
     """
-    One labelled sample.
+    Outputs of both models for one labelled sample.
 
     Attributes:
         index: Of the sample.
@@ -61,9 +61,9 @@ class Outcome:
     outputs: tuple[Any, Any]
 
 
-def score(scorer: Scorer, outcome: Outcome, worst: WorstSamples) -> Any:
+def score(scorer: Scorer, outcome: PairedOutputs, worst: WorstSamples) -> Any:
     """
-    Return what a scorer makes of a sample; nothing is added to it.
+    Return the score of a sample without adding it to the scorer.
 
     Raises:
         Exception: As the metric raises it.
@@ -77,24 +77,24 @@ def score(scorer: Scorer, outcome: Outcome, worst: WorstSamples) -> Any:
     return scored
 
 
-def outcome_of(
+def run_both(
     model: QuantizedModel,
     edge: EdgeFile,
     item: tuple[int, tuple[Sample, Any]],
     scorer: Scorer,
     cores: AbstractContextManager[object],
-) -> Outcome:
+) -> PairedOutputs:
     """
     Run both models on a sample.
 
     Raises:
-        AssertionError: The file gives NaN or infinities where the float model does not.
+        AssertionError: The file returns NaN or infinities and the float model does not.
         Exception: As `assert_accuracy_drop` raises it.
     """
     index, pair = item
     sample = pair[0]
     reference = model.float_model
-    assert reference is not None, "unreachable because the caller has looked"
+    assert reference is not None, "unreachable because the caller has checked it"
     with cores:
         nested = call_unflattened(reference, sample)
     leaves = flatten_outputs(nested)
@@ -116,7 +116,7 @@ def outcome_of(
     first, second = (
         _nested(nested, iter(_alike(values, both[0])), scorer.wants_tensors) for values in both
     )
-    return Outcome(index, pair, (first, second))
+    return PairedOutputs(index, pair, (first, second))
 
 
 def _check_output(model: str, name: str, index: int, expected: Array, actual: Array) -> None:
@@ -140,7 +140,7 @@ def _check_output(model: str, name: str, index: int, expected: Array, actual: Ar
 
 
 def _alike(values: list[Array], reference: list[Array]) -> Iterator[Array]:
-    """Copies of one kind with the reference's: litert-torch stores int64 as int32."""
+    """Yield copies with the reference's dtypes, since litert-torch stores int64 as int32."""
     for value, wanted in zip(values, reference, strict=True):
         kinds = {value.dtype.kind, wanted.dtype.kind}
         same = len(kinds) == 1 or kinds == {"i", "u"}
@@ -148,12 +148,12 @@ def _alike(values: list[Array], reference: list[Array]) -> Iterator[Array]:
 
 
 def _nested(like: Any, leaves: Iterator[Array], wants_tensors: bool) -> Any:
-    """Nest arrays as these outputs are nested, as tensors where these are."""
+    """Nest arrays as these outputs are nested, as tensors if these are."""
     if isinstance(like, Mapping):
         filled = {key: _nested(value, leaves, wants_tensors) for key, value in like.items()}
         if type(like) is dict or not isinstance(like, MutableMapping):
             return filled
-        # A model output of its own class also has its values as attributes.
+        # A model output class also has its values as attributes.
         other: Any = copy.copy(like)
         for key, value in filled.items():
             other[key] = value

@@ -1,4 +1,4 @@
-"""The failure of an accuracy that dropped too far, or of which the data cannot tell."""
+"""Format the failure of an accuracy drop that is too large, or inconclusive."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pytest_edgeq.numerics.findings import OVER_BUDGET, Finding, Place
 from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
 
 
-class _Verdict(NamedTuple):
+class _DropVerdict(NamedTuple):
     """
-    Why the drop is too large, or why it cannot be told, and what to do.
+    Why the drop is too large or inconclusive, and what to do.
 
     Attributes:
         end: The end of the first line.
         cause: Why.
-        fix: What finds the loss, or settles it.
-        command: What accepts it; empty where the fix names it.
+        fix: How to find the loss, or to get a conclusive result.
+        command: How to accept it; empty if the fix names it.
     """
 
     end: str
@@ -57,11 +57,11 @@ def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
     return failed(found, verdict.fix, *found.acceptance)
 
 
-def _verdict(scores: Scores, limit: float, what: str, items: str) -> _Verdict:
+def _verdict(scores: Scores, limit: float, what: str, items: str) -> _DropVerdict:
     evidence, bounds = scores.evidence, scores.evidence.bounds
     n, between = f"{evidence.n} {items}", f"{bounds.low:.3g} to {bounds.high:.3g}"
     if bounds.low > limit:
-        return _Verdict(
+        return _DropVerdict(
             f"({n})",
             f"other data of the same kind would show a {what} of more than {limit:g}, too: chance "
             "does not explain it.",
@@ -69,7 +69,7 @@ def _verdict(scores: Scores, limit: float, what: str, items: str) -> _Verdict:
             f"max_drop={_up(bounds.high):g}, the least that these {items} support",
         )
     if math.isinf(bounds.high):
-        return _Verdict(
+        return _DropVerdict(
             f"({between}): {n} cannot settle it",
             f"{n} are so few that {scores.name} has no score where they are drawn anew.",
             "give more, of every class",
@@ -87,7 +87,9 @@ def _verdict(scores: Scores, limit: float, what: str, items: str) -> _Verdict:
         if evidence.drop > limit
         else "is within the limit, but to pass would promise what these do not show"
     )
-    return _Verdict(end, f"the bounds lie on both sides of {limit:g}. What was seen {side}.", fix)
+    return _DropVerdict(
+        end, f"the bounds lie on both sides of {limit:g}. What was seen {side}.", fix
+    )
 
 
 def _right(scores: Scores, score: float) -> str:
@@ -96,7 +98,7 @@ def _right(scores: Scores, score: float) -> str:
 
 
 def _changes(scores: Scores, items: str) -> list[str]:
-    """Which samples changed, and whether chance explains it."""
+    """Return lines on the samples that changed, and on whether chance explains it."""
     evidence, lines = scores.evidence, []
     if isinstance(evidence, RightWrong):
         if not evidence.lost + evidence.gained:
@@ -119,7 +121,7 @@ def _changes(scores: Scores, items: str) -> list[str]:
 
 
 def _up(number: float) -> float:
-    """To two digits, and not below."""
+    """Round up to two digits."""
     if number <= 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(number)) - 1)

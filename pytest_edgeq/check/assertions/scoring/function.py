@@ -24,7 +24,7 @@ from pytest_edgeq.numerics.paired import (
 __tracebackhide__ = True
 
 RESAMPLES = 2000
-"""Of means: the error of a 95 % bound is then some 4 % of the standard error."""
+"""For means; the error of a 95 % bound is then some 4 % of the standard error."""
 
 
 class CallableScorer:
@@ -41,7 +41,7 @@ class CallableScorer:
     def score(
         self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]
     ) -> tuple[int, list[Floats]]:
-        """Return the index and the scores of both models, of the sample or of each item of it."""
+        """Return the index and both models' scores, of the sample or of each item."""
         scores = [
             _checked(self._metric(given, label), f"{self.name}, sample {index}, {side}", batch)
             for side, given in zip(("float", "edge"), outputs, strict=True)
@@ -54,7 +54,7 @@ class CallableScorer:
         return index, scores
 
     def lost(self, scored: tuple[int, list[Floats]]) -> float:
-        """Return the most that an item of the sample has lost; 0 where all are as good."""
+        """Return the greatest loss of an item of the sample; 0 if none."""
         before, after = scored[1]
         return float(np.max(before - after, initial=0.0))
 
@@ -66,7 +66,7 @@ class CallableScorer:
         self._index.extend([index] * len(scores[0]))
 
     def result(self) -> Scores:
-        """Exact where all scores are 0 or 1, else a bootstrap over the samples."""
+        """Return exact bounds for scores of 0 and 1, else bootstrap bounds."""
         before, after = (np.frombuffer(scores, np.float64) for scores in self._scores)
         lost = before - after
         order = np.argsort(-lost, kind="stable")[:5]
@@ -96,7 +96,7 @@ def _name(metric: Any) -> str:
 
 
 def _checked(score: Any, where: str, batch: set[int]) -> Floats:
-    """Give one score, or one an item, as float64."""
+    """Return one score, or one per item, as float64."""
     if is_tensor(score) or hasattr(score, "__array__"):
         values = as_array(score) if is_tensor(score) else np.asarray(score)
     elif isinstance(score, Real):

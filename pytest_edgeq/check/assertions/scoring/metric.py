@@ -19,21 +19,21 @@ from pytest_edgeq.numerics.paired import SEED, Resampled, bootstrap_bounds
 __tracebackhide__ = True
 
 METRIC_RESAMPLES = 1000
-"""Of a Metric's sums: each costs two `compute()`, some tenths of a millisecond."""
+"""For a Metric of sums; each needs two `compute()`, some tenths of a millisecond."""
 
 LIST_RESAMPLES = 200
-"""Of a Metric that keeps all it has seen: each costs a `compute()` over all samples, twice."""
+"""For a Metric of lists; each needs two `compute()` over all samples."""
 
 MOST_NUMBERS = 20_000
-"""In a Metric's sums, one copy a resample and side: 2 × 1,000 × 20,000 × 8 bytes = 320 MB."""
+"""Maximum size of a Metric's sums; all copies need 2 × 1,000 × 20,000 × 8 bytes = 320 MB."""
 
 
 class ScoredSample(NamedTuple):
     """
-    What a Metric has made of one sample.
+    State that a Metric accumulates on one sample.
 
     Attributes:
-        added: Of each model, what the sample adds to sums, flat, and to lists.
+        added: For each model, the sample's summands (flat) and list items.
         example: Outputs and target, by which a Metric counts as updated.
     """
 
@@ -43,10 +43,10 @@ class ScoredSample(NamedTuple):
 
 class MetricScorer:
     """
-    Scores by a torchmetrics Metric, or what has its interface.
+    Scores by a torchmetrics Metric, or an object with its interface.
 
-    A copy of it sees one sample at a time; what the sample adds to its states is added to those of
-    each resample. It is a Poisson bootstrap (each resample takes each sample Poisson(1) times;
+    A copy of it is updated with one sample at a time; the change of its states is added to those of
+    each resample. It is a Poisson bootstrap (each resample includes each sample Poisson(1) times;
     Hanley & MacGibbon, Computer Methods and Programs in Biomedicine 83, 2006) with the same draws
     for both models, which makes it paired. So sums need memory that does not grow with the samples.
 
@@ -83,7 +83,7 @@ class MetricScorer:
             )
         resamples = LIST_RESAMPLES if self._lists else METRIC_RESAMPLES
         self._random = np.random.default_rng(SEED)
-        # The first row stands for the samples as they are.
+        # The first row is for the original samples.
         self._totals = tuple(np.zeros((resamples + 1, numbers)) for _ in range(2))
         self._times = np.zeros(resamples + 1)
         self._weights: list[npt.NDArray[np.uint8]] = []
@@ -110,7 +110,7 @@ class MetricScorer:
     def score(
         self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]
     ) -> ScoredSample:
-        """Let the Metric see one sample of each model."""
+        """Update the Metric with one sample of each model, and return its states."""
         del batch
         target = _target(label)
         added = []
@@ -134,7 +134,7 @@ class MetricScorer:
         return 0.0
 
     def add(self, scored: ScoredSample) -> None:
-        """Draw the next sample for each resample, and add what it has added to the states."""
+        """Draw the next sample for each resample, and add its states."""
         weights = np.concatenate([[1], self._random.poisson(1.0, len(self._times) - 1)])
         self._times += weights
         for side, (row, items) in enumerate(scored.added):
@@ -148,17 +148,17 @@ class MetricScorer:
         self._example = scored.example
 
     def _state(self) -> tuple[Floats, list[list[Any]]]:
-        """What the last sample added: to sums, flat, and to lists."""
+        """Return the last sample's summands (flat) and list items."""
         rows = [
             as_array(getattr(self._metric, name) - self._defaults[name]).astype(np.float64).ravel()
             for name in self._sums
         ]
-        # The lists themselves are cleared by the next reset.
+        # Copies, since the next reset clears the lists.
         items = [list(getattr(self._metric, name)) for name in self._lists]
         return np.concatenate([np.zeros(0), *rows]), items
 
     def result(self) -> Scores:
-        """The bootstrap over the samples."""
+        """Return the bounds by a bootstrap over the samples."""
         before, after = self._score(0, 0), self._score(1, 0)
         for side, score in (("float", before), ("edge", after)):
             if not np.isfinite(score):
@@ -170,7 +170,7 @@ class MetricScorer:
                 f"{self.name}: the float model scores {before:g}, the worst there is, so no drop "
                 "can be seen: do labels and outputs belong together?"
             )
-        # Each sample stands once in the first row.
+        # The first row has each sample once.
         n, drop = int(self._times[0]), self._sign * (before - after)
         resampled = self._resampled()
         known = resampled[~np.isnan(resampled)]
@@ -187,10 +187,10 @@ class MetricScorer:
         return Scores(self.name, before, after, evidence, self._sign > 0, (), detail)
 
     def _resampled(self) -> Floats:
-        """The drop of each resample, NaN for one without a score."""
+        """Return the drop of each resample, NaN for one without a score."""
         drops = np.full(len(self._times) - 1, np.nan)
         with warnings.catch_warnings():
-            # A resample may lack a class, which a Metric warns of; the samples as they are did not.
+            # A resample may lack a class, for which a Metric warns; the original samples have it.
             warnings.simplefilter("ignore")
             for row in range(1, len(self._times)):
                 if self._times[row]:
@@ -203,7 +203,7 @@ class MetricScorer:
 
         metric = self._metric
         metric.reset()
-        # So that it counts as updated, and has what its update sets beside its states.
+        # So that it counts as updated and has attributes that its update sets.
         assert self._example is not None, "unreachable because there is a sample"
         metric.update(*self._example)
         start = 0
@@ -236,7 +236,7 @@ def _word(reduction: Any) -> str:
 
 
 def _target(label: Any) -> Any:
-    """A label as a Metric takes it: a tensor with a batch dimension, where it is a number."""
+    """Return a label as a tensor with a batch dimension."""
     import torch
 
     if isinstance(label, Real):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.check.assertions.scoring import Scorer, scorer_for
-from pytest_edgeq.check.assertions.scoring.both_models import bound_pair, outcome_of, score
+from pytest_edgeq.check.assertions.scoring.both_models import bound_pair, run_both, score
 from pytest_edgeq.check.assertions.scoring.metric import ScoredSample
 from pytest_edgeq.compare.executors.remote import OpenModel, Reading
 from pytest_edgeq.compare.sample_source import SampleSource
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AccuracyJob:
-    """Score both models."""
+    """Job that scores both models."""
 
     source: SampleSource | None
     metric: Any
@@ -49,9 +49,9 @@ class _AccuracyRunner:
         worst = WorstSamples()
         for item in items:
             if found and isinstance(found[-1], ScoredSample):
-                # The last one of all is used, which may be the last one here.
+                # Only the last example of all is used, which may be this chunk's last.
                 found[-1] = found[-1]._replace(example=None)
-            outcome = outcome_of(self._model, self._edge, item, self._scorer, nullcontext())
+            outcome = run_both(self._model, self._edge, item, self._scorer, nullcontext())
             found.append(score(self._scorer, outcome, worst))
         return found, worst
 

@@ -1,4 +1,4 @@
-"""What two models score on the same samples."""
+"""Scores of two models on the same samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Scores:
     """
-    What both models reach, and how sure the difference is.
+    Scores of both models, and the confidence of their difference.
 
     Attributes:
         name: Of the metric.
@@ -24,7 +24,7 @@ class Scores:
         edge_score: Of the file.
         evidence: The drop, counted so that more is worse, with its bounds.
         higher_is_better: Else the drop is a rise.
-        worst: Up to five samples that lost most: index, float and edge score; empty where a Metric
+        worst: Up to five samples that lost most: index, float and edge score; empty if a Metric
             has no score for a sample.
         detail: How the bounds were found, for texts.
     """
@@ -45,13 +45,13 @@ class Scorer(Protocol):
     """Whether outputs come as torch tensors, whatever the reference gives."""
 
     def score(self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]) -> Any:
-        """Score one sample; what is returned can be pickled, and is added by `add`."""
+        """Return the scores of one sample, which `add` accepts and which can be pickled."""
 
     def lost(self, scored: Any) -> float:
-        """Return how much of the float score a sample has lost; 0 where it has no score."""
+        """Return how much of the float score a sample lost; 0 without one."""
 
     def add(self, scored: Any) -> None:
-        """Add what `score` has returned for the next sample."""
+        """Add the result of `score` for the next sample."""
 
     def result(self) -> Scores:
-        """What all samples say."""
+        """Return the scores over all samples."""
