@@ -44,12 +44,7 @@ def localize(
     progress: Progress,
     engine: Engine | None = None,
 ) -> LayerErrors:
-    """
-    Measure the error of every op of a file on the op's own inputs.
-
-    Raises:
-        ValueError, TypeError, RuntimeError: As `Edgeq.localize` says.
-    """
+    """Measure the error of every op of a file on the op's own inputs."""
     from pytest_edgeq.compare.samples import read_samples
     from pytest_edgeq.localize.localizer import Localizer
 
@@ -77,11 +72,8 @@ def with_explanation(
     """
     Return a comparison whose `explain` localizes on its worst samples, once.
 
-    Args:
-        comparison: The result of a comparison, with its model.
-        seconds: Time limit; with 0 there is no explanation.
-        progress: Shows the step.
-        on_localized: Called with the errors of each op and the seconds that they took.
+    It takes about `seconds` at most; with 0 there is no explanation. `on_localized` is called with
+    the errors of each op and the seconds that they took.
     """
     if not seconds:
         return comparison
@@ -104,9 +96,8 @@ def _explain(
     """
     Localize on a few samples to explain a failure.
 
-    Returns:
-        The finding, with the coverage and the worst five rows as evidence. If localizing fails, the
-        finding says why, since the failure to explain matters more.
+    The evidence is the coverage and the worst five rows. If localizing fails, the finding says why,
+    since the failure to explain matters more.
     """
     from pytest_edgeq.localize.cause import accumulated
     from pytest_edgeq.localize.localizer import Localizer

@@ -153,9 +153,9 @@ class Tolerance:
         self._outputs, self._n_ops = list(outputs), n_ops
         self.noise = dict(noise)
 
-    def compare(self, torchs: _TorchOutputs, made: Sequence[Array]) -> Divergence | None:
+    def compare(self, expected: _TorchOutputs, made: Sequence[Array]) -> Divergence | None:
         """Return the first output that exceeds the float32 tolerance to torch."""
-        for output, ours, (theirs, precise) in zip(self._outputs, made, torchs, strict=True):
+        for output, ours, (theirs, precise) in zip(self._outputs, made, expected, strict=True):
             distance = self.distance(output, ours, theirs, precise)
             if not distance.is_explained:
                 return self.divergence(output, distance, [(ours, theirs)])
@@ -224,13 +224,13 @@ class _PendingSample:
 
     Attributes:
         sample: The sample.
-        torchs: Torch's outputs.
+        expected: Torch's outputs.
         made: The form's outputs.
         roundings: By output, absolute rounding error of the op that computes it.
     """
 
     sample: Sample
-    torchs: _TorchOutputs
+    expected: _TorchOutputs
     made: Sequence[Array]
     roundings: Sequence[float]
 
@@ -304,14 +304,14 @@ class OutputCheck:
             name = self._quantized.name
             values = in_file_order(call_reference(self._reference, sample), self._wanted, name)
         self.peaks = [_peak(each) for each in values]
-        torchs: _TorchOutputs = [(each, None) for each in values]
+        expected: _TorchOutputs = [(each, None) for each in values]
         standard = self._standard
         if measured is not None and standard.is_measured and not standard.is_aligned:
-            return self._tolerance.compare(torchs, measured) is not None
+            return self._tolerance.compare(expected, measured) is not None
         kept = known.get("float_tflite") if standard.is_kept and not standard.is_aligned else None
-        if kept is not None and self._tolerance.compare(torchs, kept) is None:
+        if kept is not None and self._tolerance.compare(expected, kept) is None:
             return False
-        return self._tolerance.compare(torchs, self._run(sample)) is not None
+        return self._tolerance.compare(expected, self._run(sample)) is not None
 
     def _run(self, sample: Sample) -> Arrays:
         runner = self._form.runner("builtin", keep=True)
@@ -370,27 +370,27 @@ class AgainstTorch:
         """
         if self.is_done:
             return
-        torchs = self._torchs(sample, known)
-        self.note([_peak(each) for each, _ in torchs])
+        expected = self._expected(sample, known)
+        self.note([_peak(each) for each, _ in expected])
         if self.aligned is not None:
             self._run(self.aligned, sample)
         elif not is_run:
             kept = known.get("form", known.get("float_tflite") if self._is_kept else None)
-            if kept is not None and self._tolerance.compare(torchs, kept) is None:
+            if kept is not None and self._tolerance.compare(expected, kept) is None:
                 return
             self._run(self._form, sample)
-        divergence = self._tolerance.compare(torchs, self._outputs())
-        if divergence is not None and torchs[0][1] is None:
+        divergence = self._tolerance.compare(expected, self._outputs())
+        if divergence is not None and expected[0][1] is None:
             precise = self._run_in_float64(sample)
             if precise is not None:
-                torchs = [(one, two) for (one, _), two in zip(torchs, precise, strict=True)]
-                divergence = self._tolerance.compare(torchs, self._outputs())
-        if self._is_inconclusive(torchs):
+                expected = [(one, two) for (one, _), two in zip(expected, precise, strict=True)]
+                divergence = self._tolerance.compare(expected, self._outputs())
+        if self._is_inconclusive(expected):
             # A stateful form must run all samples in order.
             if divergence is not None or self._form.is_stateful:
-                self._keep_pending(sample, torchs, is_explained=divergence is None)
-        elif divergence is not None and not self._is_explained_by_constants([(sample, torchs)]):
-            self.divergence = self._locate(sample, torchs, divergence)
+                self._keep_pending(sample, expected, is_explained=divergence is None)
+        elif divergence is not None and not self._is_explained_by_constants([(sample, expected)]):
+            self.divergence = self._locate(sample, expected, divergence)
 
     def note(self, peaks: Sequence[float]) -> None:
         """Update the greatest magnitudes of torch's outputs."""
@@ -404,18 +404,20 @@ class AgainstTorch:
             return
         samples = self._within_rounding(samples)
         nearest = self._forms.is_nearest
-        if nearest and self._is_explained_by_constants([(e.sample, e.torchs) for e in samples]):
+        if nearest and self._is_explained_by_constants([(e.sample, e.expected) for e in samples]):
             return
         found = self._first_unexplained(samples)
         if found is None:
             return
-        if not nearest and self._is_explained_by_constants([(e.sample, e.torchs) for e in samples]):
+        if not nearest and self._is_explained_by_constants(
+            [(e.sample, e.expected) for e in samples]
+        ):
             return
         place, divergence = found
         self._runner = self._form.apart().runner("builtin", keep=True)
         for each in samples[: place + 1] if self._form.is_stateful else samples[place : place + 1]:
             self._run(self._form, each.sample)
-        self.divergence = self._locate(samples[place].sample, samples[place].torchs, divergence)
+        self.divergence = self._locate(samples[place].sample, samples[place].expected, divergence)
 
     def _within_rounding(self, samples: list[_PendingSample]) -> list[_PendingSample]:
         """
@@ -429,7 +431,7 @@ class AgainstTorch:
         coded = [
             _is_quantized(value, limits)
             for each in samples
-            for tensor, (value, _) in zip(tensors, each.torchs, strict=True)
+            for tensor, (value, _) in zip(tensors, each.expected, strict=True)
             if (limits := code_limits(tensor)) is not None and value.dtype.kind == "f"
         ]
         self.is_rounded = bool(coded) and all(coded)
@@ -448,15 +450,17 @@ class AgainstTorch:
             allowed.append(dataclasses.replace(each, roundings=roundings))
         return allowed
 
-    def _is_inconclusive(self, torchs: _TorchOutputs) -> bool:
+    def _is_inconclusive(self, expected: _TorchOutputs) -> bool:
         """Whether a difference on one sample alone proves nothing."""
-        return self.aligned is None and (self._forms.perturbed is not None or torchs[0][1] is None)
+        return self.aligned is None and (
+            self._forms.perturbed is not None or expected[0][1] is None
+        )
 
-    def _keep_pending(self, sample: Sample, torchs: _TorchOutputs, *, is_explained: bool) -> None:
+    def _keep_pending(self, sample: Sample, expected: _TorchOutputs, *, is_explained: bool) -> None:
         """Keep a sample for `settle`: the first few, and the furthest of the others."""
         made = [each.copy() for each in self._outputs()]
         rounding = [self._rounding_of_last_op(index) for index in self._places()]
-        new = _PendingSample(sample.clone(), torchs, made, rounding)
+        new = _PendingSample(sample.clone(), expected, made, rounding)
         if len(self._pending) < _KEPT:
             self._pending.append(new)
         elif not is_explained and not self._form.is_stateful:
@@ -467,10 +471,12 @@ class AgainstTorch:
 
     def _distances(self, each: _PendingSample) -> list[_OutputDistance]:
         """Return the distance of a sample from torch, by output."""
-        items = zip(self._wanted, each.made, each.torchs, self._peaks, each.roundings, strict=True)
+        items = zip(
+            self._wanted, each.made, each.expected, self._peaks, each.roundings, strict=True
+        )
         return [
-            self._tolerance.distance(name, made, *torchs, peak=peak, rounding=rounding)
-            for name, made, torchs, peak, rounding in items
+            self._tolerance.distance(name, made, *expected, peak=peak, rounding=rounding)
+            for name, made, expected, peak, rounding in items
         ]
 
     def _first_unexplained(
@@ -499,7 +505,7 @@ class AgainstTorch:
             if moves is not None and _is_within(moves, output, group, distance):
                 continue
             name = self._wanted[output]
-            pairs = [(samples[i].made[output], samples[i].torchs[output][0]) for i in group]
+            pairs = [(samples[i].made[output], samples[i].expected[output][0]) for i in group]
             worst = max(group, key=lambda i: by_sample[i][output].noise)
             return worst, self._tolerance.divergence(name, distance, pairs)
         return None
@@ -519,7 +525,7 @@ class AgainstTorch:
                 named = zip((b.name for b in file.signature.outputs), outputs, strict=True)
                 moved = in_file_order(list(named), self._wanted, self._quantized.name)
                 for output, (one, two) in enumerate(zip(moved, each.made, strict=True)):
-                    finite = np.isfinite(each.torchs[output][0].reshape(-1))
+                    finite = np.isfinite(each.expected[output][0].reshape(-1))
                     if two.dtype.kind == "f":
                         moves.add(output, place, (one - two).reshape(-1)[finite])
             if seed + 1 == FEW_DRAWS and all(_is_within(moves, *test) for test in tests):
@@ -590,9 +596,9 @@ class AgainstTorch:
             return False
         own, aligned = self._runner, self._forms.aligned()
         self._runner = aligned.runner("builtin", keep=True)
-        for sample, torchs in samples:
+        for sample, expected in samples:
             self._run(aligned, sample)
-            if self._tolerance.compare(torchs, self._outputs()) is not None:
+            if self._tolerance.compare(expected, self._outputs()) is not None:
                 self._runner = own
                 return False
         self.aligned = aligned
@@ -609,7 +615,7 @@ class AgainstTorch:
         outputs = call_reference(self._reference, sample)
         return in_file_order(outputs, self._wanted, self._quantized.name)
 
-    def _torchs(self, sample: Sample, known: Mapping[str, Arrays]) -> _TorchOutputs:
+    def _expected(self, sample: Sample, known: Mapping[str, Arrays]) -> _TorchOutputs:
         """Return torch's outputs; for the first sample in float64 as well."""
         is_own = self._reference is self._quantized.float_model
         values = known.get("reference", known.get("float") if is_own else None)
@@ -649,12 +655,14 @@ class AgainstTorch:
                 return in_file_order(outputs, self._wanted, self._quantized.name)
         return None
 
-    def _locate(self, sample: Sample, torchs: _TorchOutputs, divergence: Divergence) -> Divergence:
+    def _locate(
+        self, sample: Sample, expected: _TorchOutputs, divergence: Divergence
+    ) -> Divergence:
         """Add the first op of the form that differs although its inputs equal torch's."""
-        as_converted = self._run_as_converted(sample, torchs)
+        as_converted = self._run_as_converted(sample, expected)
 
         def is_right(form: EdgeFile) -> bool:
-            return self._run_if_right(form, sample, torchs) is not None
+            return self._run_if_right(form, sample, expected) is not None
 
         repaired = None if as_converted is None else self._repaired(is_right)
         if repaired is not None:
@@ -730,17 +738,19 @@ class AgainstTorch:
                     return op
         return None
 
-    def _run_if_right(self, form: EdgeFile, sample: Sample, torchs: _TorchOutputs) -> Runner | None:
+    def _run_if_right(
+        self, form: EdgeFile, sample: Sample, expected: _TorchOutputs
+    ) -> Runner | None:
         """Run a float file; return None if its outputs differ from torch's."""
         runner = form.runner("builtin", keep=True)
         self._run(form, sample, runner)
-        is_right = self._tolerance.compare(torchs, self._outputs_of(form, runner)) is None
+        is_right = self._tolerance.compare(expected, self._outputs_of(form, runner)) is None
         return runner if is_right else None
 
-    def _run_as_converted(self, sample: Sample, torchs: _TorchOutputs) -> Runner | None:
+    def _run_as_converted(self, sample: Sample, expected: _TorchOutputs) -> Runner | None:
         """Run the reference's float file; return None if missing or unlike torch."""
         form = self._forms.converted
-        return None if form is None else self._run_if_right(form, sample, torchs)
+        return None if form is None else self._run_if_right(form, sample, expected)
 
     def _values_as_converted(self, runner: Runner) -> dict[int, Array]:
         """

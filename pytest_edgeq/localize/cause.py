@@ -82,9 +82,6 @@ def blame(
     A finding about constants precedes an excess over rounding, which precedes a loss by
     quantization. Of rows with findings of one kind the most harmful is chosen, and of those within
     a bit of it the first. The range of an input explains losses by quantization in all ops.
-
-    Raises:
-        ValueError: `rows` and `evidence` differ in length.
     """
     if len(rows) != len(evidence):
         raise ValueError(f"{len(rows)} rows, and evidence for {len(evidence)}")

@@ -50,14 +50,11 @@ def check_stored_weight(
     kept: Callable[[], bool] | None = None,
 ) -> tuple[str, ...]:
     """
-    Compare a weight of the file with floats in the file's own layout.
+    Return a sentence for each defect of a weight, the most important first.
 
     Every code must be the nearest to its value in the file's own scale; floats must be equal within
     folding tolerance. A value may exceed its scale, and have the last code, if the quantizer clips
     weights: not if the other scales of the weight cover all of their values.
-
-    Returns:
-        A sentence for each defect, the most important first; empty if it is sound.
     """
     reference = reference.astype(np.float64)
     if stored.scales is None:
@@ -225,17 +222,11 @@ def check_bias(
     wider: float = 1.0,
 ) -> tuple[str, ...]:
     """
-    Compare a bias of the file with the reference's.
+    Return a sentence for each defect of a bias, the most important first.
 
     A quantized one is int32 (int64 with int16 activations) with scale input × weight and zero point
     0; its code is the nearest. A bias that is clipped at the INT32 limit is accepted if it would
     fit an input range that is `wider` times as wide, as its values need.
-
-    Returns:
-        A sentence for each defect, the most important first; empty if it is sound.
-
-    Raises:
-        ValueError: A quantized bias without the scales of input and weight.
     """
     reference = reference.astype(np.float64)
     if np.isnan(reference).any():

@@ -49,10 +49,8 @@ def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding
     """
     Compare quantization parameters and constants with those of the flow's own file.
 
-    Scales come from the calibration; without a simulated graph that file is their reference.
-
-    Returns:
-        Findings by the index of the op; empty if the ops differ.
+    Scales come from the calibration; without a simulated graph that file is their reference. If the
+    ops differ there are no findings.
     """
     ours, theirs = (each.graph.subgraphs[each.signature.subgraph] for each in (edge, origin))
     floats = left_in_float(edge, origin)

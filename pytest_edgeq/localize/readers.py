@@ -195,15 +195,12 @@ class Consumers:
 
     def unused(self, measured: Mapping[int, Sequence[tuple[int, TensorErrors]]]) -> set[int]:
         """
-        Return ops whose losses a SELECT, a SLICE or a clamp discards.
+        Return the indices of ops whose losses a selection or a clamp discards.
 
         The loss of a branch may lie in values that are never selected (of a softplus beyond 20, or
         of a slice from another copy with its own range), or beyond a clamp whose range the
         quantizer assigns to its input. Such a loss does not show behind the consumer, in comparison
         with torch's whole model.
-
-        Returns:
-            Indices of ops.
         """
         found = set()
         for number, tensor, own in ((n, *each) for n, every in measured.items() for each in every):

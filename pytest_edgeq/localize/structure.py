@@ -232,12 +232,7 @@ class ConstantPair:
 
     @property
     def stored(self) -> Constant:
-        """
-        The constant of the quantized file.
-
-        Raises:
-            ValueError: It cannot be read; the text says why.
-        """
+        """The constant of the quantized file."""
         found = self._read.get("stored")
         if not isinstance(found, Constant):
             found = read_constant(self._files[0], self.op, self._constants[0])
@@ -246,12 +241,7 @@ class ConstantPair:
 
     @property
     def floats(self) -> Array:
-        """
-        The constant of the float file, in the shape of the quantized file.
-
-        Raises:
-            ValueError: It cannot be read; the text says why.
-        """
+        """The constant of the float file, in the shape of the quantized file."""
         found: Array | None = self._read.get("floats")
         if found is not None:
             return found
@@ -299,12 +289,7 @@ class Structure:
         return frozenset(pair.op.index for pair in self.constants if self._role(pair) == "bias")
 
     def findings(self, outputs: Iterable[tuple[str, int, int]]) -> dict[int, tuple[Finding, ...]]:
-        """
-        Compare options, operands, wiring and outputs.
-
-        Returns:
-            Findings by the index of the op in the quantized file.
-        """
+        """Compare options, operands, wiring and outputs; return findings by op index."""
         found: dict[int, list[str]] = {}
         for number, partner in self._pairs.ops.items():
             op = self._ours.ops[number]
