@@ -52,14 +52,7 @@ def check(
     engine: Engine | None = None,
     states: Mapping[str, str] | None = None,
 ) -> None:
-    """
-    Run all checks of a model in one pass over the samples.
-
-    Raises:
-        AssertionError: Lists all that is wrong.
-        UnmatchedError: The file has no such output or input.
-        ValueError, TypeError: No reference, no sample, or one that does not fit.
-    """
+    """Run all checks of a model in one pass; `Edgeq.check` documents the errors."""
     about_states = state_findings(quantized.edge, states) if states else ()
     gate = Gate(quantized, runtime, keeps_points=keeps_points)
     with on_one_thread(), progress.step("check", quantized.name, inputs) as step:

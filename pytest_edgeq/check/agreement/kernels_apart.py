@@ -51,9 +51,7 @@ def first_differing_op(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> 
     """
     Describe the first op whose codes differ when two runtimes run it alone.
 
-    Returns:
-        One sentence; empty if each op alone has the same result on both, or if the ops cannot be
-        run alone there.
+    It is empty if all ops agree, or if they cannot be run alone there.
     """
     try:
         found = _first_difference(edge.apart(), one, other, inputs)

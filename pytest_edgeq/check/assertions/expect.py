@@ -46,13 +46,7 @@ CUSTOM = "CUSTOM"
 
 
 def edge_of(model: Model) -> EdgeFile:
-    """
-    Open the model of an assertion: a QuantizedModel, a path or bytes.
-
-    Raises:
-        TypeError: None of them.
-        FileNotFoundError, ValueError: As `open_tflite` says.
-    """
+    """Open the model of an assertion: a QuantizedModel, a path or bytes."""
     if isinstance(model, QuantizedModel):
         return model.edge
     if isinstance(model, (str, os.PathLike, bytes)):
@@ -66,13 +60,7 @@ def edge_of(model: Model) -> EdgeFile:
 
 
 def parse_dtype(dtype: Any) -> str:
-    """
-    Return TFLite's name of a dtype, from a string, numpy or torch dtype.
-
-    Raises:
-        TypeError: Not a dtype.
-        ValueError: A name that TFLite does not have.
-    """
+    """Return TFLite's name of a dtype, from a string, numpy or torch dtype."""
     if isinstance(dtype, str):
         name = dtype
     elif (type(dtype).__module__, type(dtype).__name__) == ("torch", "dtype"):
@@ -94,12 +82,7 @@ def parse_dtype(dtype: Any) -> str:
 
 
 def parse_granularity(granularity: Any) -> str:
-    """
-    Return a granularity if it is valid.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Return a granularity if it is valid."""
     valid = ("per_tensor", "per_channel")
     if isinstance(granularity, str) and (
         granularity in valid or re.fullmatch(r"blockwise_[1-9][0-9]*", granularity)
@@ -112,13 +95,7 @@ def parse_granularity(granularity: Any) -> str:
 
 
 def parse_count(what: str, count: Any, *, least: int = 0) -> int:
-    """
-    Return a count as an int.
-
-    Raises:
-        TypeError: Not an integer.
-        ValueError: Less than `least`.
-    """
+    """Return a count as an int; it must be `least` or more."""
     try:
         number = operator.index(count)
     except TypeError:
@@ -131,12 +108,7 @@ def parse_count(what: str, count: Any, *, least: int = 0) -> int:
 
 
 def parse_number(what: str, number: Any) -> float:
-    """
-    Return a bound if it is a real number, NaN and infinities included.
-
-    Raises:
-        TypeError: Not a real number.
-    """
+    """Return a bound if it is a real number, NaN and infinities included."""
     if not isinstance(number, Real) or isinstance(number, bool):
         raise TypeError(f"{what}: expected a number, got {number!r}")
     return int(number) if isinstance(number, int) else float(number)
@@ -146,18 +118,8 @@ def spread(expected: Any, names: Sequence[str], what: str) -> list[Any]:
     """
     Expand an expectation to one for each of a model's inputs or outputs.
 
-    Args:
-        expected: One for all, a sequence in order, or a dict by name; None accepts anything.
-        names: Of the inputs or outputs, in order.
-        what: `input` or `output`.
-
-    Returns:
-        The expectation of each, in order.
-
-    Raises:
-        UnmatchedError: Too many, too few, or a name that the model does not have. An input or
-            output that a dict leaves out is one too.
-        ValueError: Nothing is expected of any.
+    An input or output that a dict leaves out is an error, as is a name that the model does not
+    have.
     """
     if isinstance(expected, Mapping):
         for name in expected:
@@ -190,13 +152,7 @@ def spread(expected: Any, names: Sequence[str], what: str) -> list[Any]:
 
 
 def known_op(op: Any) -> str:
-    """
-    Return the name if it is an operator of TFLite.
-
-    Raises:
-        TypeError: Not a string.
-        ValueError: No operator of this name.
-    """
+    """Return the name if it is an operator of TFLite."""
     if not isinstance(op, str):
         raise TypeError(f"op: expected a name such as 'CONV_2D', got {op!r}")
     known = operator_names()
@@ -214,10 +170,7 @@ def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDt
     """
     Return the ops of this name whose torch module matches a glob.
 
-    Raises:
-        TypeError: Not a name, or not a glob.
-        ValueError: No operator of this name in TFLite.
-        UnmatchedError: None in this model; lists those that there are.
+    Without a match the error lists the ops and modules of the model.
     """
     if op is not None:
         known_op(op)
@@ -264,9 +217,7 @@ def failed(found: Finding, *ways: str) -> AssertionError:
     """
     Return the error of a failed expectation, with the evidence before the causes.
 
-    Args:
-        found: The finding.
-        ways: Lines at the end, in place of those of its fix and its command.
+    `ways` are lines at the end, in place of the fix and the command.
     """
     causes = [f"cause: {each}" for each in found.causes]
     fix = [f"fix: {found.fix}"] if found.fix else []

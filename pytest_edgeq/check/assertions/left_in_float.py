@@ -65,14 +65,7 @@ _ON_PURPOSE = (
 
 
 def why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
-    """
-    Return why ops are in float, and how to quantize them.
-
-    Args:
-        model: The model passed to the assertion.
-        edge: Its file.
-        wrong: The ops in float.
-    """
+    """Return why ops are in float, and how to quantize them."""
     schemes = {entry.scheme for entry in edge.op_dtypes} - {"integer"}
     if schemes == {"float"}:
         return _NOTHING_QUANTIZED

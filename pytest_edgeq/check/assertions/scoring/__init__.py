@@ -20,13 +20,7 @@ __tracebackhide__ = True
 
 
 def scorer_for(metric: Any) -> Scorer:
-    """
-    Return the scorer for a callable or a Metric.
-
-    Raises:
-        TypeError: Neither a callable nor a Metric, or a Metric that cannot be resampled.
-        ValueError: A Metric that does not say which way is better.
-    """
+    """Return the scorer for a callable or a Metric."""
     if isinstance(metric, type) or not callable(metric):
         way_out = (
             f"type: make one, {metric.__name__}(…)"

@@ -29,12 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 def bound_pair(model: QuantizedModel, pair: Any, index: int) -> tuple[Sample, Any]:
-    """
-    Return sample and label of a pair.
-
-    Raises:
-        TypeError, ValueError: No pair, or a sample that does not fit.
-    """
+    """Return the bound sample and the label of a pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         what = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else pair
         raise TypeError(
@@ -62,12 +57,7 @@ class PairedOutputs:
 
 
 def score(scorer: Scorer, outcome: PairedOutputs, worst: WorstSamples) -> Any:
-    """
-    Return the score of a sample without adding it to the scorer.
-
-    Raises:
-        Exception: As the metric raises it.
-    """
+    """Return the score of a sample without adding it to the scorer."""
     index, (sample, label) = outcome.index, outcome.pair
     expected, got = map(_leaves, outcome.outputs)
     lengths = {len(leaf) for leaf in expected if leaf.ndim}
@@ -84,13 +74,7 @@ def run_both(
     scorer: Scorer,
     cores: AbstractContextManager[object],
 ) -> PairedOutputs:
-    """
-    Run both models on a sample.
-
-    Raises:
-        AssertionError: The file returns NaN or infinities and the float model does not.
-        Exception: As `assert_accuracy_drop` raises it.
-    """
+    """Run both models on a sample; fail if only the file is not finite."""
     index, pair = item
     sample = pair[0]
     reference = model.float_model

@@ -65,13 +65,7 @@ def score_by(
     scorer: Scorer,
     worst: WorstSamples,
 ) -> int:
-    """
-    Score all samples, and return their number.
-
-    Raises:
-        CannotTravelError: The metric or the factory cannot be pickled.
-        Exception: As `Reading.measure` does.
-    """
+    """Score all samples by an engine, and return their number."""
 
     def merge(_: object, scored: tuple[list[Any], WorstSamples]) -> None:
         for each in scored[0]:
