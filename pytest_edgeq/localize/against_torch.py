@@ -411,7 +411,7 @@ class AgainstTorch:
         if not nearest and self._is_explained_by_constants([(e.sample, e.torchs) for e in samples]):
             return
         place, parting = found
-        self._runner = self._form.apart().runner("builtin", keep=True)
+        self._runner = self._form.clone().runner("builtin", keep=True)
         for each in samples[: place + 1] if self._form.is_stateful else samples[place : place + 1]:
             self._run(self._form, each.sample)
         self.parting = self._located(samples[place].sample, samples[place].torchs, parting)
@@ -433,7 +433,7 @@ class AgainstTorch:
         self.is_rounded = bool(coded) and all(coded)
         if not self.is_rounded:
             return samples
-        edge, names = self._quantized.edge.apart(), list(self._quantized.input_names)
+        edge, names = self._quantized.edge.clone(), list(self._quantized.input_names)
         allowed = []
         for each in samples:
             codes = edge.run(names, each.sample.arrays(), "builtin")

@@ -109,7 +109,7 @@ class Execution:
     def apart(self, runtime: str) -> Execution:
         """Return the same on interpreters of its own."""
         other = copy.copy(self)
-        other._file, other._form = self._file.apart(), self._form.apart()
+        other._file, other._form = self._file.clone(), self._form.clone()
         other._runner = other._file.runner(runtime, keep=True)
         other._whole = other._form.runner("builtin", keep=True)
         other._groups = {}

@@ -372,9 +372,9 @@ def _names(made: EdgeFile) -> dict[tuple[int, int], str]:
 def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
     """Return the float file that a flow kept, or that the reference converts to, if it does."""
     if quantized.float_edge is not None:
-        return quantized.float_edge.apart()
+        return quantized.float_edge.clone()
     if quantized.flow == "float":
-        return (quantized.origin or quantized.edge).apart()
+        return (quantized.origin or quantized.edge).clone()
     make = quantized.float_file
     if make is None:
         return None

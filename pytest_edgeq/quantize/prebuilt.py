@@ -11,7 +11,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.foreign import FileReference, is_keras, looks_like_session
-from pytest_edgeq.compare.quantized import Counterpart, QuantizedModel, Reference
+from pytest_edgeq.compare.quantized import QuantizedModel, Reference, SignatureReference
 from pytest_edgeq.compare.reference import (
     as_module,
     as_tensor,
@@ -89,8 +89,8 @@ def load_prebuilt(
         name=name,
         flow="prebuilt",
         float_edge=float_edge,
-        counterparts={
-            each.key: _counterpart(each, edge.layouts, references.get(each.key), name, session)
+        references={
+            each.key: _reference_of(each, edge.layouts, references.get(each.key), name, session)
             for each in graph.signatures
         },
         runtime=session.runtime,
@@ -109,7 +109,7 @@ def _reference(
         # `run` starts anew at each call, samples are a stream.
         given = owner
     if isinstance(given, QuantizedModel):
-        given = given.edge.apart()
+        given = given.edge.clone()
     elif isinstance(given, (str, bytes, os.PathLike)):
         given = opened(given)
     if not isinstance(given, EdgeFile):
@@ -224,13 +224,13 @@ def _in_float(reference: Callable[..., Any]) -> torch.nn.Module | None:
     return None
 
 
-def _counterpart(
+def _reference_of(
     signature: Signature,
     layouts: Layouts,
     reference: Callable[..., Any] | None,
     name: str,
     session: Session,
-) -> Counterpart:
+) -> SignatureReference:
     names: tuple[str, ...] = ()
     positional, keeps_names = 0, False
     if reference is not None:
@@ -243,7 +243,7 @@ def _counterpart(
     spec = SampleSpec.of_signature(signature, names, positional, layouts, keeps_names=keeps_names)
     module = None if reference is None else _in_float(reference)
     if module is None:
-        return Counterpart(spec, reference)
+        return SignatureReference(spec, reference)
 
     def traced(sample: Sample) -> litert.Traced:
         # Of one tensor that stands for two inputs torch.export makes one.
@@ -252,4 +252,4 @@ def _counterpart(
         return litert.Traced(module, args, kwargs)
 
     key = signature.key or "serving_default"
-    return Counterpart(spec, reference, float_file=float_file(name, key, session, traced))
+    return SignatureReference(spec, reference, float_file=float_file(name, key, session, traced))

@@ -12,7 +12,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.executors.session_executor import SessionExecutor
-from pytest_edgeq.compare.quantized import Counterpart, FloatFile, QuantizedModel
+from pytest_edgeq.compare.quantized import FloatFile, QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.compare.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.errors import CrashedConversionError
@@ -209,7 +209,7 @@ class Request:
         """
         if flow != "float":
             _check_something_is_quantized(edge, self)
-        counterparts: dict[str | None, Counterpart] = {}
+        references: dict[str | None, SignatureReference] = {}
         for index, entry in enumerate(self.entries):
             view = edge.at(entry.key)
             if float_edge is not None:
@@ -218,7 +218,7 @@ class Request:
             # Conversion succeeds for files that no kernel takes; better now than in the first run.
             names = [spec.name for spec in entry.spec.inputs]
             view.run(names, entry.sample.arrays(), self.session.runtime())
-            counterparts[entry.key] = Counterpart(
+            references[entry.key] = SignatureReference(
                 entry.spec,
                 entry.model,
                 simulated[index] if simulated else None,
@@ -230,7 +230,7 @@ class Request:
             edge,
             name=self.name,
             flow=flow,
-            counterparts=counterparts,
+            references=references,
             runtime=self.session.runtime,
             float_edge=float_edge,
             directory=self.session.directory,

@@ -26,7 +26,7 @@ from pytest_edgeq.report.portable import portable
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.failed_samples import FailedSamples
-    from pytest_edgeq.compare.measurement import Outcome
+    from pytest_edgeq.compare.measurement import SampleOutputs
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.comparison import WorstSample
@@ -268,7 +268,9 @@ def _outputs(
     }
 
 
-def _measured(model: QuantizedModel, runtime: str, worst: Sequence[WorstSample]) -> list[Outcome]:
+def _measured(
+    model: QuantizedModel, runtime: str, worst: Sequence[WorstSample]
+) -> list[SampleOutputs]:
     from pytest_edgeq.compare.comparer import Comparer
     from pytest_edgeq.compare.parallel import on_one_thread
 

@@ -111,7 +111,7 @@ class EdgeFile:
             view._runners = {}
         return self._views[key]
 
-    def apart(self) -> EdgeFile:
+    def clone(self) -> EdgeFile:
         """The same file, with the same signature chosen, and interpreters of its own."""
         other = copy.copy(self)
         other._views, other._runners = {}, {}

@@ -56,7 +56,7 @@ def kernels_apart(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> str:
         run alone there.
     """
     try:
-        found = _first_difference(edge.apart(), one, other, inputs)
+        found = _first_difference(edge.clone(), one, other, inputs)
     except (UnrunnableError, CopyError, ValueError):  # that they differ has been told
         return ""
     if found is None:

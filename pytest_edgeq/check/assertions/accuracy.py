@@ -158,8 +158,8 @@ def _outcomes(
     model: QuantizedModel, pairs: Iterator[tuple[int, tuple[Sample, Any]]], scorer: Scorer
 ) -> Iterator[Outcome]:
     """Give every sample with the outputs in order, measured on the model's cores."""
-    is_far = model.edge.runtimes.target_of(model.runtime) is not None
-    at_once = AtOnce(model.threads, is_far=is_far)
+    is_remote = model.edge.runtimes.target_of(model.runtime) is not None
+    at_once = AtOnce(model.threads, is_remote=is_remote)
 
     def measure(edge: EdgeFile, item: tuple[int, tuple[Sample, Any]]) -> Outcome:
         return outcome_of(model, edge, item, scorer, at_once.cores)
@@ -173,7 +173,7 @@ def _outcomes(
         return
     # A loader may write the next sample, and its label, over the last ones.
     kept = ((index, (sample.clone(), _copied(label))) for index, (sample, label) in pairs)
-    yield from in_order(kept, model.edge.apart, measure, at_once.workers)
+    yield from in_order(kept, model.edge.clone, measure, at_once.workers)
 
 
 def _copied(label: Any) -> Any:
