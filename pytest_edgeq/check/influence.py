@@ -265,7 +265,7 @@ class Influence:
         edge = self._quantized.edge
         names = self._quantized.input_names
         at = {name: np.array(i) for i, name in enumerate(names)}
-        borders = edge.by_border(names, [at[name] for name in names])
+        borders = edge.by_input_name(names, [at[name] for name in names])
         start = next(
             each.tensor.index for each in edge.signature.inputs if int(borders[each.name]) == place
         )

@@ -33,8 +33,8 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
     """Return the findings on scales, zero points and biases of a file."""
     findings: list[Finding] = []
     for signature in edge.graph.signatures:
-        for border in signature.inputs:
-            findings += check_scales(Place("input", border.name), border.tensor.scales)
+        for io_tensor in signature.inputs:
+            findings += check_scales(Place("input", io_tensor.name), io_tensor.tensor.scales)
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
         roles = roles_of(edge.graph, op)
         for tensor in roles.outputs:
@@ -71,13 +71,13 @@ def state_findings(edge: EdgeFile, states: Mapping[str, str] | None = None) -> t
         UnmatchedError: No signature has such an output or input.
     """
     signatures = edge.graph.signatures
-    outputs = [(each, border) for each in signatures for border in each.outputs]
-    inputs = [(each, border) for each in signatures for border in each.inputs]
-    for kind, borders, names in (
+    outputs = [(each, io_tensor) for each in signatures for io_tensor in each.outputs]
+    inputs = [(each, io_tensor) for each in signatures for io_tensor in each.inputs]
+    for kind, io_tensors, names in (
         ("output", outputs, (states or {}).keys()),
         ("input", inputs, (states or {}).values()),
     ):
-        known = [border.name for _, border in borders]
+        known = [io_tensor.name for _, io_tensor in io_tensors]
         for name in names:
             if name not in known:
                 raise UnmatchedError(
@@ -103,8 +103,8 @@ def _state_finding(
 ) -> Finding:
     (scale, zero_point), (wanted, wanted_point) = (
         parameters
-        for border in (output, state)
-        if (parameters := qparams(border.tensor)) is not None
+        for io_tensor in (output, state)
+        if (parameters := qparams(io_tensor.tensor)) is not None
     )
     return Finding(
         kind=STATE_MISMATCH,

@@ -229,8 +229,8 @@ class FileReference:
     @property
     def quantizes(self) -> bool:
         """Whether it quantizes activations."""
-        borders = (*self.edge.signature.inputs, *self.edge.signature.outputs)
-        if any(border.tensor.is_quantized for border in borders):
+        io_tensors = (*self.edge.signature.inputs, *self.edge.signature.outputs)
+        if any(io_tensor.tensor.is_quantized for io_tensor in io_tensors):
             return True
         return not self._schemes <= {"float", "integer", "float16", "weight_only"}
 
@@ -254,7 +254,7 @@ class FileReference:
         with self._lock:
             codes = self.edge.run(self.input_names, sample.arrays(), self._RUNTIME)
             decoded = self.edge.decode(codes)
-        names = [border.name for border in self.edge.signature.outputs]
+        names = [io_tensor.name for io_tensor in self.edge.signature.outputs]
         return dict(zip(names, decoded, strict=True))
 
     def __reduce__(self) -> Any:

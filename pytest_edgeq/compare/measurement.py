@@ -91,7 +91,7 @@ class SampleRunner:
         """
         quantized, arrays = self._quantized, sample.arrays()
         codes = self._run(self._edge, arrays, index)
-        wanted = [border.name for border in self._edge.signature.outputs]
+        wanted = [io_tensor.name for io_tensor in self._edge.signature.outputs]
         values: dict[str, Arrays] = {"edge": self._edge.decode(codes)}
         with self._cores:
             values["float"] = self.reference(sample, index)
@@ -104,7 +104,7 @@ class SampleRunner:
                 values["simulated"] = in_file_order(outputs, wanted, quantized.name)
         if self._between is not None:
             decoded = self._between.decode(self._run(self._between, arrays, index))
-            names = [border.name for border in self._between.signature.outputs]
+            names = [io_tensor.name for io_tensor in self._between.signature.outputs]
             outputs = list(zip(names, decoded, strict=True))
             values["float_tflite"] = in_file_order(outputs, wanted, quantized.name)
         return SampleOutputs(codes, values)
@@ -129,7 +129,7 @@ class SampleRunner:
         """
         reference, name = self._quantized.float_model, self._quantized.name
         assert reference is not None, "unreachable because a Comparer has checked"
-        wanted = [border.name for border in self._edge.signature.outputs]
+        wanted = [io_tensor.name for io_tensor in self._edge.signature.outputs]
         aliases = keras_output_names(reference) if is_keras(reference) else ()
         try:
             outputs = call_reference(reference, sample)
@@ -161,17 +161,17 @@ class InputWatches:
 
     def __init__(self, edge: EdgeFile, *, averaged: bool) -> None:
         self._watches = [
-            (border.name, InputHealth(_border_spec(border.name, tensor), averaged=averaged))
-            for border, tensor in quantized_inputs(edge.graph, edge.signature)
+            (io_tensor.name, InputHealth(_io_spec(io_tensor.name, tensor), averaged=averaged))
+            for io_tensor, tensor in quantized_inputs(edge.graph, edge.signature)
         ]
 
     def update(self, edge: EdgeFile, input_names: Sequence[str], arrays: Arrays) -> None:
         """Add one sample."""
-        given = edge.by_border(input_names, arrays) if self._watches else {}
-        for border, watch in self._watches:
+        given = edge.by_input_name(input_names, arrays) if self._watches else {}
+        for name, watch in self._watches:
             # Integers are codes already.
-            if given[border].dtype.kind == "f":
-                watch.update(given[border])
+            if given[name].dtype.kind == "f":
+                watch.update(given[name])
 
     def merge(self, other: InputWatches) -> None:
         """Add the samples of other watches of the same file."""
@@ -181,7 +181,7 @@ class InputWatches:
     @property
     def spans(self) -> dict[str, tuple[float, float]]:
         """Width of each input's range of codes, and of the observed values."""
-        return {border: watch.span for border, watch in self._watches}
+        return {name: watch.span for name, watch in self._watches}
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
         """Return the findings on the inputs."""
@@ -205,7 +205,7 @@ class Measurement:
         graph, signature = edge.graph, edge.signature
         chosen = choices(graph, signature)
         specs = [
-            _border_spec(
+            _io_spec(
                 each.name,
                 quantized_output(graph, signature, each),
                 chosen=each.name in chosen,
@@ -347,7 +347,7 @@ def check_order(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> N
     found = next((orders for fits in (near, alike) if (orders := _orders(fits))), [])
     if len(found) != 1 or found[0] == tuple(range(n)):
         return
-    names = [border.name for border in quantized.edge.signature.outputs]
+    names = [io_tensor.name for io_tensor in quantized.edge.signature.outputs]
     pairs = ", ".join(
         f"the file's {names[here]!r} is the reference's {names[there]!r}"
         for here, there in enumerate(found[0])
@@ -378,8 +378,8 @@ def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> 
     Raises:
         ValueError: Another shape; names the layout that would explain it.
     """
-    borders = quantized.edge.signature.outputs
-    for border, expected, actual in zip(borders, reference, edge, strict=True):
+    io_tensors = quantized.edge.signature.outputs
+    for io_tensor, expected, actual in zip(io_tensors, reference, edge, strict=True):
         if expected.shape == actual.shape:
             continue
         hint = mismatch_hint(expected.shape, actual.shape)
@@ -390,15 +390,15 @@ def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> 
                 "\ncause: the file was made from another model than the reference, or its last ops "
                 "are others: an axis, a permutation, a slice"
             )
-        elif quantized.edge.layouts.of(border) is not None:
+        elif quantized.edge.layouts.of(io_tensor) is not None:
             hint = "; it was turned by layout=, and would fit as the file has it"
         raise ValueError(
-            f"{quantized.name}: output {border.name!r}: the reference gives shape "
+            f"{quantized.name}: output {io_tensor.name!r}: the reference gives shape "
             f"{list(expected.shape)}, the file {list(actual.shape)}{hint}"
         )
 
 
-def _border_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> BorderSpec:
+def _io_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> BorderSpec:
     """Return name, scale, zero point and code range; only the name without one scale."""
     parameters = qparams(tensor)
     if parameters is None:

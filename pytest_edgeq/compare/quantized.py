@@ -51,8 +51,8 @@ class Border:
         name: In the file's signature, for instance `args_0` or `output_0`.
         dtype: As stored, for instance `int8`.
         shape: −1 where any length will do.
-        scale: Of a quantized border, else None.
-        zero_point: Of a quantized border, else None.
+        scale: Of a quantized input or output, else None.
+        zero_point: Of a quantized input or output, else None.
     """
 
     name: str
@@ -393,12 +393,12 @@ class QuantizedModel:
     @property
     def inputs(self) -> tuple[Border, ...]:
         """The file's inputs, in its own order."""
-        return tuple(_border(border) for border in self._edge.signature.inputs)
+        return tuple(_io_tensor(io_tensor) for io_tensor in self._edge.signature.inputs)
 
     @property
     def outputs(self) -> tuple[Border, ...]:
         """The file's outputs, in the model's own order."""
-        return tuple(_border(border) for border in self._edge.signature.outputs)
+        return tuple(_io_tensor(io_tensor) for io_tensor in self._edge.signature.outputs)
 
     @property
     def runtime(self) -> str:
@@ -431,7 +431,7 @@ class QuantizedModel:
         sample = self.spec.bind((args, kwargs), "the input")
         self._edge.restart()
         codes = self._edge.run(self.input_names, sample.arrays(), runtime or self.runtime)
-        names = (border.name for border in self._edge.signature.outputs)
+        names = (io_tensor.name for io_tensor in self._edge.signature.outputs)
         return dict(zip(names, self._edge.decode(codes), strict=True))
 
     @property
@@ -475,7 +475,7 @@ class QuantizedModel:
         return self._with_edge(edge, self._float_edge, self.name, references, origin)
 
 
-def _border(border: SignatureTensor) -> Border:
-    tensor = border.tensor
+def _io_tensor(io_tensor: SignatureTensor) -> Border:
+    tensor = io_tensor.tensor
     scale, zero_point = qparams(tensor) or (None, None)
-    return Border(border.name, tensor.dtype, tensor.shape_signature, scale, zero_point)
+    return Border(io_tensor.name, tensor.dtype, tensor.shape_signature, scale, zero_point)

@@ -188,7 +188,7 @@ class SampleSpec:
         Raises:
             ValueError: The file's names are the reference's in part only.
         """
-        specs = {border.name: _of_border(border, layouts) for border in signature.inputs}
+        specs = {io_tensor.name: _of_tensor(io_tensor, layouts) for io_tensor in signature.inputs}
         named = [name for name in parameters if name in specs]
         numbered = {n for n in specs if re.fullmatch(r"args_\d+", n) and n not in named}
         args = [f"args_{i}" for i in range(len(numbered))]
@@ -313,16 +313,16 @@ def _turning(shape: Sequence[int], wanted: Sequence[int]) -> str:
     return ""
 
 
-def _of_border(border: SignatureTensor, layouts: Layouts) -> InputSpec:
-    half = border.tensor.dtype == "float16"
-    dtype = "float32" if half or border.tensor.is_quantized else border.tensor.dtype
+def _of_tensor(io_tensor: SignatureTensor, layouts: Layouts) -> InputSpec:
+    half = io_tensor.tensor.dtype == "float16"
+    dtype = "float32" if half or io_tensor.tensor.is_quantized else io_tensor.tensor.dtype
     return InputSpec(
-        border.name,
-        layouts.shape(border),
+        io_tensor.name,
+        layouts.shape(io_tensor),
         dtype,
         any_integer=dtype in _INTEGERS,
         any_float=half,
-        layout=layouts.of(border) or "",
+        layout=layouts.of(io_tensor) or "",
     )
 
 

@@ -331,7 +331,7 @@ def by_name(ours: Signature, theirs: Signature, side: str) -> dict[int, int]:
     """
     Pair inputs or outputs by name where both files know the names, else by position.
 
-    A different number of them is reported by `same.border_differences`.
+    A different number of them is reported by `same.io_differences`.
     """
     one, two = getattr(ours, side), getattr(theirs, side)
     names = {border.name: border.tensor.index for border in two}

@@ -124,7 +124,7 @@ class _Finder:
     def _takes_floats(self, graft: Graft) -> bool:
         """Whether float constants alone differ, which the converter may fold in another way."""
         return (
-            not graft.takes_kind
+            not graft.replaces_kind
             and not graft.operands
             and all(
                 self._theirs.tensors[graft.donor.inputs[place]].is_floating_point

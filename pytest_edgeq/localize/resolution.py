@@ -132,7 +132,7 @@ def _coded(
     """Return the wanted tensors that have one scale: the inputs, then the outputs of the ops."""
     quantized, subgraph = localizer.quantized, localizer.subgraph
     edge, names, arrays = quantized.edge, quantized.input_names, sample.arrays()
-    codes, given = edge.encode(names, arrays), edge.by_border(names, arrays)
+    codes, given = edge.encode(names, arrays), edge.by_input_name(names, arrays)
     for border in edge.signature.inputs:
         if border.tensor.index in wanted and code_limits(border.tensor) is not None:
             whole = edge.layouts.to_file(border, given[border.name])

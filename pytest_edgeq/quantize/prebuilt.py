@@ -140,7 +140,7 @@ def _has_borders_of(graph: OpGraph, other: OpGraph) -> bool:
     ours, theirs = (
         {
             signature.key: [
-                sorted((border.name, border.tensor.shape_signature) for border in side)
+                sorted((io_tensor.name, io_tensor.tensor.shape_signature) for io_tensor in side)
                 for side in (signature.inputs, signature.outputs)
             ]
             for signature in each.signatures
@@ -153,8 +153,8 @@ def _has_borders_of(graph: OpGraph, other: OpGraph) -> bool:
 def _check_borders(graph: OpGraph, float_graph: OpGraph, name: str) -> None:
     """Refuse a float file with other signatures, or other inputs or outputs."""
     for signature in graph.signatures:
-        ours = _borders(signature)
-        theirs = [_borders(each) for each in float_graph.signatures if each.key == signature.key]
+        ours = _io_tensors(signature)
+        theirs = [_io_tensors(each) for each in float_graph.signatures if each.key == signature.key]
         if theirs != [ours]:
             where = "" if signature.key is None else f" of the signature {signature.key!r}"
             raise ValueError(
@@ -164,9 +164,10 @@ def _check_borders(graph: OpGraph, float_graph: OpGraph, name: str) -> None:
             )
 
 
-def _borders(signature: Signature) -> tuple[list[str], list[str]]:
+def _io_tensors(signature: Signature) -> tuple[list[str], list[str]]:
     inputs, outputs = (
-        sorted(border.name for border in each) for each in (signature.inputs, signature.outputs)
+        sorted(io_tensor.name for io_tensor in each)
+        for each in (signature.inputs, signature.outputs)
     )
     return inputs, outputs
 
@@ -237,7 +238,7 @@ def _reference_of(
         known = parameters_of(reference)
         names, positional = (*known.positional, *known.keyword_only), len(known.positional)
         keeps_names = known.takes_any_name and known.takes_any_position
-        inputs = [border.name for border in signature.inputs]
+        inputs = [io_tensor.name for io_tensor in signature.inputs]
         if known.takes_any_name and not keeps_names and set(known.positional) <= set(inputs):
             names += tuple(each for each in inputs if each not in names)
     spec = SampleSpec.of_signature(signature, names, positional, layouts, keeps_names=keeps_names)

@@ -79,7 +79,8 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
     _check_taken(rules, ops, winners, _outcomes(float_edge.graph, edge))
     left_in_float = frozenset(
         entry.module
-        for entry, winner in zip(float_edge.op_dtypes, winners, strict=False)  # borders come last
+        # The scopes of inputs and outputs follow those of the ops.
+        for entry, winner in zip(float_edge.op_dtypes, winners, strict=False)
         if winner is not None and not rules[winner].quantizes and entry.module is not None
     )
     return request.finish(
@@ -115,7 +116,7 @@ def _by_name(
 
 
 def scoped_ops(edge: EdgeFile) -> list[litert.ScopedOp]:
-    """Every op of the float file, then its borders, as rules see them."""
+    """Return the ops of the float file, then its inputs and outputs, as rules see them."""
     graph = edge.graph
     scoped = []
     for op, entry in zip(graph.ops, edge.op_dtypes, strict=True):
@@ -124,8 +125,8 @@ def scoped_ops(edge: EdgeFile) -> list[litert.ScopedOp]:
         scoped.append(litert.ScopedOp(op.name, scope, entry.where))
     for subgraph in graph.subgraphs:
         place = f"subgraph {subgraph.index}" if len(graph.subgraphs) > 1 else "the model"
-        for name, border in (("INPUT", subgraph.inputs), ("OUTPUT", subgraph.outputs)):
-            scope = _scope(subgraph.tensors[i].name for i in border)
+        for name, indices in (("INPUT", subgraph.inputs), ("OUTPUT", subgraph.outputs)):
+            scope = _scope(subgraph.tensors[i].name for i in indices)
             scoped.append(litert.ScopedOp(name, scope, f"the {name.lower()} of {place}"))
     return scoped
 

@@ -277,8 +277,8 @@ def _check_outputs_are_kept(edge: EdgeFile, float_edge: EdgeFile, name: str) -> 
     ai-edge-quantizer 0.10.0, for some outputs that other ops read, too (a GRU's last state): it
     adds a requantized one, leaves the old one in, and the signature names but one.
     """
-    before = [border.tensor.name for border in float_edge.signature.outputs]
-    after = [border.tensor.name for border in edge.signature.outputs]
+    before = [io_tensor.tensor.name for io_tensor in float_edge.signature.outputs]
+    after = [io_tensor.tensor.name for io_tensor in edge.signature.outputs]
     if len(after) != len(before):
         raise ValueError(
             f"{name}: ai-edge-quantizer made {len(after)} outputs ({', '.join(after)}) of the "
@@ -290,14 +290,14 @@ def _check_outputs_are_kept(edge: EdgeFile, float_edge: EdgeFile, name: str) -> 
 
 def _check_output_names(edge: EdgeFile, name: str) -> None:
     outputs = edge.signature.outputs
-    nameless = [border for border in outputs if border.name == border.tensor.name]
+    nameless = [io_tensor for io_tensor in outputs if io_tensor.name == io_tensor.tensor.name]
     # Of outputs with one name the last is named; where none is, the tensors bear the names.
     if 0 < len(nameless) < len(outputs):
         raise ValueError(
             f"{name}: of {len(outputs)} outputs the file names "
             f"{len(outputs) - len(nameless)}, so {len(nameless)} could never be read. The "
             "converter joins the keys of nested outputs with '_', and two keys came out the "
-            f"same ({', '.join(border.tensor.name for border in outputs)}); rename one"
+            f"same ({', '.join(io_tensor.tensor.name for io_tensor in outputs)}); rename one"
         )
 
 

@@ -222,7 +222,9 @@ class _Writer:
         model = samples.model
         # In the order in which a file that keeps state has seen them.
         worst = sorted(samples.worst, key=lambda each: each.index)
-        given = [model.edge.by_border(model.input_names, each.inputs.arrays()) for each in worst]
+        given = [
+            model.edge.by_input_name(model.input_names, each.inputs.arrays()) for each in worst
+        ]
         kept = {"inputs": self._arrays("samples", worst, given)}
         try:
             outputs = _outputs(samples, worst)

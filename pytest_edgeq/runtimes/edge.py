@@ -167,7 +167,7 @@ class EdgeFile:
         buffer = self.graph.buffer
         return buffer.path if isinstance(buffer, MappedFile) else None
 
-    def by_border(
+    def by_input_name(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
     ) -> dict[str, npt.NDArray[Any]]:
         """
@@ -179,17 +179,17 @@ class EdgeFile:
         Raises:
             ValueError: Other inputs than the file takes.
         """
-        borders = self.signature.inputs
+        io_tensors = self.signature.inputs
         given = dict(zip(names, arrays, strict=True))
-        known = {border.name for border in borders}
+        known = {io_tensor.name for io_tensor in io_tensors}
         if known != set(given):
             # Names that agree in part would be matched by position to others' inputs.
-            if len(given) != len(borders) or known & set(given):
+            if len(given) != len(io_tensors) or known & set(given):
                 raise ValueError(
-                    f"the file takes the inputs {[border.name for border in borders]}, "
+                    f"the file takes the inputs {[io_tensor.name for io_tensor in io_tensors]}, "
                     f"got {list(given)}"
                 )
-            return dict(zip((border.name for border in borders), arrays, strict=True))
+            return dict(zip((io_tensor.name for io_tensor in io_tensors), arrays, strict=True))
         return given
 
     def encode(
@@ -198,26 +198,26 @@ class EdgeFile:
         """
         Turn inputs into what the file takes, by the file's names.
 
-        Inputs are matched as `by_border` says, and turned into the file's layout.
+        Inputs are matched as `by_input_name` says, and turned into the file's layout.
 
         Raises:
             ValueError, TypeError: Other inputs, shapes or dtypes than the file takes.
         """
-        given = self.by_border(names, arrays)
+        given = self.by_input_name(names, arrays)
         encoded = {}
-        for border in self.signature.inputs:
-            value = self.layouts.to_file(border, given[border.name])
-            wanted = border.tensor.shape_signature
+        for io_tensor in self.signature.inputs:
+            value = self.layouts.to_file(io_tensor, given[io_tensor.name])
+            wanted = io_tensor.tensor.shape_signature
             if len(wanted) != value.ndim or any(
                 expected not in (-1, actual)
                 for expected, actual in zip(wanted, value.shape, strict=True)
             ):
                 # The interpreter would resize itself to whatever comes, without a word.
                 raise ValueError(
-                    f"input {border.name!r}: the file expects shape {list(wanted)}, got "
+                    f"input {io_tensor.name!r}: the file expects shape {list(wanted)}, got "
                     f"{list(value.shape)}{mismatch_hint(value.shape, wanted)}"
                 )
-            encoded[border.name] = encode(value, border)
+            encoded[io_tensor.name] = encode(value, io_tensor)
         return encoded
 
     def run(
@@ -229,13 +229,13 @@ class EdgeFile:
     def decode(self, codes: Sequence[npt.NDArray[Any]]) -> list[np.ndarray[Any, Any]]:
         """Codes to floats, each output by its own parameters, in the reference's layout."""
         return [
-            self.layouts.from_file(border, decode(value, border))
-            for value, border in zip(codes, self.signature.outputs, strict=True)
+            self.layouts.from_file(io_tensor, decode(value, io_tensor))
+            for value, io_tensor in zip(codes, self.signature.outputs, strict=True)
         ]
 
     def turned(self, codes: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Codes as the file gives them, in the reference's layout."""
         return [
-            self.layouts.from_file(border, value)
-            for value, border in zip(codes, self.signature.outputs, strict=True)
+            self.layouts.from_file(io_tensor, value)
+            for value, io_tensor in zip(codes, self.signature.outputs, strict=True)
         ]

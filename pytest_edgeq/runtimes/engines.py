@@ -71,17 +71,20 @@ class InterpreterEngine(Engine):
         *,
         keep: bool = False,
     ) -> None:
-        for border in signature.outputs:
+        for io_tensor in signature.outputs:
             # The interpreter hands out a handle's own memory as if it were numbers, and dies of it.
-            if border.tensor.dtype in ("resource", "variant"):
+            if io_tensor.tensor.dtype in ("resource", "variant"):
                 raise RuntimeError(
-                    f"output {border.name!r} is {border.tensor.dtype}, which cannot be read here"
+                    f"output {io_tensor.name!r} is {io_tensor.tensor.dtype}, which cannot be "
+                    "read here"
                 )
         where: dict[str, Any] = (
             {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
         )
         self._signature = signature
-        self._allocated = {border.tensor.index: border.tensor.shape for border in signature.inputs}
+        self._allocated = {
+            io_tensor.tensor.index: io_tensor.tensor.shape for io_tensor in signature.inputs
+        }
         if runtime == "tensorflow":
             with warnings.catch_warnings():
                 # TensorFlow 2.21 warns that its interpreter moves to LiteRT.
@@ -124,10 +127,11 @@ class InterpreterEngine(Engine):
         """
         if self._runner is not None:
             outputs = self._runner(**inputs)
-            return [outputs[border.name] for border in self._signature.outputs]
+            return [outputs[io_tensor.name] for io_tensor in self._signature.outputs]
         interpreter = self._interpreter
         shapes = {
-            border.tensor.index: np.shape(inputs[border.name]) for border in self._signature.inputs
+            io_tensor.tensor.index: np.shape(inputs[io_tensor.name])
+            for io_tensor in self._signature.inputs
         }
         if shapes != self._allocated:
             # Not allocated with these shapes, should the kernels refuse them.
@@ -136,10 +140,12 @@ class InterpreterEngine(Engine):
                 interpreter.resize_tensor_input(index, shape)
             interpreter.allocate_tensors()
             self._allocated = shapes
-        for border in self._signature.inputs:
-            interpreter.set_tensor(border.tensor.index, inputs[border.name])
+        for io_tensor in self._signature.inputs:
+            interpreter.set_tensor(io_tensor.tensor.index, inputs[io_tensor.name])
         interpreter.invoke()
-        return [interpreter.get_tensor(border.tensor.index) for border in self._signature.outputs]
+        return [
+            interpreter.get_tensor(io_tensor.tensor.index) for io_tensor in self._signature.outputs
+        ]
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
         """
@@ -190,13 +196,13 @@ class CompiledEngine(Engine):
         # Of a file without signatures it makes one up.
         self._key = info["key"]
         self._names: list[str] = info["outputs"]
-        for side, borders in (("inputs", signature.inputs), ("outputs", signature.outputs)):
-            names = [border.name for border in borders]
+        for side, io_tensors in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+            names = [io_tensor.name for io_tensor in io_tensors]
             known = [printable(name) for name in info[side]]
             if len(known) != len(names) or (signature.key is not None and known != names):
                 raise RuntimeError(f"CompiledModel knows the {side} {known}, the file {names}")
-        self._shapes = [border.tensor.shape for border in signature.inputs]
-        self._outputs = [_dtype_of(border) for border in signature.outputs]
+        self._shapes = [io_tensor.tensor.shape for io_tensor in signature.inputs]
+        self._outputs = [_dtype_of(io_tensor) for io_tensor in signature.outputs]
         self._checked = False
         try:
             self._allocate()
@@ -212,7 +218,7 @@ class CompiledEngine(Engine):
         Raises:
             RuntimeError: The kernels fail, or a shape depends on values.
         """
-        arrays = [np.asarray(inputs[border.name]) for border in self._signature.inputs]
+        arrays = [np.asarray(inputs[io_tensor.name]) for io_tensor in self._signature.inputs]
         shapes = [array.shape for array in arrays]
         if shapes != self._shapes:
             # Not allocated with these shapes, should it refuse them.
@@ -250,10 +256,10 @@ class CompiledEngine(Engine):
         it sooner or later (ai-edge-litert 2.3.0).
         """
         made = zip(self._signature.outputs, self._interpreter.run(inputs), self._sizes, strict=True)
-        for border, array, size in made:
+        for io_tensor, array, size in made:
             if array.shape != size:
                 raise RuntimeError(
-                    f"Failed to register output: {border.name!r} has room for {list(size)}, and "
+                    f"Failed to register output: {io_tensor.name!r} has room for {list(size)}, and "
                     f"becomes {list(array.shape)}"
                 )
 
@@ -277,39 +283,43 @@ class CompiledEngine(Engine):
 _SHAPE_BY_VALUES = "Failed to register output: its shape is another after the run"
 
 
-def _dtype_of(border: SignatureTensor) -> np.dtype[Any]:
-    dtype = numpy_dtype(border.tensor.dtype)
+def _dtype_of(io_tensor: SignatureTensor) -> np.dtype[Any]:
+    dtype = numpy_dtype(io_tensor.tensor.dtype)
     if dtype is None:
         raise RuntimeError(
-            f"output {border.name!r} is {border.tensor.dtype}, which cannot be read here"
+            f"output {io_tensor.name!r} is {io_tensor.tensor.dtype}, which cannot be read here"
         )
     return dtype
 
 
 def _refuse_what_it_leaves_out(graph: OpGraph, signature: Signature) -> None:
-    borders = {border.tensor.index: border for border in (*signature.inputs, *signature.outputs)}
-    names = Counter(border.tensor.name for border in borders.values())
+    io_tensors = {
+        io_tensor.tensor.index: io_tensor for io_tensor in (*signature.inputs, *signature.outputs)
+    }
+    names = Counter(io_tensor.tensor.name for io_tensor in io_tensors.values())
     if signature.key is None and max(names.values(), default=0) > 1:
         raise RuntimeError(
             f"CompiledModel tells tensors apart by name: {max(names.values())} inputs or outputs "
             f"are called {max(names, key=lambda name: names[name])!r}"
         )
     computed = graph.subgraphs[signature.subgraph].producer
-    times = Counter(border.tensor.index for border in signature.outputs)
-    inputs = {border.tensor.index for border in signature.inputs}
-    for border in signature.outputs:
-        tensor = border.tensor
+    times = Counter(io_tensor.tensor.index for io_tensor in signature.outputs)
+    inputs = {io_tensor.tensor.index for io_tensor in signature.inputs}
+    for io_tensor in signature.outputs:
+        tensor = io_tensor.tensor
         if tensor.index in inputs:
             problem = "is an input, too"
         elif times[tensor.index] > 1:
             problem = f"is listed {times[tensor.index]} times"
         elif tensor.index not in computed and not tensor.is_constant:
             # As the interpreter says it at the run.
-            raise RuntimeError(f"Tensor data is null: output {border.name!r} is computed by no op")
+            raise RuntimeError(
+                f"Tensor data is null: output {io_tensor.name!r} is computed by no op"
+            )
         else:
             continue
         raise RuntimeError(
-            f"CompiledModel leaves memory unwritten: output {border.name!r} {problem}"
+            f"CompiledModel leaves memory unwritten: output {io_tensor.name!r} {problem}"
         )
 
 

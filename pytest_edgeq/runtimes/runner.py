@@ -301,10 +301,12 @@ class _OwnEngine(Engine):
                 f": the runner gave {type(outputs).__name__}, expected a dict of arrays by the "
                 "outputs' names"
             )
-        wanted = [border.name for border in self._signature.outputs]
+        wanted = [io_tensor.name for io_tensor in self._signature.outputs]
         if set(outputs) != set(wanted):
             raise _OwnError(f": the runner gave the outputs {list(outputs)}, the file has {wanted}")
-        return [_checked(outputs[border.name], border) for border in self._signature.outputs]
+        return [
+            _checked(outputs[io_tensor.name], io_tensor) for io_tensor in self._signature.outputs
+        ]
 
     def close(self) -> None:
         """Close the session, once."""
@@ -325,12 +327,12 @@ def _close(session: object, folder: tempfile.TemporaryDirectory[str] | None) -> 
             folder.cleanup()
 
 
-def _checked(value: object, border: SignatureTensor) -> npt.NDArray[Any]:
+def _checked(value: object, io_tensor: SignatureTensor) -> npt.NDArray[Any]:
     """Give an own copy of an output that is what the file says, or refuse it."""
-    tensor = border.tensor
+    tensor = io_tensor.tensor
     dtype = numpy_dtype(tensor.dtype)
     shape = tensor.shape_signature
-    expected = f": output {border.name!r}: expected {tensor.dtype} {list(shape)}"
+    expected = f": output {io_tensor.name!r}: expected {tensor.dtype} {list(shape)}"
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise _OwnError(f"{expected}, the runner gave {type(value).__name__}, no numpy array")
     if (

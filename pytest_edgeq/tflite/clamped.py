@@ -14,7 +14,7 @@ from pytest_edgeq.tflite.model_objects import packed, unpacked
 
 
 def write_clamped(file: OpGraph, subgraph: int, ranges: Mapping[int, tuple[float, float]]) -> bytes:
-    """Write a file in which the outputs of some ops pass a MINIMUM and a MAXIMUM."""
+    """Write a file that clamps the outputs of some ops by MINIMUM and MAXIMUM."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = unpacked(file)

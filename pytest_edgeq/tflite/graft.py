@@ -18,26 +18,26 @@ from pytest_edgeq.tflite.subgraph import Op
 @dataclass(frozen=True, slots=True)
 class Graft:
     """
-    The parts of an op that are replaced by those of an op of another file.
+    The parts of an op that are replaced by those of another file's op.
 
     Attributes:
         op: The op of the file.
         donor: The op of the other file.
-        takes_kind: Whether operator code and options are replaced.
+        replaces_kind: Whether operator code and options are replaced.
         operands: By position, the tensor of the file to read instead.
         constants: Positions of the operands that are replaced by the donor's constants.
     """
 
     op: Op
     donor: Op
-    takes_kind: bool = False
+    replaces_kind: bool = False
     operands: Mapping[int, int] = field(default_factory=dict)
     constants: frozenset[int] = frozenset()
 
     def parts(self) -> Iterable[Graft]:
-        """Split it into replacements of one part each."""
-        if self.takes_kind:
-            yield Graft(self.op, self.donor, takes_kind=True)
+        """Split it into grafts of one part each."""
+        if self.replaces_kind:
+            yield Graft(self.op, self.donor, replaces_kind=True)
         for place, tensor in self.operands.items():
             yield Graft(self.op, self.donor, operands={place: tensor})
         for place in sorted(self.constants):
@@ -51,7 +51,7 @@ def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
         subgraph = model.subgraphs[graft.op.subgraph]
         theirs = other.subgraphs[graft.donor.subgraph]
         own, given = subgraph.operators[graft.op.index], theirs.operators[graft.donor.index]
-        if graft.takes_kind:
+        if graft.replaces_kind:
             model.operatorCodes.append(other.operatorCodes[given.opcodeIndex])
             own.opcodeIndex = len(model.operatorCodes) - 1
             for name in vars(given):
@@ -67,7 +67,7 @@ def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
 
 
 def _constant(model: Any, subgraph: Any, donor: OpGraph, op: Op, theirs: Any, place: int) -> int:
-    """Add a constant operand of the donor to a file; return its tensor."""
+    """Add a constant operand of the donor to a file; return its index."""
     index = op.inputs[place]
     made = copy.copy(theirs.tensors[index])
     model.buffers.append(aligned_buffer(np.asarray(donor.stored(donor.tensor(op, index)))))

@@ -1,4 +1,4 @@
-"""Write a copy of a `.tflite` file in which a tensor is read with its axes in another order."""
+"""Write a copy of a `.tflite` file in which a tensor's axes are permuted."""
 
 from __future__ import annotations
 
