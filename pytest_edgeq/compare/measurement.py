@@ -246,7 +246,7 @@ class Measurement:
             sqnr_db = accumulator.update(sides[reference], sides[actual], index=index)
             if name == "total":
                 self.worst.offer(index, sqnr_db, make_inputs)
-        codes = self._edge.turned(outcome.codes)
+        codes = self._edge.in_reference_layout(outcome.codes)
         for watch, reference_side, edge_side, code in zip(
             self._health, sides["float"], sides["edge"], codes, strict=True
         ):

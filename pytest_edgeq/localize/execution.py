@@ -204,8 +204,8 @@ class Execution:
             if hybrid is None or each.position != hybrid_position(self._file.graph, each.op):
                 continue
             given = contiguous(values[each.op.inputs[each.position]], np.float32)
-            if hybrid.takes(given.shape) and given.size == inputs[each.name].size:
-                looked, found = hybrid.look(given)
+            if hybrid.accepts(given.shape) and given.size == inputs[each.name].size:
+                looked, found = hybrid.fake_quantize_with_halves(given)
                 seen[each.name] = looked.reshape(inputs[each.name].shape)
                 halves[each.op.index] = given, found
         made = rounded.run(seen)

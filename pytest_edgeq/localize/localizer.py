@@ -757,7 +757,7 @@ class Localizer:
         allowed = 2 * output.bound * size
         if worst > allowed and made.halves is not None:
             given, halves = made.halves
-            tied = self._execution.hybrids[made.op.index].ties(given, halves)
+            tied = self._execution.hybrids[made.op.index].rounding_ambiguity(given, halves)
             allowed += tied * output.peak_weight
         return worst / allowed - 1 if allowed else (math.inf if worst else -1.0)
 

@@ -34,23 +34,23 @@ _RESOLVERS = {
 
 
 class Engine:
-    """What runs one signature of one file: made once and used for every sample."""
+    """Interface of an engine: it runs one signature of one file, for every sample."""
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """
         Run one sample.
 
         Returns:
-            The outputs as the file gives them, the caller's own, in the model's own order.
+            The outputs as stored, in the model's own order; the caller owns them.
         """
         raise NotImplementedError
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
-        """Return a tensor as the last run left it; only of an engine that keeps them all."""
+        """Return a tensor of the last run; only of an engine that keeps all."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of what is more than memory."""
+        """Release everything except memory."""
 
 
 class InterpreterEngine(Engine):
@@ -72,7 +72,7 @@ class InterpreterEngine(Engine):
         keep: bool = False,
     ) -> None:
         for io_tensor in signature.outputs:
-            # The interpreter hands out a handle's own memory as if it were numbers, and dies of it.
+            # The interpreter reads a handle's memory as numbers, and crashes.
             if io_tensor.tensor.dtype in ("resource", "variant"):
                 raise RuntimeError(
                     f"output {io_tensor.name!r} is {io_tensor.tensor.dtype}, which cannot be "
@@ -149,9 +149,9 @@ class InterpreterEngine(Engine):
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
         """
-        A tensor of the signature's subgraph as the last run left it, the caller's own.
+        Return a copy of a tensor of the signature's subgraph after the last run.
 
-        Only of an engine that keeps them all. A resource must not be asked for: the process dies.
+        Only for an engine that keeps all of them. Reading a resource crashes the process.
         """
         value: npt.NDArray[Any] = self._interpreter.get_tensor(index, self._signature.subgraph)
         return value
@@ -167,11 +167,11 @@ def _tensorflow() -> Any:
 
 class CompiledEngine(Engine):
     """
-    LiteRT's CompiledModel on the CPU, with buffers that are made once for each shape of input.
+    LiteRT's CompiledModel on the CPU, with buffers for each shape of input.
 
-    What it would answer with the memory of somebody else is refused: ai-edge-litert 2.3.0 fills
-    no output that is an input, that stands twice in the list, or that no op computes, and keeps the
-    shape of the buffer for an output whose shape depends on values; all without a word.
+    Files for which it would return foreign memory are refused: ai-edge-litert 2.3.0 silently leaves
+    an output unwritten that is an input, is listed twice, or is computed by no op, and keeps the
+    buffer's shape for an output whose shape depends on values.
 
     Raises:
         RuntimeError: It cannot run the file.
@@ -181,7 +181,7 @@ class CompiledEngine(Engine):
         from ai_edge_litert.compiled_model import CompiledModel
         from ai_edge_litert.options import CpuOptions, Options
 
-        _refuse_what_it_leaves_out(graph, signature)
+        _check_outputs_written(graph, signature)
         options = Options(cpu_options=CpuOptions(num_threads=threads))
         make = CompiledModel.from_buffer if isinstance(source, bytes) else CompiledModel.from_file
         self._model = make(
@@ -193,7 +193,7 @@ class CompiledEngine(Engine):
         self._signature = signature
         self._index = graph.signatures.index(signature)
         info = self._model.get_signature_by_index(self._index)
-        # Of a file without signatures it makes one up.
+        # For a file without signatures it makes one up.
         self._key = info["key"]
         self._names: list[str] = info["outputs"]
         for side, io_tensors in (("inputs", signature.inputs), ("outputs", signature.outputs)):
@@ -249,11 +249,11 @@ class CompiledEngine(Engine):
 
     def _check_room(self, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
         """
-        Hold the outputs' buffers against what these inputs of another shape give.
+        Compare the outputs' buffers with the results for inputs of another shape.
 
-        Where a file reads a length by SHAPE to compute one by it, as Keras does for any batch,
-        CompiledModel keeps room for the file's own length, writes past it, and the process dies of
-        it sooner or later (ai-edge-litert 2.3.0).
+        If a file computes a length from a SHAPE, as Keras does for any batch, CompiledModel
+        reserves memory for the file's own length and writes past it, and the process crashes sooner
+        or later (ai-edge-litert 2.3.0).
         """
         made = zip(self._signature.outputs, self._interpreter.run(inputs), self._sizes, strict=True)
         for io_tensor, array, size in made:
@@ -264,7 +264,7 @@ class CompiledEngine(Engine):
                 )
 
     def _allocate(self) -> None:
-        # Asked first: asking for shapes allocates the tensors, which refuses what cannot run.
+        # First, because reading shapes allocates the tensors, which refuses files that cannot run.
         self._shapes_now()
         self._ins: Sequence[Any] = self._model.create_input_buffers(self._index)
         self._outs: Sequence[Any] = self._model.create_output_buffers(self._index)
@@ -292,7 +292,7 @@ def _dtype_of(io_tensor: SignatureTensor) -> np.dtype[Any]:
     return dtype
 
 
-def _refuse_what_it_leaves_out(graph: OpGraph, signature: Signature) -> None:
+def _check_outputs_written(graph: OpGraph, signature: Signature) -> None:
     io_tensors = {
         io_tensor.tensor.index: io_tensor for io_tensor in (*signature.inputs, *signature.outputs)
     }
@@ -312,7 +312,7 @@ def _refuse_what_it_leaves_out(graph: OpGraph, signature: Signature) -> None:
         elif times[tensor.index] > 1:
             problem = f"is listed {times[tensor.index]} times"
         elif tensor.index not in computed and not tensor.is_constant:
-            # As the interpreter says it at the run.
+            # The interpreter's own words at the run.
             raise RuntimeError(
                 f"Tensor data is null: output {io_tensor.name!r} is computed by no op"
             )
@@ -326,13 +326,13 @@ def _refuse_what_it_leaves_out(graph: OpGraph, signature: Signature) -> None:
 @functools.cache
 def _environment() -> Any:
     """
-    One environment for all models of the process.
+    Return one environment for all models of the process.
 
     Without folders of plugins it would look for compilers of other chips' vendors below its own
     package, and try to load them for each file: 16 folders, six lines on stderr each time.
 
     It is never destroyed, and the one that the library makes for its buffers only in silence: each
-    writes `DestroyAccelerator` to stderr when Python exits, behind the last line of pytest. No API
+    writes `DestroyAccelerator` to stderr when Python exits, after the last line of pytest. No API
     sets the level of this log, or returns that other environment (ai-edge-litert 2.3.0).
     """
     from ai_edge_litert.environment import Environment, EnvironmentOptions

@@ -1,4 +1,4 @@
-"""Write a copy of a float `.tflite` file in which tensors are clamped to a range."""
+"""Write a copy of a float `.tflite` file with tensors clamped to ranges."""
 
 from __future__ import annotations
 

@@ -540,7 +540,7 @@ def passes_codes_through(graph: OpGraph, op: Op) -> bool:
 
 
 def _shifts(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
-    """Check the int16 ADD and SUB that shift where all scales are powers of two."""
+    """Check int16 ADD and SUB, which shift if all scales are powers of two."""
     if op.name not in ("ADD", "SUB") or len(op.inputs) < 2:
         return
     tensors = [graph.tensor(op, index) for index in (*op.inputs[:2], op.outputs[0])]

@@ -1,5 +1,5 @@
 """
-Cut a `.tflite` file into isolated ops, to run each on given inputs.
+Cut a `.tflite` file into isolated ops, to run each on its own inputs.
 
 All of them are in one file and run in one invocation, on any runtime: the operands of an op are
 inputs of the file, its results are outputs. So each is judged independently of the ops before it.

@@ -1,4 +1,4 @@
-"""Write a copy of a `.tflite` file in which ops are replaced by those of another file."""
+"""Write a copy of a `.tflite` file with ops replaced by another file's."""
 
 from __future__ import annotations
 
