@@ -62,7 +62,7 @@ from pytest_edgeq.litert.qat import (
     unseen,
 )
 from pytest_edgeq.litert.recipes import calibrate_recipe, load_recipe, quantize_recipe
-from pytest_edgeq.litert.rules import Rule, ScopedOp, check_rules, match_rules, told_ops
+from pytest_edgeq.litert.rules import Rule, ScopedOp, check_rules, listed_ops, match_rules
 from pytest_edgeq.litert.settings import settings_of
 from pytest_edgeq.litert.simulated import (
     activation_scales,
@@ -113,6 +113,7 @@ __all__ = [
     "is_prepared_by_torch_ao",
     "is_pt2e_quantizer",
     "is_static",
+    "listed_ops",
     "load_exporter",
     "load_recipe",
     "match_rules",
@@ -132,7 +133,6 @@ __all__ = [
     "registered_by_others",
     "second_pipeline",
     "settings_of",
-    "told_ops",
     "trains_quantization",
     "uncalibrated",
     "unseen",

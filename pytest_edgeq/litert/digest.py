@@ -39,7 +39,7 @@ _READ_METADATA = (
 )
 
 
-class UnknownError(Exception):
+class UnhashableError(Exception):
     """The state of an object cannot be read, so no key can stand for it; says which one."""
 
 
@@ -48,7 +48,7 @@ def digest_of(*values: Any) -> str:
     Return the SHA-256 of values, in hexadecimal.
 
     Raises:
-        UnknownError: The state of one of them cannot be read.
+        UnhashableError: The state of one of them cannot be read.
     """
     hasher = hashlib.sha256()
     for value in values:
@@ -61,7 +61,7 @@ def feed(hasher: Any, value: Any) -> None:
     Add a value to a hash: its type, its length where it has one, and its content.
 
     Raises:
-        UnknownError: Its state cannot be read.
+        UnhashableError: Its state cannot be read.
     """
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         _add(hasher, type(value).__name__, repr(value).encode("utf-8", "surrogatepass"))
@@ -71,7 +71,7 @@ def feed(hasher: Any, value: Any) -> None:
         _feed_tensor(hasher, value)
     elif isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            raise UnknownError(f"an array of dtype {value.dtype}")
+            raise UnhashableError(f"an array of dtype {value.dtype}")
         _add(hasher, f"array {value.dtype.str} {value.shape}", contiguous(value).data)
     elif isinstance(value, np.generic) and not value.dtype.hasobject:
         _add(hasher, f"scalar {value.dtype.str}", value.tobytes())
@@ -125,9 +125,11 @@ def _feed_tensor(hasher: Any, value: torch.Tensor) -> None:
         _add(hasher, f"fake {head}", b"")
         return
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise UnknownError(f"a tensor of class {type(value).__module__}.{type(value).__qualname__}")
+        raise UnhashableError(
+            f"a tensor of class {type(value).__module__}.{type(value).__qualname__}"
+        )
     if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-        raise UnknownError(f"a {value.layout} tensor on {value.device}")
+        raise UnhashableError(f"a {value.layout} tensor on {value.device}")
     _add_memory(hasher, head, value)
 
 
@@ -145,17 +147,17 @@ def _feed_named(hasher: Any, value: Any) -> None:
     if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = str(value)
         if name.partition(".")[0] not in TRUSTED_OPS:
-            raise UnknownError(f"the operator {name}, whose code is not part of a known library")
+            raise UnhashableError(f"the operator {name}, whose code is not part of a known library")
         _add(hasher, "op", name.encode())
     elif isinstance(value, torch._ops.HigherOrderOperator):
         _add(hasher, "op", f"higher_order.{value}".encode())
     elif isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
         module = value.__module__ or "builtins"
         if not isinstance(value, type) and module.partition(".")[0] not in _TRUSTED_MODULES:
-            raise UnknownError(f"the function {module}.{value.__qualname__}")
+            raise UnhashableError(f"the function {module}.{value.__qualname__}")
         _add(hasher, "name", f"{module}.{value.__qualname__}".encode())
     else:
-        raise UnknownError(f"a {type(value).__module__}.{type(value).__qualname__}")
+        raise UnhashableError(f"a {type(value).__module__}.{type(value).__qualname__}")
 
 
 def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str] = ()) -> None:
@@ -163,7 +165,7 @@ def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str
     Add a graph to a hash: nodes, the metadata that is read of them, and every constant.
 
     Raises:
-        UnknownError: A node calls what cannot be identified.
+        UnhashableError: A node calls what cannot be identified.
     """
     _refuse_hooks(module)
     for node in module.graph.nodes:
@@ -225,7 +227,7 @@ def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
     if kind.__name__ == "GuardsFn":
         return  # checks shapes, which the nodes tell
     if kind.__module__.partition(".")[0] not in ("torch", "torchao", "litert_torch"):
-        raise UnknownError(f"an observer of class {kind.__module__}.{kind.__qualname__}")
+        raise UnhashableError(f"an observer of class {kind.__module__}.{kind.__qualname__}")
     feed(hasher, name_of(kind))
     _refuse_hooks(module)
     for name, value in sorted(vars(module).items()):
@@ -244,7 +246,7 @@ def _refuse_hooks(module: torch.nn.Module) -> None:
         # torch.export itself registers one that checks the inputs of a graph.
         code = getattr(hook, "__code__", None)
         if code is None or not code.co_filename.startswith(_TORCH_FILES):
-            raise UnknownError(f"a hook of a {type(module).__name__}, {name_of(hook)}")
+            raise UnhashableError(f"a hook of a {type(module).__name__}, {name_of(hook)}")
 
 
 def _feed_fields(hasher: Any, value: Any) -> None:
@@ -270,6 +272,8 @@ def _feed_fields(hasher: Any, value: Any) -> None:
         for each in value:
             _feed_fields(hasher, each)
     elif isinstance(value, type) and value.__module__.partition(".")[0] not in _TRUSTED_MODULES:
-        raise UnknownError(f"the class {name_of(value)}, whose code is not part of a known library")
+        raise UnhashableError(
+            f"the class {name_of(value)}, whose code is not part of a known library"
+        )
     else:
         feed(hasher, value)

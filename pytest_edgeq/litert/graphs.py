@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pytest_edgeq.litert.digest import TRUSTED_OPS, UnknownError, digest_of
+from pytest_edgeq.litert.digest import TRUSTED_OPS, UnhashableError, digest_of
 from pytest_edgeq.litert.libraries import register_operators
 from pytest_edgeq.litert.node_metadata import Formats, StackKeys, decode_metadata, encode_metadata
 
@@ -51,11 +51,11 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
     Return the parts of a stored graph: `graph` (JSON) and `tensors` (raw).
 
     Raises:
-        UnknownError: A node, an argument or a tensor that the format cannot hold.
+        UnhashableError: A node, an argument or a tensor that the format cannot hold.
     """
     codegen = module.graph._codegen
     if not isinstance(codegen, torch.fx.graph._PyTreeCodeGen):
-        raise UnknownError(f"a graph with a {type(codegen).__name__}")
+        raise UnhashableError(f"a graph with a {type(codegen).__name__}")
     info = codegen.pytree_info
     tensors: dict[str, tuple[str, torch.Tensor]] = {}
     nodes = []
@@ -67,7 +67,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
         elif node.op == "get_attr":
             tensors[str(target)] = _attribute(module, str(target))
         elif node.op not in ("placeholder", "output") and not _checks_shapes(module, node):
-            raise UnknownError(f"a node {node.op} of {target}")
+            raise UnhashableError(f"a node {node.op} of {target}")
         nodes.append(
             {
                 "op": node.op,
@@ -84,7 +84,9 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
     try:
         specs = [pytree.treespec_dumps(spec) for spec in (info.in_spec, info.out_spec)]
     except NotImplementedError as error:
-        raise UnknownError(f"inputs or outputs of a container without a name: {error}") from error
+        raise UnhashableError(
+            f"inputs or outputs of a container without a name: {error}"
+        ) from error
     told = {
         "nodes": nodes,
         "names": list(info.orig_args),
@@ -134,7 +136,7 @@ def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, 
     Return a table of tensors, and the memory that they span; equal memory is written once.
 
     Raises:
-        UnknownError: Not a plain tensor on the CPU.
+        UnhashableError: Not a plain tensor on the CPU.
     """
     table: list[dict[str, Any]] = []
     pieces: list[bytes] = []
@@ -221,7 +223,7 @@ def _attribute(module: torch.nn.Module, path: str) -> tuple[str, torch.Tensor]:
     holder: Any = module.get_submodule(owner)
     value = getattr(holder, name)
     if not isinstance(value, torch.Tensor):
-        raise UnknownError(f"a graph that takes {path}, a {type(value).__name__}")
+        raise UnhashableError(f"a graph that takes {path}, a {type(value).__name__}")
     if name in holder._parameters:
         return "parameter", value
     return ("buffer" if name in holder._buffers else "attribute"), value
@@ -251,7 +253,7 @@ def _encode_target(target: Callable[..., Any]) -> str:
     for name, function in _FUNCTIONS.items():
         if target is function:
             return name
-    raise UnknownError(f"a graph that calls {target}")
+    raise UnhashableError(f"a graph that calls {target}")
 
 
 def _decode_target(text: str) -> Callable[..., Any]:
@@ -286,7 +288,7 @@ def _encode(value: Any) -> Any:
     for name in _FORMAT_NAMES:
         if isinstance(value, getattr(torch, name)):
             return {"torch": str(value).removeprefix("torch.")}
-    raise UnknownError(f"a graph with an argument of {type(value).__name__}")
+    raise UnhashableError(f"a graph with an argument of {type(value).__name__}")
 
 
 def _decode(value: Any, nodes: Mapping[str, torch.fx.Node]) -> Any:

@@ -53,7 +53,7 @@ class Rule:
     place: str
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """The rule itself, for texts."""
         return f"  rule: {json.dumps(self.content)}"
 
@@ -212,7 +212,7 @@ def _check_word(rule: Rule, name: str, given: Mapping[str, Any], words: Any) -> 
 
 
 def _refused(rule: Rule, why: str) -> ValueError:
-    return ValueError(f"{rule.place}: {why}\n{rule.told}")
+    return ValueError(f"{rule.place}: {why}\n{rule.text}")
 
 
 def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | None]:
@@ -357,7 +357,7 @@ def _no_match(rule: Rule, ops: Sequence[ScopedOp]) -> ValueError:
     return _refused(
         rule,
         f"{why}\n  It is searched in the names of an op's outputs; those of the last op are the "
-        f"model's own. There are:\n{told_ops(likely)}",
+        f"model's own. There are:\n{listed_ops(likely)}",
     )
 
 
@@ -366,7 +366,7 @@ def _likeness(regex: str, op: ScopedOp) -> float:
     return matcher.find_longest_match().size / max(len(regex), 1)
 
 
-def told_ops(ops: Sequence[ScopedOp]) -> str:
+def listed_ops(ops: Sequence[ScopedOp]) -> str:
     """The first few ops with their scopes, one a line."""
     scopes = [op.scope if len(op.scope) <= 160 else f"{op.scope[:160]}…" for op in ops]
     rows = [f"    {op.where}: {scope}" for op, scope in zip(ops, scopes, strict=True)]

@@ -1,4 +1,4 @@
-"""The `prebuilt` flow: a `.tflite` made elsewhere, and what it should compute."""
+"""The `prebuilt` flow: a `.tflite` file made elsewhere, and its references."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ def load_prebuilt(
     float_tflite: TflitePath | bytes | None = None,
 ) -> QuantizedModel:
     """
-    Open a file, and the float file beside it, and put them together with the references.
+    Open a file with its float file and its references.
 
     Raises:
-        FileNotFoundError, ValueError, TypeError: As `Edgeq.load` says.
+        FileNotFoundError, ValueError, TypeError: As `Edgeq.load`.
     """
     build = session.runtimes.builder(foreign=True)
     graph = OpGraph.read(tflite, build)
 
     def opened(content: TflitePath | bytes) -> EdgeFile:
         other = OpGraph.read(content, build)
-        # Of another layout it says nothing.
-        own = layout if _has_borders_of(other, graph) else None
+        # The layout does not apply to a file with other inputs or outputs.
+        own = layout if _has_io_of(other, graph) else None
         return EdgeFile(other, runtimes=session.runtimes, layout=own, foreign=True)
 
     float_edge = None if float_tflite is None else opened(float_tflite)
     if float_edge is not None:
-        _check_borders(graph, float_edge.graph, name)
+        _check_io(graph, float_edge.graph, name)
     given = float_edge if reference is None else reference
     references = {
         key: _reference(as_module(each), opened, key)
@@ -103,10 +103,10 @@ def load_prebuilt(
 def _reference(
     given: Any, opened: Callable[[TflitePath | bytes], EdgeFile], key: str | None
 ) -> Callable[..., Any]:
-    """Return what is called for a signature: what was given, or the file that it names."""
+    """Return the reference of a signature: a callable, or the file that it names."""
     owner = getattr(given, "__self__", None)
     if isinstance(owner, QuantizedModel) and given == owner.run and owner.edge.is_stateful:
-        # `run` starts anew at each call, samples are a stream.
+        # `run` resets the state at each call, but samples are a stream.
         given = owner
     if isinstance(given, QuantizedModel):
         given = given.edge.clone()
@@ -127,16 +127,16 @@ def _reference(
 
 
 def _form_among(files: Sequence[FileReference], graph: OpGraph) -> EdgeFile | None:
-    """Return the file whose ops can be compared with those of a graph, if all are that file."""
+    """Return the float file among references, if all references are that one."""
     first = files[0].edge
     same = all(each.edge.graph is first.graph and each.is_float for each in files)
-    if not same or not _has_borders_of(first.graph, graph):
+    if not same or not _has_io_of(first.graph, graph):
         return None
     return EdgeFile(first.graph, runtimes=first.runtimes, layout=first.layout, foreign=True)
 
 
-def _has_borders_of(graph: OpGraph, other: OpGraph) -> bool:
-    """Whether two files have the same signatures, with the same inputs and outputs."""
+def _has_io_of(graph: OpGraph, other: OpGraph) -> bool:
+    """Return whether two files have the same signatures, inputs and outputs."""
     ours, theirs = (
         {
             signature.key: [
@@ -150,7 +150,7 @@ def _has_borders_of(graph: OpGraph, other: OpGraph) -> bool:
     return ours == theirs
 
 
-def _check_borders(graph: OpGraph, float_graph: OpGraph, name: str) -> None:
+def _check_io(graph: OpGraph, float_graph: OpGraph, name: str) -> None:
     """Refuse a float file with other signatures, or other inputs or outputs."""
     for signature in graph.signatures:
         ours = _io_tensors(signature)
@@ -217,7 +217,7 @@ def _check_reference(reference: Any, name: str) -> None:
 
 
 def _in_float(reference: Callable[..., Any]) -> torch.nn.Module | None:
-    """Return the torch module of a reference, as it computes in float; None where there is none."""
+    """Return the torch module of a reference without quantization, or None."""
     if not quantizes_by_itself(reference):
         return torch_module(reference)
     if isinstance(reference, torch.fx.GraphModule) and litert.holds_quantization(reference):
@@ -247,7 +247,7 @@ def _reference_of(
         return SignatureReference(spec, reference)
 
     def traced(sample: Sample) -> litert.Traced:
-        # Of one tensor that stands for two inputs torch.export makes one.
+        # torch.export merges two inputs that are the same tensor.
         args = tuple(as_tensor(each).clone() for each in sample.args)
         kwargs = {key: as_tensor(each).clone() for key, each in sample.kwargs.items()}
         return litert.Traced(module, args, kwargs)

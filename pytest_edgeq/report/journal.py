@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.numerics.findings import Finding
-    from pytest_edgeq.quantize.cache.entries import Step
+    from pytest_edgeq.quantize.cache.entries import CachedStep
 
 EventKind = Literal["quantize", "load", "compare", "localize", "check"]
 
@@ -52,7 +52,7 @@ class Booking:
     comparison: Comparison | None = None
     layers: LayerErrors | None = None
     findings: list[Finding] = dataclasses.field(default_factory=list)
-    steps: list[Step] = dataclasses.field(default_factory=list)
+    steps: list[CachedStep] = dataclasses.field(default_factory=list)
     error: str | None = None
     seconds: float = 0
 

@@ -22,7 +22,7 @@ from pytest_edgeq.compare.reference import as_tensor, call_reference, torch_modu
 from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.compare.samples import Sample, SampleSpec
 from pytest_edgeq.errors import warn_user
-from pytest_edgeq.litert.digest import UnknownError
+from pytest_edgeq.litert.digest import UnhashableError
 from pytest_edgeq.litert.graphs import decode_graph, encode_graph
 from pytest_edgeq.numerics.health import SampleLedger
 from pytest_edgeq.progress import Step
@@ -160,7 +160,7 @@ def pickled_reference(reference: Callable[..., Any]) -> PickledReference:
     if isinstance(reference, torch.fx.GraphModule):
         try:
             return encode_graph(reference)
-        except UnknownError:
+        except UnhashableError:
             pass
     if isinstance(reference, OnnxReference):
         raise CannotTravelError(
