@@ -1,4 +1,4 @@
-"""Values that the fixtures of a test gave it."""
+"""Values of a test's fixtures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def fixture_values(item: pytest.Item, module: str, name: str) -> list[Any]:
-    """Return the values of one of our classes; a class that nothing has imported has none."""
+    """Return the fixtures' values of one of our classes, which may not be imported."""
     loaded = sys.modules.get(f"pytest_edgeq.{module}")
     if loaded is None:
         return []

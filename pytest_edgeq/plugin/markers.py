@@ -36,7 +36,7 @@ _QUANTIZERS_OF_A_CASE: Final = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The keywords of `@pytest.mark.edgeq(…)`; None where one is not given."""
+    """The keywords of `@pytest.mark.edgeq(…)`; None if absent."""
 
     quantizers: tuple[object, ...] | None = None
     runtime: str | None = None
@@ -50,7 +50,7 @@ MARKER: Final = (
 
 def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtimes) -> Marks:
     """
-    Make one of the markers `edgeq` on a test, the closest first; each keyword counts by itself.
+    Merge the markers `edgeq` of a test, the closest first, by keyword.
 
     Raises:
         pytest.UsageError: A keyword or a value is not valid.
@@ -85,15 +85,15 @@ def check_quantizers_are_used(
     marks: Iterable[pytest.Mark], fixtures: Sequence[str], of_case: Iterable[pytest.Mark]
 ) -> None:
     """
-    Check that a test that is itself marked with quantizers runs under them.
+    Check that a test with quantizers in its own marker is parametrized with them.
 
     Args:
         marks: Of the test itself, not of its class or module.
-        fixtures: Names of all that it uses.
-        of_case: Those of the marks that one `pytest.param` gives.
+        fixtures: Names of all its fixtures.
+        of_case: The marks of one `pytest.param`.
 
     Raises:
-        pytest.UsageError: It does not use `edgeq_quantizer`, or has run through its values by then.
+        pytest.UsageError: It does not use `edgeq_quantizer`, or is already parametrized with it.
     """
     if "edgeq_quantizer" not in fixtures and any(map(_gives_quantizers, marks)):
         told = ", ".join(fixtures) or "none"

@@ -1,8 +1,8 @@
 """
-The line that shows on a terminal how far a long step is.
+A line on the terminal with the progress of a long step.
 
-It stands below the one that pytest is writing, and the cursor returns to where pytest has left it
-each time, so that all pytest writes is as it would be without.
+It is below the line that pytest is writing, and the cursor returns each time to where pytest left
+it, so that pytest's own output is unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pytest_edgeq.plugin.options import ci_variable
 from pytest_edgeq.progress import Progress, Step
 
 _DELAY = 0.5
-"""Seconds before a step is shown: those that are over by then would flicker."""
+"""Seconds before a step is shown; shorter ones would flicker."""
 
 _INTERVAL = 0.1
 """Seconds between two updates."""
@@ -26,10 +26,10 @@ _INTERVAL = 0.1
 
 def progress_of(config: pytest.Config) -> Progress:
     """
-    Return what shows the steps of this run, while pytest is being configured.
+    Return the progress display of this run, while pytest is being configured.
 
-    Nothing is shown in CI, in a worker of pytest-xdist, where pytest writes to no terminal or
-    another plugin writes in its place, and beside live logs.
+    Nothing is shown in CI, in a worker of pytest-xdist, with live logs, without a terminal, or if
+    another plugin replaces pytest's reporter.
     """
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if (
@@ -60,7 +60,7 @@ def _has_live_logs(config: pytest.Config) -> bool:
 
 
 class _TerminalProgress(Progress):
-    """Writes the innermost step that is running."""
+    """A display of the innermost running step."""
 
     def __init__(self, terminal: int, config: pytest.Config) -> None:
         self._terminal = terminal
@@ -71,14 +71,14 @@ class _TerminalProgress(Progress):
         self._shown = ""
 
     def begin(self, step: Step) -> None:
-        """Show the step when it takes long."""
+        """Show the step if it is long."""
         with self._lock:
             self._running.append((step, time.monotonic()))
             if len(self._running) == 1:
                 self._end = self._start()
 
     def end(self, step: Step) -> None:
-        """Erase the line behind the outermost step."""
+        """Erase the line after the outermost step."""
         with self._lock:
             self._running = [each for each in self._running if each[0] is not step]
             if self._running:
@@ -89,7 +89,7 @@ class _TerminalProgress(Progress):
             self._show("")
 
     def _start(self) -> Callable[[], None]:
-        """Begin to update the line, and return what ends it."""
+        """Start to update the line, and return a function that ends it."""
         ended = threading.Event()
         thread = threading.Thread(target=self._update, args=(ended,), daemon=True)
         thread.start()
@@ -118,7 +118,7 @@ class _TerminalProgress(Progress):
         width = os.get_terminal_size(self._terminal).columns
         written = self._writer.width_of_current_line
         if not width or (written and written % width == 0):
-            return  # the cursor stands behind the last column, where no sequence brings it back
+            return  # the cursor is past the last column, to which no sequence returns it
         column = written % width
         back = f"\x1b[{column}C" if column else ""
         line = f"\r\n\x1b[2K{text[: width - 1]}\r\x1b[A{back}"
@@ -129,7 +129,7 @@ class _TerminalProgress(Progress):
 def _told(step: Step, seconds: float) -> str:
     of = "" if step.total is None else f" of {step.total}"
     count = f" {step.done}{of}" if step.done or step.total else ""
-    # Of another character it is not known how many columns it takes.
+    # The width of other characters is unknown.
     model = "".join(each if " " <= each <= "~" else "?" for each in step.model)
     rate = ""
     if step.in_flight is not None:

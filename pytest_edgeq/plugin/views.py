@@ -18,10 +18,10 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 
 def write_views(run: Run, settings: Settings) -> list[str]:
     """
-    Write every view that was asked for.
+    Write all requested views.
 
     Returns:
-        What could not be written, and why; the other views are written all the same.
+        Messages for views that could not be written; the others are written nevertheless.
     """
     views: list[tuple[str, Path, Callable[[Path], None]]] = []
     if settings.json is not None:

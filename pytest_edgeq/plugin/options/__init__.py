@@ -1,14 +1,14 @@
 """
 Every option of the plugin, each declared once.
 
-One stem gives three spellings: the flag `--edgeq-x-y`, the ini name `edgeq_x_y` and the dest
+One stem has three spellings: the flag `--edgeq-x-y`, the ini name `edgeq_x_y` and the dest
 `edgeq_x_y`.
-A flag that was not given is None, so that it can be told from one that repeats the default;
-the default stands in the ini.
-The command line beats the marker, the marker beats the ini; but the quantizers that a marker names
-belong to what the test asserts, and nothing overrides them.
+A missing flag is None, which differs from the explicit default; the default is in the ini.
 
-- `declared`: every option. `values`: what its text means. `settings`: what all came to.
+The command line overrides the marker, the marker overrides the ini; but the quantizers of a marker
+are a part of the test's assertion, and nothing overrides them.
+
+- `declared`: every option. `values`: parsers of their texts. `settings`: the resolved values.
 - `on_ci`: whether this is CI.
 """
 

@@ -26,12 +26,12 @@ class Option:
     One option, on the command line and in the ini file.
 
     Attributes:
-        stem: The name that all spellings share, such as `snapshot_dir`.
+        stem: The name in all spellings, such as `snapshot_dir`.
         default: The ini default.
-        metavar: What `--help` shows for the value.
+        metavar: Placeholder of the value in `--help`.
         help: One sentence for `--help`.
-        resolve: Makes the value from the text, or raises pytest.UsageError with the valid values.
-        bare: What the flag means without a value; None if it needs one.
+        resolve: Parses the text, or raises pytest.UsageError with the valid values.
+        bare: Value of the flag without a value; None if it needs one.
         is_lines: Whether the ini value is a list of lines, and the flag may be given several times.
     """
 
@@ -50,7 +50,7 @@ class Option:
 
     @property
     def name(self) -> str:
-        """The ini name, which is the dest, too."""
+        """The ini name, and the dest."""
         return f"edgeq_{self.stem}"
 
 

@@ -22,7 +22,7 @@ CI_VARIABLES: Final = (
 
 def ci_variable(environment: Mapping[str, str] = os.environ) -> str | None:
     """
-    Tell which environment variable says that this is CI.
+    Return the environment variable that identifies CI.
 
     Returns:
         Its name, or None. Empty, `0` and `false` count as not set.

@@ -22,15 +22,15 @@ class Settings:
 
     Attributes:
         quantizers: Presets, absolute paths of recipes, None for float.
-        runtime: What runs the `.tflite`.
+        runtime: The default runtime.
         targets: Words of the command of each target, by name.
-        check_targets: Runtimes of targets that checks run, too.
+        check_targets: Runtimes of targets on which checks run, too.
         target_timeout: Seconds.
         threads: Cores that the session may use; 0 for a share of all.
         executor: `processes:N` or `dask:ADDRESS`; None to measure in this process.
         seed: Seed of everything random in quantization.
         update: Categories of baselines that may be written.
-        snapshot_dir: Folder of the baselines; None for beside each test.
+        snapshot_dir: Folder of the baselines; None for the folder of each test.
         obsolete: `info` or `error`.
         localize: `auto` or `off`.
         localize_timeout: Seconds.
@@ -43,7 +43,7 @@ class Settings:
         json: File of the run's record; None for none.
         markdown: File of the Markdown page; None for none.
         html: File of the HTML page; None for none.
-        on_command_line: Stems whose value was given there, which no marker overrides.
+        on_command_line: Stems of options on the command line, which no marker overrides.
     """
 
     quantizers: tuple[str | None, ...]
@@ -72,12 +72,12 @@ class Settings:
 
     @property
     def wants_details(self) -> bool:
-        """Whether a view shows outputs and samples of comparisons, not their errors alone."""
+        """Whether a view shows outputs and samples of comparisons besides errors."""
         return self.json is not None or self.html is not None
 
     @property
     def writes_views(self) -> bool:
-        """Whether a view of the run is written to a file of its own."""
+        """Whether a view of the run is written to a file."""
         return any(path is not None for path in (self.json, self.markdown, self.html))
 
     def cores(self, workers: int) -> int:
@@ -85,13 +85,13 @@ class Settings:
         return self.threads or max(1, available_cores() // workers)
 
     def runtime_beside(self, marked: str | None) -> str:
-        """Pick the runtime that counts beside a marker's: command line, marker, ini."""
+        """Return the runtime by priority: command line, marker, ini."""
         if marked is None or "runtime" in self.on_command_line:
             return self.runtime
         return marked
 
     def quantizers_beside(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
-        """Pick the quantizers that count beside a marker's: marker, command line, ini."""
+        """Return the quantizers by priority: marker, command line, ini."""
         return self.quantizers if marked is None else marked
 
 
@@ -121,7 +121,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def _ini(config: pytest.Config, option: Option) -> str:
-    """Read an ini value as text, whatever pytest made of it."""
+    """Return an ini value as text, whatever type pytest made of it."""
     try:
         value = config.getini(option.name)
     except (TypeError, ValueError, pytest.UsageError) as error:
@@ -135,11 +135,10 @@ def _ini(config: pytest.Config, option: Option) -> str:
 
 def target_options(config: pytest.Config) -> tuple[dict[str, tuple[str, ...]], int]:
     """
-    Return the targets of a run, which name runtimes, and their time limit.
+    Return the targets of a run, which name runtimes, and their timeout.
 
     Returns:
-        The words of each command by name, those of the command line in place of the ini's of the
-        same names; and seconds.
+        The words of each command by name, where the command line overrides the ini; and seconds.
 
     Raises:
         pytest.UsageError: One cannot be read.
@@ -158,7 +157,7 @@ def target_options(config: pytest.Config) -> tuple[dict[str, tuple[str, ...]], i
 def _resolved(
     config: pytest.Config, option: Option, where: Literal["ini", "flag"], runtimes: Runtimes
 ) -> Any:
-    """Resolve the value of an option as it stands in the ini or on the command line."""
+    """Resolve the value of an option in the ini or on the command line."""
     if where == "ini":
         folder = config.rootpath if config.inipath is None else config.inipath.parent
         text, place = _ini(config, option), Place(f"ini option {option.name}", folder, runtimes)
@@ -167,21 +166,21 @@ def _resolved(
         text = "\n".join(given) if option.is_lines else given
         place = Place(option.flag, config.invocation_params.dir, runtimes)
     if option.stem == "snapshot_dir":
-        # Relative to the root folder wherever it is written, as the paths below it are.
+        # Always relative to the root folder, as the paths below it are.
         place = dataclasses.replace(place, folder=config.rootpath)
     return option.resolve(text, place)
 
 
 def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
     """
-    Make the settings of a run from its command line and ini file.
+    Return the settings of a run from its command line and ini file.
 
     Args:
         config: Of the run.
-        runtimes: Those that can be named.
+        runtimes: The runtimes that can be named.
 
     Raises:
-        pytest.UsageError: A value is not valid, or an update was asked for on CI.
+        pytest.UsageError: A value is not valid, or an update was requested on CI.
     """
     values: dict[str, Any] = {}
     given = set()

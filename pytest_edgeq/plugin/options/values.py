@@ -1,4 +1,4 @@
-"""Values of options: each is made from its text, or refused with the valid ones."""
+"""Parse the values of options, or refuse them with the valid ones."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _REFUSED_ON_CI: Final = (
 @dataclasses.dataclass(frozen=True)
 class Place:
     """
-    Where an option's text was written.
+    Source of an option's text.
 
     Attributes:
         where: A name for messages.
-        folder: What its paths are relative to.
+        folder: The folder to which its paths are relative.
         runtimes: The runtimes that can be named there.
     """
 
@@ -56,12 +56,12 @@ class Place:
 
 
 def _split(text: str) -> list[str]:
-    """Take a comma list apart; blanks around the words do not count."""
+    """Split a comma list; blanks around the words are ignored."""
     return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
 def choice(valid: Sequence[str]) -> Callable[[str, Place], str]:
-    """Make the resolver of an option that is one word of a few."""
+    """Return the resolver of an option with a few valid words."""
 
     def resolve(text: str, place: Place) -> str:
         if text not in valid:
@@ -74,7 +74,7 @@ def choice(valid: Sequence[str]) -> Callable[[str, Place], str]:
 
 
 def integer(lowest: int, end: int | None = None) -> Callable[[str, Place], int]:
-    """Make the resolver of an option that is an integer from `lowest`, below `end`."""
+    """Return the resolver of an option that is an integer from `lowest`, below `end`."""
     valid = f"an integer from {lowest}" if end is None else f"an integer from {lowest} to {end - 1}"
 
     def resolve(text: str, place: Place) -> int:
@@ -122,7 +122,7 @@ def quantizers(text: str, place: Place) -> tuple[str | None, ...]:
 
 
 def runtime_of(text: str, place: Place) -> str:
-    """Resolve a runtime's name; TensorFlow is looked for, not imported."""
+    """Resolve a runtime's name; TensorFlow is searched, not imported."""
     try:
         place.runtimes.check(text)
     except ValueError as error:
@@ -169,7 +169,7 @@ def file(text: str, place: Place) -> Path | None:
 
 
 def _is_folder(path: Path, place: Place) -> bool | None:
-    """Return whether what stands there is a folder; None where nothing does."""
+    """Return whether a path is a folder; None if it does not exist."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -179,7 +179,7 @@ def _is_folder(path: Path, place: Place) -> bool | None:
 
 
 def writable_directory(text: str, place: Place) -> Path | None:
-    """Resolve the path of a folder to write into, which need not be there yet."""
+    """Resolve the path of a folder to write into, which need not exist."""
     path = directory(text, place)
     if path is None:
         return None
@@ -194,7 +194,7 @@ def writable_directory(text: str, place: Place) -> Path | None:
 
 
 def html(text: str, place: Place) -> Path | None:
-    """Resolve the path of the HTML report; its libraries are looked for, not imported."""
+    """Resolve the path of the HTML report; its libraries are searched, not imported."""
     path = file(text, place)
     if path is not None and importlib.util.find_spec("bokeh") is None:
         raise pytest.UsageError(f"{place.where}: {NEEDS_REPORT}")
@@ -212,7 +212,7 @@ def memory(text: str, place: Place) -> int | None:
 
 
 def executor(text: str, place: Place) -> str | None:
-    """Resolve the name of an executor; dask is looked for, not imported."""
+    """Resolve the name of an executor; dask is searched, not imported."""
     try:
         return check_spec(text) if text else None
     except (ValueError, ModuleNotFoundError) as error:
