@@ -1,12 +1,12 @@
 """
-The converter and the quantizer libraries behind one face.
+A common interface to the converter and the quantizer libraries.
 
-Nothing outside this folder imports litert_torch, torchao or ai_edge_quantizer, so that a release
-of theirs is answered in one place. Each shim names the versions and the symptom, and has a test in
+Nothing outside this folder imports litert_torch, torchao or ai_edge_quantizer, so that their
+releases affect one place. Each shim names the versions and the symptom, and has a test in
 `tests/litert/` that fails when it is no longer needed.
 
-- `libraries` knows their names; `converter` exports and converts, `decompositions` skips what
-  torch repeats on the way; `extensions` finds rules that other code has registered.
+- `libraries` has their names; `converter` exports and converts, `decompositions` skips repeated
+  work of torch; `extensions` finds rules that other code has registered.
 - PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `simulated`. Training: `qat`,
   `patterns`. FX mode: `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
 - `graphs` and `node_metadata` store torch graphs without pickles, `digest` hashes them.

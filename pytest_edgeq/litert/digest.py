@@ -25,11 +25,11 @@ TRUSTED_OPS = frozenset(
 """Namespaces of operators whose implementation belongs to a library whose version is in the key."""
 
 _TORCH_FILES = str(Path(torch.__file__).parent) + os.sep
-"""Beginning of the names of torch's files; with the separator, as `torchvision` lies beside it."""
+"""Prefix of torch's files, with the separator, which excludes `torchvision`."""
 
 _TRUSTED_MODULES = ("torch", "torchao", "litert_torch", "operator", "_operator", "builtins", "math")
 
-# Of a node's metadata, what the converter and the annotators read.
+# A node's metadata that the converter and the annotators read.
 _READ_METADATA = (
     "nn_module_stack",
     "source_fn_stack",
@@ -40,7 +40,7 @@ _READ_METADATA = (
 
 
 class UnhashableError(Exception):
-    """The state of an object cannot be read, so no key can stand for it; says which one."""
+    """The state of an object cannot be hashed; names the object."""
 
 
 def digest_of(*values: Any) -> str:
@@ -58,7 +58,7 @@ def digest_of(*values: Any) -> str:
 
 def feed(hasher: Any, value: Any) -> None:
     """
-    Add a value to a hash: its type, its length where it has one, and its content.
+    Add a value to a hash: its type, its length and its content.
 
     Raises:
         UnhashableError: Its state cannot be read.
@@ -137,13 +137,13 @@ def _add_memory(hasher: Any, kind: str, value: torch.Tensor) -> None:
     """Add the elements of a tensor, in their order."""
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     size = plain.numel() * plain.element_size()
-    # Not by numpy, which leaves a storage that cannot be resized any more, as observers do.
+    # Not by numpy, which makes the storage fixed in size, and observers resize theirs.
     memory = (ctypes.c_char * size).from_address(plain.data_ptr()) if size else b""
     _add(hasher, kind, memoryview(memory))
 
 
 def _feed_named(hasher: Any, value: Any) -> None:
-    """Operators, functions and classes of the libraries whose versions are in the key."""
+    """Add an operator, function or class of a known library."""
     if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = str(value)
         if name.partition(".")[0] not in TRUSTED_OPS:
@@ -162,10 +162,10 @@ def _feed_named(hasher: Any, value: Any) -> None:
 
 def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str] = ()) -> None:
     """
-    Add a graph to a hash: nodes, the metadata that is read of them, and every constant.
+    Add a graph to a hash: nodes, the metadata read, and constants.
 
     Raises:
-        UnhashableError: A node calls what cannot be identified.
+        UnhashableError: A node calls an unknown function.
     """
     _refuse_hooks(module)
     for node in module.graph.nodes:
@@ -208,7 +208,7 @@ def _feed_metadata(hasher: Any, key: str, value: Any) -> None:
             (name, source if isinstance(source, str) else name_of(source)) for name, source in value
         ]
     elif key == "stack_trace":
-        value = re.sub(r'File "[^"]*[/\\]', 'File "', value)  # environments lie elsewhere
+        value = re.sub(r'File "[^"]*[/\\]', 'File "', value)  # installation paths differ
     feed(hasher, key)
     if key == "quantization_annotation":
         _feed_fields(hasher, value)
@@ -222,10 +222,10 @@ def name_of(value: Any) -> str:
 
 
 def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
-    """An observer or a fake quantizer: its class, its settings and its buffers."""
+    """Add an observer or a fake quantizer: its class, its settings and its buffers."""
     kind = type(module)
     if kind.__name__ == "GuardsFn":
-        return  # checks shapes, which the nodes tell
+        return  # checks shapes, which are in the nodes
     if kind.__module__.partition(".")[0] not in ("torch", "torchao", "litert_torch"):
         raise UnhashableError(f"an observer of class {kind.__module__}.{kind.__qualname__}")
     feed(hasher, name_of(kind))
@@ -250,7 +250,7 @@ def _refuse_hooks(module: torch.nn.Module) -> None:
 
 
 def _feed_fields(hasher: Any, value: Any) -> None:
-    """Specifications and their observers: data classes of torchao, partials of its classes."""
+    """Add a specification or its observer: a dataclass or a partial of torchao."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         feed(hasher, name_of(type(value)))
         for field in dataclasses.fields(value):

@@ -240,7 +240,7 @@ def _train(
     strict: bool,
     train: Callable[[torch.fx.GraphModule], Any],
 ) -> Simulation:
-    """Let the user's function train the graph, and return the quantized graph."""
+    """Train the graph by the user's function, and return the quantized graph."""
     refusal = None
     if entry.graph is not None:
         prepared = litert.own_graph(entry.graph, trains=True)
