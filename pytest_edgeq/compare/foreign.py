@@ -78,8 +78,8 @@ def call_keras(
     structure = _structure(model)
     if structure is None:
         return model(*args, training=False, **kwargs)
-    given = _by_name("the Keras model", tuple(_leaf_names(structure)), args, kwargs)
-    return model(_filled(structure, given), training=False)
+    inputs = _by_name("the Keras model", tuple(_leaf_names(structure)), args, kwargs)
+    return model(_filled(structure, inputs), training=False)
 
 
 def _structure(model: Any) -> Any:
@@ -99,12 +99,12 @@ def _leaf_names(structure: Any) -> list[str]:
     return [structure.name]
 
 
-def _filled(structure: Any, given: Mapping[str, Any]) -> Any:
+def _filled(structure: Any, inputs: Mapping[str, Any]) -> Any:
     if isinstance(structure, Mapping):
-        return {key: _filled(each, given) for key, each in structure.items()}
+        return {key: _filled(each, inputs) for key, each in structure.items()}
     if isinstance(structure, (list, tuple)):
-        return [_filled(each, given) for each in structure]
-    return given[structure.name]
+        return [_filled(each, inputs) for each in structure]
+    return inputs[structure.name]
 
 
 def _by_name(
@@ -114,13 +114,13 @@ def _by_name(
     kwargs: Mapping[str, npt.NDArray[Any]],
 ) -> dict[str, npt.NDArray[Any]]:
     # A wrong number of inputs is reported below.
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    if len(args) > len(names) or set(given) != set(names):
+    inputs = dict(zip(names, args, strict=False)) | dict(kwargs)
+    if len(args) > len(names) or set(inputs) != set(names):
         raise ValueError(
             f"{what} takes the inputs {list(names)}, the sample has {len(args)} by position and "
             f"{sorted(kwargs)} by name"
         )
-    return given
+    return inputs
 
 
 def looks_like_session(thing: object) -> bool:
@@ -177,8 +177,8 @@ class OnnxReference:
             ValueError: Other inputs than the session has.
             TypeError: An array that would have to be rounded or wrapped to fit.
         """
-        given = _by_name("the ONNX session", self.input_names, args, kwargs)
-        feed = {name: self._cast(name, np.asarray(value)) for name, value in given.items()}
+        inputs = _by_name("the ONNX session", self.input_names, args, kwargs)
+        feed = {name: self._cast(name, np.asarray(value)) for name, value in inputs.items()}
         return dict(zip(self._outputs, self._session.run(None, feed), strict=True))
 
     def _cast(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:

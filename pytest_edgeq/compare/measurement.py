@@ -167,11 +167,11 @@ class InputWatches:
 
     def update(self, edge: EdgeFile, input_names: Sequence[str], arrays: Arrays) -> None:
         """Add one sample."""
-        given = edge.by_input_name(input_names, arrays) if self._watches else {}
+        inputs = edge.by_input_name(input_names, arrays) if self._watches else {}
         for name, watch in self._watches:
             # Integers are codes already.
-            if given[name].dtype.kind == "f":
-                watch.update(given[name])
+            if inputs[name].dtype.kind == "f":
+                watch.update(inputs[name])
 
     def merge(self, other: InputWatches) -> None:
         """Add the samples of other watches of the same file."""

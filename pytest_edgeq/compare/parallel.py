@@ -125,7 +125,7 @@ def in_order(
     """
     free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     pending: deque[Future[_Result]] = deque()
-    made = 0
+    n_workers = 0
 
     def work(worker: _Worker, item: _Sample) -> _Result:
         try:
@@ -143,9 +143,9 @@ def in_order(
                 for each in pending:
                     each.result()  # raises, if an earlier item failed
                 raise
-            if free.empty() and made < count:
+            if free.empty() and n_workers < count:
                 free.put(make())
-                made += 1
+                n_workers += 1
             pending.append(pool.submit(work, free.get(), item))
             while pending and (pending[0].done() or len(pending) > count):
                 yield pending.popleft().result()

@@ -313,8 +313,8 @@ class QuantizedModel:
     def _simulated_graphs(self) -> list[torch.fx.GraphModule]:
         """Return the quantized torch graphs of all signatures."""
         makers = [reference.make_simulated for reference in self._references.values()]
-        made = [make() for make in makers if make is not None]
-        return [cast("torch.fx.GraphModule", each) for each in made if hasattr(each, "graph")]
+        graphs = [make() for make in makers if make is not None]
+        return [cast("torch.fx.GraphModule", each) for each in graphs if hasattr(each, "graph")]
 
     @property
     def ledger(self) -> SampleLedger:

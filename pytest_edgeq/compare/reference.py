@@ -192,8 +192,8 @@ def _graph_trains(module: Any) -> bool:
         schema = getattr(node.target, "_schema", None)
         for position, argument in enumerate(() if schema is None else schema.arguments):
             if argument.name in ("train", "training"):
-                given = node.args[position] if position < len(node.args) else None
-                if node.kwargs.get(argument.name, given) is True:
+                value = node.args[position] if position < len(node.args) else None
+                if node.kwargs.get(argument.name, value) is True:
                     return True
     return False
 
@@ -298,14 +298,14 @@ class Parameters:
     Attributes:
         positional: Names of the positional parameters.
         keyword_only: Names of the others.
-        takes_any_position: Whether it has `*args`.
-        takes_any_name: Whether it has `**kwargs`.
+        accepts_any_position: Whether it has `*args`.
+        accepts_any_name: Whether it has `**kwargs`.
     """
 
     positional: tuple[str, ...] = ()
     keyword_only: tuple[str, ...] = ()
-    takes_any_position: bool = False
-    takes_any_name: bool = False
+    accepts_any_position: bool = False
+    accepts_any_name: bool = False
 
 
 def parameters_of(reference: Callable[..., Any]) -> Parameters:

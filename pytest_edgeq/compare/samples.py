@@ -71,10 +71,10 @@ class InputSpec:
                     "split the batch" if batched else "add the batch dimension"
                 )
             elif not self.layout:
-                turn = _turning(shape, self.shape)
+                permute = _suggested_permute(shape, self.shape)
                 hint = mismatch_hint(shape, self.shape) if self.layout == "" else ""
-                if turn:
-                    hint += f"{'; or' if hint else ';'} turn the sample: {turn}"
+                if permute:
+                    hint += f"{'; or' if hint else ';'} turn the sample: {permute}"
             elif self.layout and mismatch_hint(shape, self.shape):
                 hint = (
                     f"; samples are laid out as the reference has them, and layout="
@@ -299,7 +299,7 @@ class SampleSpec:
         return args, named
 
 
-def _turning(shape: Sequence[int], wanted: Sequence[int]) -> str:
+def _suggested_permute(shape: Sequence[int], wanted: Sequence[int]) -> str:
     """Suggest a permute for a sample with its channels elsewhere; empty if none helps."""
     if len(shape) != len(wanted) or len(shape) < 3:
         return ""

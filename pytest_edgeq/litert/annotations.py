@@ -49,14 +49,14 @@ def normalize_annotations(model: Any) -> None:
         RefusedError: A spec that no `.tflite` kernel, or not the converter, supports.
     """
     annotated = [n for n in model.graph.nodes if n.meta.get("quantization_annotation") is not None]
-    made: dict[int, tuple[Any, Any]] = {}
+    constructors: dict[int, tuple[Any, Any]] = {}
     dropped: set[Any] = set()
     for node in annotated:
         annotation = node.meta["quantization_annotation"]
         dynamic = False
         for operand, spec in list(annotation.input_qspec_map.items()):
             normalized = _by_output_channel(
-                node, operand, _normalized(_unshared(node, operand, spec), made)
+                node, operand, _normalized(_unshared(node, operand, spec), constructors)
             )
             dynamic |= _is_dynamic(normalized)
             if (spec is not None and normalized is None) or _drops(model, operand, normalized):
@@ -65,7 +65,7 @@ def normalize_annotations(model: Any) -> None:
             else:
                 _check(node, operand, normalized)
                 annotation.input_qspec_map[operand] = normalized
-        normalized = _normalized(annotation.output_qspec, made)
+        normalized = _normalized(annotation.output_qspec, constructors)
         dynamic |= _is_dynamic(normalized)
         if _drops(model, node, normalized):
             annotation.output_qspec = None
@@ -178,7 +178,7 @@ def is_constant(node: Any) -> bool:
     return True
 
 
-def _normalized(spec: Any, made: dict[int, tuple[Any, Any]]) -> Any:
+def _normalized(spec: Any, constructors: dict[int, tuple[Any, Any]]) -> Any:
     """Return a spec that torchao can use; equal ones stay equal, for sharing."""
     with quiet():
         FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
@@ -187,10 +187,10 @@ def _normalized(spec: Any, made: dict[int, tuple[Any, Any]]) -> Any:
     if not isinstance(spec, QuantizationSpec):
         return spec
     constructor = spec.observer_or_fake_quant_ctr
-    if id(constructor) not in made:
+    if id(constructor) not in constructors:
         # The constructor is kept alive, or another could get its id.
-        made[id(constructor)] = (constructor, _torchao_constructor(constructor))
-    own = made[id(constructor)][1]
+        constructors[id(constructor)] = (constructor, _torchao_constructor(constructor))
+    own = constructors[id(constructor)][1]
     if _parts(own)[0] is FixedQParamsFakeQuantize:
         fixed = own().activation_post_process
         return FixedQParamsQuantizationSpec(
@@ -240,8 +240,8 @@ def _torchao_constructor(constructor: Any) -> Any:
         return constructor
     name = kind.__name__.lstrip("_")
     modules = (observer, fake_quantize, learnable_fake_quantize)
-    twin = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
-    if twin is None or not kind.__module__.startswith("torch.ao.quantization"):
+    counterpart = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
+    if counterpart is None or not kind.__module__.startswith("torch.ao.quantization"):
         raise RefusedError(
             f"{kind.__module__}.{kind.__name__} is an observer of torch.ao.quantization, which "
             "torchao's PT2E takes out of the graph: derive it from one of "
@@ -258,8 +258,8 @@ def _torchao_constructor(constructor: Any) -> Any:
         key: _torchao_constructor(value) if key == "observer" else value
         for key, value in arguments.items()
     }
-    made = twin.with_args(**arguments)
-    return made.with_callable_args(**callables) if callables else made
+    partial = counterpart.with_args(**arguments)
+    return partial.with_callable_args(**callables) if callables else partial
 
 
 def _check(node: Any, tensor: Any, spec: Any) -> None:

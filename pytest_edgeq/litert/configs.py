@@ -218,7 +218,7 @@ def _key(node: Any, configs: Mapping[_Key, Any]) -> _Key:
 def _check_targets(model: Any, configs: Mapping[_Key, Any]) -> None:
     nodes = _calls(model)
     layers = [layer for n in nodes for layer in n.meta.get("nn_module_stack", {}).values()]
-    there: dict[str, set[Any]] = {
+    known: dict[str, set[Any]] = {
         "set_module_name": {path for path, _ in layers},
         "set_module_type": {_class_name(kind) for _, kind in layers},
         "set_operator_type": {
@@ -229,9 +229,9 @@ def _check_targets(model: Any, configs: Mapping[_Key, Any]) -> None:
     }
     for key in configs:
         method, target = key
-        if key != _GLOBAL and target not in there[method]:
+        if key != _GLOBAL and target not in known[method]:
             what = "op" if method == "set_operator_type" else "module"
-            names = {str(each) for each in there[method] if each}
+            names = {str(each) for each in known[method] if each}
             raise RefusedError(f"{_key_text(key)} matches no {what}{nearest(str(target), names)}")
 
 

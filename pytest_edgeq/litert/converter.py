@@ -110,8 +110,8 @@ def convert(
             lowered_by(native, second_pipeline=second_pipeline),
         ):
             edge = converter.convert(quant_config=config, **pipeline)
-            give = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
-            content: bytes = give()
+            read = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
+            content: bytes = read()
         return content
 
 

@@ -108,18 +108,20 @@ def number_paddings(exported: torch.fx.GraphModule) -> None:
     for node in list(exported.graph.nodes):
         if node.target not in numbered:
             continue
-        taken, weight = node.args[:2]
+        source, weight = node.args[:2]
         sizes = weight.meta["val"].shape[2:]
         ones = [1] * len(sizes)
-        given = node.args[2:]
-        bias, stride, word, dilation, groups = given + (None, ones, "valid", ones, 1)[len(given) :]
+        options = node.args[2:]
+        bias, stride, word, dilation, groups = (
+            options + (None, ones, "valid", ones, 1)[len(options) :]
+        )
         steps = zip(dilation * len(ones) if len(dilation) == 1 else dilation, sizes, strict=True)
         totals = [step * (size - 1) if word == "same" else 0 for step, size in steps]
         if any(total % 2 for total in totals):
-            taken = _padded(exported, node, totals)
+            source = _padded(exported, node, totals)
             totals = [0 for _ in totals]
         numbers = [total // 2 for total in totals]
-        node.args = (taken, weight, bias, stride, numbers, dilation, groups)
+        node.args = (source, weight, bias, stride, numbers, dilation, groups)
         node.target = numbered[node.target]
 
 
@@ -160,6 +162,6 @@ def duplicate_shared_weights(exported: torch.fx.GraphModule) -> None:
             own = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
             exported.register_parameter(name, own)
             with exported.graph.inserting_before(layer):
-                taken = exported.graph.get_attr(name)
-            taken.meta.update(constant.meta)
-            layer.update_arg(place, taken)
+                duplicate = exported.graph.get_attr(name)
+            duplicate.meta.update(constant.meta)
+            layer.update_arg(place, duplicate)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import RefusedError
 from pytest_edgeq.litert.libraries import pt2e_module
-from pytest_edgeq.litert.pt2e_graphs import _is_blind
+from pytest_edgeq.litert.pt2e_graphs import _saw_no_data
 
 if TYPE_CHECKING:
     import torch
@@ -107,15 +107,15 @@ def _check_prepared(prepared: Any) -> None:
             "(its meta says nothing of it): pass prepare_fx's own result, or a deep copy of it"
         )
     watched = {n.target: n.args[0] for n in prepared.graph.nodes if n.op == "call_module"}
-    blind = [
+    unseen = [
         str(watched[name])
         for name, module in prepared.named_modules(remove_duplicate=False)
-        if name in watched and _is_observer(module) and _is_blind(module)
+        if name in watched and _is_observer(module) and _saw_no_data(module)
     ]
-    if blind:
+    if unseen:
         raise ValueError(
-            f"quantizer_from_fx: {len(blind)} observer(s) saw no data: those of "
-            f"{', '.join(blind[:5])}. Run the prepared model on samples first: prepared(inputs)"
+            f"quantizer_from_fx: {len(unseen)} observer(s) saw no data: those of "
+            f"{', '.join(unseen[:5])}. Run the prepared model on samples first: prepared(inputs)"
         )
 
 
@@ -438,9 +438,11 @@ def _arguments(node: Any) -> Sequence[Any]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return [node.args, sorted(node.kwargs.items())]
-    given = list(node.args)
+    positional = list(node.args)
     return [
-        given[i] if i < len(given) else node.kwargs.get(argument.name, argument.default_value)
+        positional[i]
+        if i < len(positional)
+        else node.kwargs.get(argument.name, argument.default_value)
         for i, argument in enumerate(schema.arguments)
     ]
 

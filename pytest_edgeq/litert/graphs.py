@@ -183,9 +183,9 @@ def decode_tensors(table: list[dict[str, Any]], raw: bytes) -> dict[str, torch.T
             count = _span(shape, stride) * torch.empty(0, dtype=dtype).element_size()
             if each["start"] < 0 or count < 0 or each["start"] + count > len(raw):
                 raise ValueError(f"the tensor {each['name']} reaches beyond the stored memory")
-            made = torch.empty(_span(shape, stride), dtype=dtype)
-            ctypes.memmove(made.data_ptr(), memory + each["start"], made.nbytes)
-            known[key] = made.as_strided(shape, stride)
+            tensor_memory = torch.empty(_span(shape, stride), dtype=dtype)
+            ctypes.memmove(tensor_memory.data_ptr(), memory + each["start"], tensor_memory.nbytes)
+            known[key] = tensor_memory.as_strided(shape, stride)
         found[each["name"]] = known[key].requires_grad_(each["requires_grad"])
     return found
 

@@ -35,7 +35,7 @@ class Native(Protocol):
             RuntimeError: The process ended.
         """
 
-    def stays(self, step: str, why: str, /) -> None:
+    def runs_here(self, step: str, why: str, /) -> None:
         """Record that a step runs in this process, and why."""
 
 
@@ -52,7 +52,7 @@ def lowered_by(native: Native | None, *, second_pipeline: bool) -> Iterator[None
         return
     if second_pipeline or converter_name() != "litert_torch":
         what = "the pipeline by TensorFlow" if second_pipeline else converter_name()
-        native.stays("convert", f"{what} has no step that takes bytes and gives bytes")
+        native.runs_here("convert", f"{what} has no step that takes bytes and gives bytes")
         yield
         return
     module = converter_module("_convert.litert_converter")

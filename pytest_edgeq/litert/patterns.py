@@ -59,8 +59,8 @@ def ordered_partitions() -> Iterator[None]:
         places = {node: place for place, node in enumerate(graph.nodes)}
         partitions = find(graph, *args, **kwargs)
         for each in (partition for kind in partitions.values() for partition in kind):
-            for border in (each.input_nodes, each.output_nodes, each.params):
-                border.sort(key=places.__getitem__, reverse=True)
+            for nodes in (each.input_nodes, each.output_nodes, each.params):
+                nodes.sort(key=places.__getitem__, reverse=True)
         return partitions
 
     with replaced(pt2e_quantizer_utils, get_source_partitions=found):

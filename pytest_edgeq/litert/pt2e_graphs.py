@@ -157,10 +157,10 @@ def _static_activations(prepared: torch.fx.GraphModule) -> list[tuple[str, Any]]
 
 def uncalibrated(prepared: torch.fx.GraphModule) -> list[str]:
     """Return the names of the activations whose observers have seen no data."""
-    return [name for name, each in _static_activations(prepared) if _is_blind(each)]
+    return [name for name, each in _static_activations(prepared) if _saw_no_data(each)]
 
 
-def _is_blind(observer: Any) -> bool:
+def _saw_no_data(observer: Any) -> bool:
     # A fake quantizer has an observer of its own.
     watcher = getattr(observer, "activation_post_process", observer)
     low = getattr(watcher, "min_val", None)

@@ -13,8 +13,8 @@ from pytest_edgeq.litert.configs import RefusedError, op_name, replaced
 from pytest_edgeq.litert.exported import DROPOUTS, inline_contexts
 from pytest_edgeq.litert.libraries import pt2e_module
 from pytest_edgeq.litert.pt2e_graphs import (
-    _is_blind,
     _observers,
+    _saw_no_data,
     finish_converted,
     finish_pt2e,
     prepare_pt2e,
@@ -109,7 +109,7 @@ def unseen(prepared: torch.fx.GraphModule) -> tuple[list[str], int]:
     """Return the tensors whose fake quantizers saw no data, and the number of all."""
     watched = dict(_observers(prepared))
     nodes = [n for n in prepared.graph.nodes if n.op == "call_module" and n.target in watched]
-    return [n.args[0].name for n in nodes if _is_blind(watched[n.target])], len(nodes)
+    return [n.args[0].name for n in nodes if _saw_no_data(watched[n.target])], len(nodes)
 
 
 def finish_qat(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -271,7 +271,7 @@ def _trying_present_convs() -> Iterator[None]:
     with quiet():
         qat_utils = pt2e_module("qat_utils")
 
-    def if_there(helper: Callable[..., Any]) -> Callable[..., Any]:
+    def if_present(helper: Callable[..., Any]) -> Callable[..., Any]:
         def try_pattern(graph: torch.fx.GraphModule, conv: Any, *args: Any, **kwargs: Any) -> Any:
             kinds = {str(n.target).split(".")[1] for n in graph.graph.nodes if _is_conv(n)}
             return helper(graph, conv, *args, **kwargs) if conv.__name__ in kinds else graph
@@ -279,7 +279,7 @@ def _trying_present_convs() -> Iterator[None]:
         return try_pattern
 
     helpers = ("_fuse_conv_bn_qat_helper", "_fold_conv_bn_qat_helper")
-    with replaced(qat_utils, **{name: if_there(getattr(qat_utils, name)) for name in helpers}):
+    with replaced(qat_utils, **{name: if_present(getattr(qat_utils, name)) for name in helpers}):
         yield
 
 

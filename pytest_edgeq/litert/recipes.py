@@ -182,7 +182,7 @@ def end_calibration() -> Any:
 def _that_can_run(step: str, native: Native | None) -> Native | None:
     """Return the other process, unless it lacks rules registered in this one."""
     if native is not None and (foreign := registered_by_others()):
-        native.stays(step, f"{foreign[0]} was registered by other code")
+        native.runs_here(step, f"{foreign[0]} was registered by other code")
         return None
     return native
 
@@ -202,10 +202,10 @@ def biases_of_any_rank() -> Iterator[None]:
     quantize = library.symmetric_quantize_bias_tensor
 
     def along_channels(bias: npt.NDArray[Any], *args: Any, **kwargs: Any) -> Any:
-        made = quantize(bias.reshape(-1), *args, **kwargs)
-        along = None if made.quantized_dimension is None else bias.ndim - 1
-        codes = made.quantized_data.reshape(bias.shape)
-        return dataclasses.replace(made, quantized_dimension=along, quantized_data=codes)
+        quantized = quantize(bias.reshape(-1), *args, **kwargs)
+        along = None if quantized.quantized_dimension is None else bias.ndim - 1
+        codes = quantized.quantized_data.reshape(bias.shape)
+        return dataclasses.replace(quantized, quantized_dimension=along, quantized_data=codes)
 
     with replaced(library, symmetric_quantize_bias_tensor=along_channels):
         yield

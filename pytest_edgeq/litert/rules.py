@@ -133,8 +133,8 @@ def _check_rule(rule: Rule) -> None:
         re.compile(regex)
     except (re.error, TypeError) as error:
         raise _refused(rule, f"regex {regex!r} is none: {error}") from None
-    _check_word(rule, "operation", rule.content, qtyping.TFLOperationName)
-    _check_word(rule, "algorithm_key", rule.content, manager.AlgorithmName)
+    _check_enum(rule, "operation", rule.content, qtyping.TFLOperationName)
+    _check_enum(rule, "algorithm_key", rule.content, manager.AlgorithmName)
     if not rule.quantizes:
         return
     config = rule.content["op_config"]
@@ -144,7 +144,7 @@ def _check_rule(rule: Rule) -> None:
     # Without it the library raises a bare KeyError.
     _check_keys(rule, "op_config", config, fields, ("weight_tensor_config",))
     _check_flags(rule, "op_config", config, "explicit_dequantize", "skip_checks")
-    _check_word(rule, "compute_precision", config, qtyping.ComputePrecision)
+    _check_enum(rule, "compute_precision", config, qtyping.ComputePrecision)
     for tensor in ("weight_tensor_config", "activation_tensor_config"):
         if tensor in config:
             _check_tensor(rule, tensor, config[tensor], qtyping)
@@ -169,41 +169,41 @@ def _check_tensor(rule: Rule, place: str, config: Any, qtyping: ModuleType) -> N
     if type(bits) is not int:
         raise _refused(rule, f"{place}: num_bits: expected an integer, got {bits!r}")
     _check_flags(rule, place, config, "symmetric")
-    _check_word(rule, "granularity", config, qtyping.QuantGranularity)
-    _check_word(rule, "dtype", config, qtyping.TensorDataType)
+    _check_enum(rule, "granularity", config, qtyping.QuantGranularity)
+    _check_enum(rule, "dtype", config, qtyping.TensorDataType)
 
 
 def _check_keys(
     rule: Rule,
     place: str,
-    given: Mapping[str, Any],
+    entries: Mapping[str, Any],
     known: Sequence[str],
     required: Sequence[str],
 ) -> None:
     within = f"{place}: " if place else ""
-    for key in given:
+    for key in entries:
         if key not in known:
             raise _refused(
                 rule,
                 f"{within}unknown key {key!r}{nearest(str(key), known)}\n"
                 f"  known: {', '.join(known)}",
             )
-    missing = [key for key in required if key not in given]
+    missing = [key for key in required if key not in entries]
     if missing:
         raise _refused(rule, f"{within}{' and '.join(map(repr, missing))} missing")
 
 
-def _check_flags(rule: Rule, place: str, given: Mapping[str, Any], *names: str) -> None:
+def _check_flags(rule: Rule, place: str, entries: Mapping[str, Any], *names: str) -> None:
     for name in names:
-        if not isinstance(given.get(name, False), bool):
-            raise _refused(rule, f"{place}: {name}: expected true or false, got {given[name]!r}")
+        if not isinstance(entries.get(name, False), bool):
+            raise _refused(rule, f"{place}: {name}: expected true or false, got {entries[name]!r}")
 
 
-def _check_word(rule: Rule, name: str, given: Mapping[str, Any], words: Any) -> None:
+def _check_enum(rule: Rule, name: str, entries: Mapping[str, Any], words: Any) -> None:
     known = [word.value for word in words]
-    if name not in given or given[name] in known:
+    if name not in entries or entries[name] in known:
         return
-    word = str(given[name])
+    word = str(entries[name])
     # The schema's name where the library has one of its own: TRANSPOSE_CONV is CONV_2D_TRANSPOSE.
     own = _library_names().get(word) if name == "operation" else None
     near = nearest_op if name == "operation" else nearest
@@ -264,11 +264,11 @@ def _unsupported(rule: Rule, what: str) -> ValueError:
     # FULLY_CONNECTED is supported with most configs, and so has the most specific errors.
     words = _refusal(content, what if rule.names_an_operation else "FULLY_CONNECTED")
     # The policy's own message is a dump of the config.
-    said = f"\n  {words}" if words and "was not found in the policy" not in words else ""
+    reason = f"\n  {words}" if words and "was not found in the policy" not in words else ""
     return _refused(
         rule,
         f"ai-edge-quantizer does not support this config for {what if what != _ALL else 'any op'}; "
-        f"it does for {supported}{said}",
+        f"it does for {supported}{reason}",
     )
 
 
@@ -323,14 +323,14 @@ def _check_precedence(
             for other in rules
             if other is not rule and other.content["regex"] == rule.content["regex"]
         ]
-        taken = "leaves it in float" if actual[0] == _NO_QUANTIZE else "takes another"
+        outcome = "leaves it in float" if actual[0] == _NO_QUANTIZE else "takes another"
         raise _refused(
             rule,
-            f"stands last among the rules for {op.where}, and ai-edge-quantizer {taken}: it files "
-            f"rules with one regex together ({' and '.join(twins)} has the same), and a rule for "
-            "'*' throws the earlier ones with its regex away. Write this rule's regex differently "
-            f"({'(' + rule.content['regex'] + ')'!r} means the same), or take it out if the file "
-            "is meant so",
+            f"stands last among the rules for {op.where}, and ai-edge-quantizer {outcome}: it "
+            f"files rules with one regex together ({' and '.join(twins)} has the same), and a rule "
+            "for '*' throws the earlier ones with its regex away. Write this rule's regex "
+            f"differently ({'(' + rule.content['regex'] + ')'!r} means the same), or take "
+            "it out if the file is meant so",
         )
 
 

@@ -47,8 +47,11 @@ def _text(value: Any) -> str:
     if isinstance(value, type) and _is_known(value):
         return value.__name__
     if isinstance(value, functools.partial):
-        given = (*map(_text, value.args), *(f"{k}={_text(v)}" for k, v in value.keywords.items()))
-        return f"{_text(value.func)}({', '.join(given)})"
+        arguments = (
+            *map(_text, value.args),
+            *(f"{k}={_text(v)}" for k, v in value.keywords.items()),
+        )
+        return f"{_text(value.func)}({', '.join(arguments)})"
     if type(value).__name__ == "PartialWrapper":  # of torchao: a partial and further callables
         return _text(value.p) if not value.callable_args else _text(None)
     raise _UnknownSettingError

@@ -59,11 +59,11 @@ def fold_constants(simulated: torch.fx.GraphModule) -> None:
         if len(node.args) > 2 and _is_quantized_constant(node.args[2]):
             _check_bias_scale(simulated, node)
             _fold(simulated, node, 2)
-        borders = [node.args[0], *_behind_activations(node)]
+        neighbours = [node.args[0], *_users_behind_relus(node)]
         if (
             _family(node) == ("TRANSPOSE_CONV",)
             and _is_quantized_constant(node.args[1])
-            and all(_is_dequantized(each) or _is_quantize(each) for each in borders)
+            and all(_is_dequantized(each) or _is_quantize(each) for each in neighbours)
         ):
             _fold(simulated, node, 1)
     simulated.graph.eliminate_dead_code()
@@ -93,8 +93,8 @@ def unfold_weights(simulated: torch.fx.GraphModule) -> None:
         with simulated.graph.inserting_before(node):
             floats = simulated.graph.get_attr(name)
             codes = simulated.graph.call_function(rounds[node.target], (floats, *node.args[1:]))
-        for made in (floats, codes):
-            made.meta.update(node.meta)
+        for added in (floats, codes):
+            added.meta.update(node.meta)
         node.update_arg(0, codes)
     simulated.graph.eliminate_dead_code()
     simulated.recompile()
@@ -308,8 +308,8 @@ def constants_of(simulated: torch.fx.GraphModule) -> list[tuple[torch.Tensor, to
         elif node.op == "call_function" and all(each in rounded for each in node.all_input_nodes):
             with torch.no_grad():
                 rounded[node] = _called(node, rounded)
-                held = _is_quantize(node) or op_name(node).startswith("dequantize_per_")
-                exact[node] = exact[node.args[0]] if held else _called(node, exact)
+                is_qdq = _is_quantize(node) or op_name(node).startswith("dequantize_per_")
+                exact[node] = exact[node.args[0]] if is_qdq else _called(node, exact)
     return [
         (value.detach(), exact[node].detach())
         for node, value in rounded.items()
@@ -367,7 +367,7 @@ def _has_weight_alone(node: Any) -> bool:
 def _has_float_weight(node: Any) -> bool:
     if op_name(node) not in ("conv1d", "conv2d", "linear"):
         return False
-    between = any(map(_is_quantize, _behind_activations(node)))
+    between = any(map(_is_quantize, _users_behind_relus(node)))
     return between and is_constant(node.args[1]) and not _is_quantized_constant(node.args[1])
 
 
@@ -415,11 +415,11 @@ def _is_quantized_constant(node: Any) -> bool:
     return _is_dequantized(node) and is_constant(node.args[0].args[0])
 
 
-def _behind_activations(node: Any) -> list[Any]:
+def _users_behind_relus(node: Any) -> list[Any]:
     """Return the users of an op's result, skipping ReLUs, which are fused."""
     users = []
     for user in node.users:
-        users += _behind_activations(user) if op_name(user) in ("relu", "relu_") else [user]
+        users += _users_behind_relus(user) if op_name(user) in ("relu", "relu_") else [user]
     return users
 
 
@@ -458,20 +458,20 @@ def _check_bias_scale(graph: torch.fx.GraphModule, node: Any) -> None:
         value = _value(graph, value) if isinstance(value, torch.fx.Node) else value
         return torch.as_tensor(value, dtype=torch.float64).reshape(-1)
 
-    taken, weight, bias = node.args[:3]
+    source, weight, bias = node.args[:3]
     where = f"{node.name} ({node.target})"
-    if not (_is_dequantized(taken) and _is_dequantized(weight)):
+    if not (_is_dequantized(source) and _is_dequantized(weight)):
         raise RefusedError(
             f"{where}: its bias is annotated as int32, but its input or its weight is not "
             "quantized: annotate all three, or leave the bias out"
         )
-    wanted, given = scale(taken) * scale(weight), scale(bias)
+    wanted, actual = scale(source) * scale(weight), scale(bias)
     # float32 rounds a product by 6e-8 of it.
-    if wanted.shape != given.expand_as(wanted).shape or not torch.allclose(
-        given.expand_as(wanted), wanted, rtol=1e-6, atol=0
+    if wanted.shape != actual.expand_as(wanted).shape or not torch.allclose(
+        actual.expand_as(wanted), wanted, rtol=1e-6, atol=0
     ):
         raise RefusedError(
-            f"{where}: its bias is annotated with scale {float(given[0]):.6g}, but kernels take "
+            f"{where}: its bias is annotated with scale {float(actual[0]):.6g}, but kernels take "
             f"input × weight only, {float(wanted[0]):.6g}: derive it with DerivedQuantizationSpec "
             "from the edges of both, or leave the bias out"
         )

@@ -75,11 +75,11 @@ def write_weights(
     """
     known: _Placed = {}
     for weight in weights:
-        twin = known.setdefault(_key(weight.values), weight)
-        if twin.meaning != weight.meaning:
+        same_values = known.setdefault(_key(weight.values), weight)
+        if same_values.meaning != weight.meaning:
             raise ValueError(
-                f"{twin.name} and {weight.name} hold the same values, which the file stores once, "
-                "but are quantized differently: give both one config, or leave one in float"
+                f"{same_values.name} and {weight.name} hold the same values, which the file stores "
+                "once, but are quantized differently: give both one config, or leave one in float"
             )
     model = recipe_module("utils.tfl_flatbuffer_utils").read_model(float_tflite)
     placed, missing = _place(model, known)

@@ -157,7 +157,7 @@ class Controller:
                 terminalreporter.line(text)
 
     def _annotates(self) -> bool:
-        """Whether GitHub reads the output, and no other plugin annotates it."""
+        """Return whether GitHub reads the output, and no other plugin annotates it."""
         on_github = os.environ.get("GITHUB_ACTIONS") == "true"
         return on_github and not self._config.pluginmanager.hasplugin(_ANNOTATOR)
 

@@ -1,4 +1,4 @@
-"""Shorten the traceback of an error of pytest-edgeq to the user's line and the message."""
+"""Shorten tracebacks of pytest-edgeq's errors to the user's line and message."""
 
 from __future__ import annotations
 

@@ -108,24 +108,24 @@ def _signatures(model: Any, sample_inputs: Any) -> dict[str, Any] | None:
     return dict.fromkeys(sample_inputs, model) if named and sample_inputs else None
 
 
-def _by_signature(what: str, given: Any, signatures: Mapping[str, Any]) -> Mapping[str, Any]:
-    if given is None:
+def _by_signature(what: str, values: Any, signatures: Mapping[str, Any]) -> Mapping[str, Any]:
+    if values is None:
         return dict.fromkeys(signatures)
-    if not isinstance(given, Mapping):
+    if not isinstance(values, Mapping):
         raise TypeError(
             f"{what}: with several signatures expected a dict by signature {list(signatures)}, got "
-            f"{type(given).__name__}"
+            f"{type(values).__name__}"
         )
-    _require_same(what, given, "sample_inputs", signatures)
-    return given
+    _require_same(what, values, "sample_inputs", signatures)
+    return values
 
 
-def _require_same(what: str, given: Iterable[str], other: str, known: Iterable[str]) -> None:
-    given, known = list(given), list(known)
-    if set(given) != set(known):
-        hint = "".join(nearest(key, known) for key in given if key not in known)
+def _require_same(what: str, keys: Iterable[str], other: str, known: Iterable[str]) -> None:
+    keys, known = list(keys), list(known)
+    if set(keys) != set(known):
+        hint = "".join(nearest(key, known) for key in keys if key not in known)
         raise ValueError(
-            f"{what} has the signatures {given}, {other} {known}: they must be the same{hint}"
+            f"{what} has the signatures {keys}, {other} {known}: they must be the same{hint}"
         )
 
 

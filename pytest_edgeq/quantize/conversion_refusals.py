@@ -139,7 +139,7 @@ def refusal(
         if own is not None:
             return (
                 f"{name}: its forward fails on the sample inputs ({_input_text(traced)})\n"
-                f"cause: {_words(own)}\n"
+                f"cause: {_shortened(own)}\n"
                 "fix: give inputs that the model takes in eval mode; no quantizer is involved"
                 f"{_as_floats(traced)}"
             )
@@ -162,10 +162,10 @@ def _hinted(
     if who == "torch.export":
         return _untraceable(name, error, tried)
     # Symptoms are searched in whole messages; the printed ones may be shortened.
-    message, words = _message(error), _words(error)
+    message, words = _message(error), _shortened(error)
     if (innermost := _innermost(error)) is not error:
         message += f"\n{_message(innermost)}"
-        words += f"\ncause: {_words(innermost)}"
+        words += f"\ncause: {_shortened(innermost)}"
     if who.startswith("calibration"):
         broken = [text for traced in tried for text in _not_a_number(traced.model)]
         if broken:
@@ -217,7 +217,7 @@ def _untraceable(name: str, error: Exception, tried: Sequence[litert.Traced]) ->
         source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
         lines.append(f"at {code.co_filename}:{line}, in {code.co_name}: {source}")
     # After the first paragraph torch explains how to debug it.
-    return "\n".join([*lines, _words(innermost).partition("\n\n")[0]])
+    return "\n".join([*lines, _shortened(innermost).partition("\n\n")[0]])
 
 
 def _frames(error: BaseException) -> list[tuple[types.FrameType, int]]:
@@ -284,12 +284,12 @@ def _own_error(traced: litert.Traced) -> Exception | None:
 
 def _input_text(traced: litert.Traced) -> str:
     """Format the sample inputs: dtype and shape of each."""
-    given = [*((f"args_{i}", each) for i, each in enumerate(traced.args)), *traced.kwargs.items()]
+    inputs = [*((f"args_{i}", each) for i, each in enumerate(traced.args)), *traced.kwargs.items()]
     return ", ".join(
         f"{name}: {str(each.dtype).removeprefix('torch.')} {'×'.join(map(str, each.shape))}"
         if isinstance(each, torch.Tensor)
         else f"{name}: {type(each).__name__}"
-        for name, each in given
+        for name, each in inputs
     )
 
 
@@ -337,7 +337,7 @@ def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _words(error: BaseException) -> str:
+def _shortened(error: BaseException) -> str:
     """Return class and message of an error, shortened in the middle."""
     lines = [
         line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

@@ -58,10 +58,12 @@ def load_prebuilt(
     float_edge = None if float_tflite is None else opened(float_tflite)
     if float_edge is not None:
         _check_io(graph, float_edge.graph, name)
-    given = float_edge if reference is None else reference
+    given_reference = float_edge if reference is None else reference
     references = {
         key: _reference(as_module(each), opened, key)
-        for key, each in _by_signature(given, [s.key for s in graph.signatures], name).items()
+        for key, each in _by_signature(
+            given_reference, [s.key for s in graph.signatures], name
+        ).items()
     }
     for each in references.values():
         _check_reference(each, name)
@@ -101,29 +103,29 @@ def load_prebuilt(
 
 
 def _reference(
-    given: Any, opened: Callable[[TflitePath | bytes], EdgeFile], key: str | None
+    source: Any, opened: Callable[[TflitePath | bytes], EdgeFile], key: str | None
 ) -> Callable[..., Any]:
     """Return the reference of a signature: a callable, or the file that it names."""
-    owner = getattr(given, "__self__", None)
-    if isinstance(owner, QuantizedModel) and given == owner.run and owner.edge.is_stateful:
+    owner = getattr(source, "__self__", None)
+    if isinstance(owner, QuantizedModel) and source == owner.run and owner.edge.is_stateful:
         # `run` resets the state at each call, but samples are a stream.
-        given = owner
-    if isinstance(given, QuantizedModel):
-        given = given.edge.clone()
-    elif isinstance(given, (str, bytes, os.PathLike)):
-        given = opened(given)
-    if not isinstance(given, EdgeFile):
-        reference: Callable[..., Any] = given
+        source = owner
+    if isinstance(source, QuantizedModel):
+        source = source.edge.clone()
+    elif isinstance(source, (str, bytes, os.PathLike)):
+        source = opened(source)
+    if not isinstance(source, EdgeFile):
+        reference: Callable[..., Any] = source
         return reference
-    known = [each.key for each in given.graph.signatures]
-    if len(known) == 1 or given.key is not None or key is None:
-        return FileReference(given)
+    known = [each.key for each in source.graph.signatures]
+    if len(known) == 1 or source.key is not None or key is None:
+        return FileReference(source)
     if key not in known:
         raise ValueError(
             f"reference: the file has no signature {key!r}{nearest(key, map(str, known))}; it has "
             f"{known}"
         )
-    return FileReference(given.at(key))
+    return FileReference(source.at(key))
 
 
 def _form_among(files: Sequence[FileReference], graph: OpGraph) -> EdgeFile | None:
@@ -237,9 +239,9 @@ def _reference_of(
     if reference is not None:
         known = parameters_of(reference)
         names, positional = (*known.positional, *known.keyword_only), len(known.positional)
-        keeps_names = known.takes_any_name and known.takes_any_position
+        keeps_names = known.accepts_any_name and known.accepts_any_position
         inputs = [io_tensor.name for io_tensor in signature.inputs]
-        if known.takes_any_name and not keeps_names and set(known.positional) <= set(inputs):
+        if known.accepts_any_name and not keeps_names and set(known.positional) <= set(inputs):
             names += tuple(each for each in inputs if each not in names)
     spec = SampleSpec.of_signature(signature, names, positional, layouts, keeps_names=keeps_names)
     module = None if reference is None else _in_float(reference)

@@ -52,8 +52,8 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
             entry.key: _simulate(_Preparation(entry, quantizer, strict, session))
             for entry in request.entries
         }
-    alone = any(each.weights_alone for each in simulations.values())
-    static = any(each.static for each in simulations.values()) and not alone
+    weights_alone = any(each.weights_alone for each in simulations.values())
+    static = any(each.static for each in simulations.values()) and not weights_alone
     traced = {entry.key: entry.traced() for entry in request.entries}
     tflite = _refuse_clearly(
         request.name,
@@ -87,12 +87,12 @@ def _in_float(
     """Return a function that returns the model without quantization, also after training."""
     own = entry.graph is not None and litert.trains_quantization(entry.graph)
 
-    def give(_: Sample) -> litert.Traced:
+    def in_float(_: Sample) -> litert.Traced:
         if request.train is None and not own:
             return entry.traced()
         return entry.traced(litert.without_rounding(simulation.graph()))
 
-    return give
+    return in_float
 
 
 def _warn_left_in_float(quantized: QuantizedModel, annotated: Container[tuple[str, str]]) -> None:
@@ -204,17 +204,17 @@ def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Si
             # Observers of weights read them when the graph runs; fixed ones need nothing.
             with warnings_kept() as warned:
                 call_reference(prepared, entry.sample)
-    blind = litert.uncalibrated(prepared)
-    if blind:
+    uncalibrated = litert.uncalibrated(prepared)
+    if uncalibrated:
         raise ValueError(
-            f"{entry.name}: {len(blind)} activation(s) were never calibrated: "
-            f"{', '.join(blind[:5])}. Converted so, their scale would be meaningless; calibrate "
-            "with samples that reach these parts of the model"
+            f"{entry.name}: {len(uncalibrated)} activation(s) were never calibrated: "
+            f"{', '.join(uncalibrated[:5])}. Converted so, their scale would be meaningless; "
+            "calibrate with samples that reach these parts of the model"
         )
     finish = litert.finish_pt2e if entry.graph is None else litert.finish_own
     simulated = _refuse_clearly(entry.name, "the quantizer", lambda: finish(prepared))
-    made = _simulation(simulated, preparation.strict_refusal, dict.fromkeys(warned))
-    return made, needs_data
+    simulation = _simulation(simulated, preparation.strict_refusal, dict.fromkeys(warned))
+    return simulation, needs_data
 
 
 def _simulation(

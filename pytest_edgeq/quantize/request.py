@@ -176,10 +176,10 @@ class Request:
                 runtimes=self.session.runtimes,
             )
         except ValueError as error:
-            said = str(error).partition("says ")[2].partition("; build")[0] or str(error)
+            message = str(error).partition("says ")[2].partition("; build")[0] or str(error)
             raise RuntimeError(
                 f"{self.name}: expected a file that interpreters open, got one that they refuse: "
-                f"{said}\ncause: converter and quantizer wrote it so, without an error: a fault "
+                f"{message}\ncause: converter and quantizer wrote it so, without an error: a fault "
                 "upstream. Seen where a recipe quantizes a constant that two ops take in two ways\n"
                 "fix: leave such ops in float by a rule of no_quantize, or quantize by PT2E"
             ) from error
@@ -257,15 +257,15 @@ def float_file(
 ) -> FloatFile:
     """Return the float file of a signature, converted on demand."""
 
-    def convert(given: litert.Traced) -> bytes:
+    def convert(inputs: litert.Traced) -> bytes:
         try:
             with seeded(session.seed), frozen_heap():
-                return session.convert(name, {key: given})
+                return session.convert(name, {key: inputs})
         except CrashedConversionError:
             raise  # its text is complete
         except Exception as error:
             # Export and lowering in one call: any error is reported in full.
-            raise RuntimeError(refusal(name, "the converter", error, [given])) from error
+            raise RuntimeError(refusal(name, "the converter", error, [inputs])) from error
 
     return FloatFile(traced, convert)
 

@@ -101,8 +101,8 @@ def _check_train(request: Request, quantizer: Any) -> None:
             "quantize_(model, QATConfig(base_config, step='prepare')), train the model, and pass "
             "it with quantizer=QATConfig(base_config, step='convert')"
         )
-    takes = "_qat_" in quantizer if preset else litert.is_pt2e_quantizer(quantizer)
-    if request.train is not None and not takes:
+    trains = "_qat_" in quantizer if preset else litert.is_pt2e_quantizer(quantizer)
+    if request.train is not None and not trains:
         raise ValueError(
             f"{request.name}: train= is for quantization-aware training, which {request.quantizer} "
             "is not: use 'pt2e_qat_int8' or a PT2E quantizer with a QAT config, or leave train= out"

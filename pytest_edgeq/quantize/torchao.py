@@ -64,8 +64,8 @@ def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
         tflite = _second_pipeline(request, simulated, missing)
     edge = request.edge(tflite)
     _check_kept(request, edge, weights)
-    made = [functools.partial(by_model.__getitem__, id(entry.model)) for entry in request.entries]
-    return request.finish("torchao", edge, simulated=made, quantizer=config)
+    models = [functools.partial(by_model.__getitem__, id(entry.model)) for entry in request.entries]
+    return request.finish("torchao", edge, simulated=models, quantizer=config)
 
 
 def _run(entry: Entry, quantized: torch.nn.Module, config: Any) -> None:

@@ -55,9 +55,9 @@ def crashing_op_text(
                 f"{trials} files with some of its ops were tried, in {seconds:.0f} s"
             )
         trials += 1
-        given = {name: value(index) for name, index in cut.inputs.items()}
+        feed = {name: value(index) for name, index in cut.inputs.items()}
         try:
-            return ends(cut.content, given if step == "run" else None)
+            return ends(cut.content, feed if step == "run" else None)
         except Exception:  # the kernels refuse them, which ends no process
             return False
 

@@ -180,17 +180,17 @@ class EdgeFile:
             ValueError: Other inputs than the file has.
         """
         io_tensors = self.signature.inputs
-        given = dict(zip(names, arrays, strict=True))
+        by_name = dict(zip(names, arrays, strict=True))
         known = {io_tensor.name for io_tensor in io_tensors}
-        if known != set(given):
+        if known != set(by_name):
             # Names that agree in part would be matched by position to others' inputs.
-            if len(given) != len(io_tensors) or known & set(given):
+            if len(by_name) != len(io_tensors) or known & set(by_name):
                 raise ValueError(
                     f"the file takes the inputs {[io_tensor.name for io_tensor in io_tensors]}, "
-                    f"got {list(given)}"
+                    f"got {list(by_name)}"
                 )
             return dict(zip((io_tensor.name for io_tensor in io_tensors), arrays, strict=True))
-        return given
+        return by_name
 
     def encode(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
@@ -203,10 +203,10 @@ class EdgeFile:
         Raises:
             ValueError, TypeError: Other inputs, shapes or dtypes than the file has.
         """
-        given = self.by_input_name(names, arrays)
+        arrays_by_name = self.by_input_name(names, arrays)
         encoded = {}
         for io_tensor in self.signature.inputs:
-            value = self.layouts.to_file(io_tensor, given[io_tensor.name])
+            value = self.layouts.to_file(io_tensor, arrays_by_name[io_tensor.name])
             wanted = io_tensor.tensor.shape_signature
             if len(wanted) != value.ndim or any(
                 expected not in (-1, actual)

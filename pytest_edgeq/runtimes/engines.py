@@ -255,8 +255,10 @@ class CompiledEngine(Engine):
         reserves memory for the file's own length and writes past it, and the process crashes sooner
         or later (ai-edge-litert 2.3.0).
         """
-        made = zip(self._signature.outputs, self._interpreter.run(inputs), self._sizes, strict=True)
-        for io_tensor, array, size in made:
+        outputs = zip(
+            self._signature.outputs, self._interpreter.run(inputs), self._sizes, strict=True
+        )
+        for io_tensor, array, size in outputs:
             if array.shape != size:
                 raise RuntimeError(
                     f"Failed to register output: {io_tensor.name!r} has room for {list(size)}, and "

@@ -126,13 +126,13 @@ def refusal(
         meaning = next((text for symptom, text in known if symptom.search(error)), None)
     lines = [f"cannot {what}{place}"]
     # The kernels print floats by %d, which prints another number in every run.
-    said = re.sub(r"(?<=params\.scale) \(-?\d+ [!=]= -?\d+\)", _scales(graph, op), error.strip())
+    message = re.sub(r"(?<=params\.scale) \(-?\d+ [!=]= -?\d+\)", _scales(graph, op), error.strip())
     # The delegate joins its words without a blank, and repeats the first of them.
-    said = re.sub(rf"(?:{_UNNAMED})+", f"{_UNNAMED}; ", said)
+    message = re.sub(rf"(?:{_UNNAMED})+", f"{_UNNAMED}; ", message)
     if meaning is not None:
         lines.append(f"cause: {meaning}")
     # Their words include names of the file.
-    lines.append("the kernels said: " + "\n".join(map(printable, said.splitlines())))
+    lines.append("the kernels said: " + "\n".join(map(printable, message.splitlines())))
     is_lacking = missing is not None or any(each.search(error) for each, _ in _OTHER_KIND)
     return UnrunnableError(runtime, "\n".join(lines), is_lacking=is_lacking, broken=broken)
 
@@ -158,7 +158,7 @@ def _refusing_op(
         builtin, version, custom = missing.groups()
         wanted = (builtin, int(version)) if builtin else (f"CUSTOM:{custom}", None)
         found = ((op, graph.version(op) if builtin else None) for op in graph.ops)
-        return next((op for op, held in found if (op.name, held) == wanted), None), ""
+        return next((op for op, op_version in found if (op.name, op_version) == wanted), None), ""
     tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
     if tensor is not None:
         # The delegate names a tensor of the first subgraph, and itself as the node.
@@ -211,9 +211,9 @@ def _lacks(
             "register it as a buffer of the module."
         )
     if builtin and builtin.startswith("STABLEHLO_"):
-        made_of = " (torch.sort, torch.topk)" if builtin == "STABLEHLO_SORT" else ""
+        examples = " (torch.sort, torch.topk)" if builtin == "STABLEHLO_SORT" else ""
         return (
-            f"{text}, which the converter leaves where TFLite has no such op{made_of}: keep that "
+            f"{text}, which the converter leaves where TFLite has no such op{examples}: keep that "
             "part out of the model."
         )
     if builtin:

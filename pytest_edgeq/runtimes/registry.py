@@ -180,8 +180,8 @@ class Runtimes:
                 errors.append(error)
         self._opened.clear()
         if errors:
-            said = "; ".join(f"{type(error).__name__}: {error}" for error in errors)
-            raise RuntimeError(f"a runtime of yours could not be closed: {said}") from errors[0]
+            messages = "; ".join(f"{type(error).__name__}: {error}" for error in errors)
+            raise RuntimeError(f"a runtime of yours could not be closed: {messages}") from errors[0]
 
 
 def _check_name(name: object, kind: str) -> None:

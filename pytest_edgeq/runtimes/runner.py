@@ -213,13 +213,13 @@ class Runner:
     ) -> UnrunnableError:
         if isinstance(error, UnrunnableError):
             return error
-        said = str(error)
+        message = str(error)
         what = f"{what} {self._file}"
         if isinstance(error, _OwnError):
-            return UnrunnableError(self._runtime, f"cannot {what}{said}")
+            return UnrunnableError(self._runtime, f"cannot {what}{message}")
         if self._runtime == "compiled":
-            said = self._words_of_the_interpreter(inputs) or said
-        return refusal(what, said, self._graph, self._runtime, self._where, self._load)
+            message = self._interpreter_error(inputs) or message
+        return refusal(what, message, self._graph, self._runtime, self._where, self._load)
 
     def _where(self, op: Op) -> str:
         if self._copied is not None:
@@ -241,7 +241,7 @@ class Runner:
         )
         return self._open(opening)
 
-    def _words_of_the_interpreter(self, inputs: Mapping[str, npt.NDArray[Any]]) -> str:
+    def _interpreter_error(self, inputs: Mapping[str, npt.NDArray[Any]]) -> str:
         """
         Return the error of the interpreter with the same kernels.
 

@@ -51,9 +51,11 @@ def _choice(graph: OpGraph, subgraph: Subgraph, index: int) -> Choice | None:
             if op.name == "TOPK_V2" and tensor == op.outputs[0]:
                 continue
             return Choice(op, op.inputs[facts.scores])
-        taken = [each for each in op.inputs if each >= 0 and not subgraph.tensors[each].is_constant]
+        operands = [
+            each for each in op.inputs if each >= 0 and not subgraph.tensors[each].is_constant
+        ]
         passes = facts.passes_choice == "always" or op.name in MOVING
-        passes = passes or (facts.passes_choice == "alone" and len(taken) == 1)
-        left += [each for each in taken if passes and each not in seen]
-        seen.update(taken)
+        passes = passes or (facts.passes_choice == "alone" and len(operands) == 1)
+        left += [each for each in operands if passes and each not in seen]
+        seen.update(operands)
     return None

@@ -120,9 +120,11 @@ def violations_of(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
 
 def _data(graph: OpGraph, op: Op) -> list[tuple[str, Tensor]]:
     """Return the data operands and the outputs, each with its name."""
-    taken = {tensor.index for tensor in roles_of(graph, op).inputs}
+    inputs_of_op = {tensor.index for tensor in roles_of(graph, op).inputs}
     places = [
-        (place, index) for place, index in enumerate(op.inputs) if index >= 0 and index in taken
+        (place, index)
+        for place, index in enumerate(op.inputs)
+        if index >= 0 and index in inputs_of_op
     ]
     inputs = [(_operand(graph, op, place), graph.tensor(op, index)) for place, index in places]
     several = len(op.outputs) > 1
@@ -183,34 +185,34 @@ _SAME_FIX = (
 
 def _same_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
     output = graph.tensor(op, op.outputs[0])
-    made = qparams(output)
-    if made is None or output.dtype in rules.rescaling:
+    expected = qparams(output)
+    if expected is None or output.dtype in rules.rescaling:
         return
     places = [i for i in rules.same if i < len(op.inputs) and op.inputs[i] >= 0]
-    taken = {
-        place: given
+    by_place = {
+        place: actual
         for place in places
-        if (given := qparams(graph.tensor(op, op.inputs[place]))) is not None
+        if (actual := qparams(graph.tensor(op, op.inputs[place]))) is not None
         and graph.tensor(op, op.inputs[place]).dtype == output.dtype
         and not _means_the_same(graph, op, place, output)
     }
     cause = "its kernels work on the codes and do not rescale" + (
         ", or refuse the file" if rules.refused else ""
     )
-    if taken and len(set(taken.values())) == 1:
-        [given] = set(taken.values())
-        whose = _operand(graph, op, next(iter(taken)))
+    if by_place and len(set(by_place.values())) == 1:
+        [actual] = set(by_place.values())
+        whose = _operand(graph, op, next(iter(by_place)))
         outputs = [qparams(graph.tensor(op, index)) for index in op.outputs]
         # TOPK_V2's second output counts, and has no scale.
-        wrong = next((each for each in outputs if each and _differ(given, each, rules)), None)
-        text = wrong and unexpected_qparams("its output", wrong, given, whose)
+        wrong = next((each for each in outputs if each and _differ(actual, each, rules)), None)
+        text = wrong and unexpected_qparams("its output", wrong, actual, whose)
         if text:
             yield RuleViolation(SAME_SCALE, op, text, cause, _SAME_FIX)
         return
-    for place, given in taken.items():
+    for place, actual in by_place.items():
         name = _operand(graph, op, place)
-        text = unexpected_qparams(name, given, made, "the output")
-        if text and _differ(given, made, rules):
+        text = unexpected_qparams(name, actual, expected, "the output")
+        if text and _differ(actual, expected, rules):
             yield RuleViolation(SAME_SCALE, op, text, cause, _SAME_FIX)
 
 
@@ -228,28 +230,28 @@ def _means_the_same(graph: OpGraph, op: Op, place: int, output: Tensor) -> bool:
         return False
     if op.name in ("PADV2", "PACK", "CONCATENATION"):
         return False  # whose kernels compare the parameters
-    given, made = qparams(tensor), qparams(output)
-    assert given is not None
-    assert made is not None
-    if not (given[0] > 0 and made[0] > 0):
+    own, target = qparams(tensor), qparams(output)
+    assert own is not None
+    assert target is not None
+    if not (own[0] > 0 and target[0] > 0):
         return False
     values = dequantized(graph, op.subgraph, tensor)
-    codes = values / given[0] + given[1]
-    return bool(np.abs((codes - made[1]) * made[0] - values).max(initial=0.0) <= made[0] / 2)
+    codes = values / own[0] + own[1]
+    return bool(np.abs((codes - target[1]) * target[0] - values).max(initial=0.0) <= target[0] / 2)
 
 
 def _output_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
     output = graph.tensor(op, op.outputs[0])
-    given, wanted = qparams(output), rules.outputs.get(output.dtype)
-    if given is None or wanted is None:
+    actual, wanted = qparams(output), rules.outputs.get(output.dtype)
+    if actual is None or wanted is None:
         return
     scale, zero_point = wanted
-    has_scale = abs(given[0] / scale - 1) <= rules.exact
-    if zero_point == given[1] and has_scale:
+    has_scale = abs(actual[0] / scale - 1) <= rules.exact
+    if zero_point == actual[1] and has_scale:
         return
     computed = has_scale and rules.moves_zero_point and output.dtype != "int16"
     text = unexpected_qparams(
-        "its output", given, (scale, zero_point), "the specification" if computed else "the kernel"
+        "its output", actual, (scale, zero_point), "the specification" if computed else "the kernel"
     )
     assert text is not None
     yield RuleViolation(
@@ -271,12 +273,12 @@ def _int16(graph: OpGraph, op: Op, symmetric: bool) -> Iterator[RuleViolation]:
     if not symmetric:
         return
     for name, tensor in _data(graph, op):
-        given = qparams(tensor)
-        if tensor.dtype == "int16" and given is not None and given[1] != 0:
+        parameters = qparams(tensor)
+        if tensor.dtype == "int16" and parameters is not None and parameters[1] != 0:
             yield RuleViolation(
                 INT16_ZERO_POINT,
                 op,
-                f"{name} is int16 and has zero point {given[1]}, expected 0",
+                f"{name} is int16 and has zero point {parameters[1]}, expected 0",
                 "its kernels of int16 know no zero point, or refuse the file",
                 "quantize int16 activations symmetrically",
             )
@@ -368,9 +370,11 @@ def _of_constants(graph: OpGraph, op: Op) -> bool:
             maker = subgraph.producer.get(each)
             if maker is None and not subgraph.tensors[each].is_constant:
                 return False
-            behind = [] if maker is None else [i for i in maker.inputs if i >= 0 and i not in seen]
-            left += behind
-            seen.update(behind)
+            operands = (
+                [] if maker is None else [i for i in maker.inputs if i >= 0 and i not in seen]
+            )
+            left += operands
+            seen.update(operands)
         return True
 
     return any(is_fixed(index) for index in op.inputs if index >= 0)
@@ -474,10 +478,10 @@ def _bias(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
             "its kernels take 0 whatever the file says, or refuse the file",
             "write the bias with zero point 0",
         )
-    given = qparams(data)
-    if given is None or not len(weight.scales):
+    parameters = qparams(data)
+    if parameters is None or not len(weight.scales):
         return
-    product = weight.scales.astype(np.float64) * given[0]
+    product = weight.scales.astype(np.float64) * parameters[0]
     if len(bias.scales) not in (1, len(product)) and len(product) != 1:
         return  # `verify` has looked at their number
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -504,7 +508,7 @@ def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:
 
 
 def is_shared(
-    graph: OpGraph, op: Op, index: int, given: Collection[tuple[float, int]] = ()
+    graph: OpGraph, op: Op, index: int, chosen: Collection[tuple[float, int]] = ()
 ) -> bool:
     """
     Return whether an op's input has another consumer that keeps its scale.
@@ -521,7 +525,7 @@ def is_shared(
         keeping = [o for o in others if o.name in KEEPING_SCALE and o.index not in above]
         if any(qparams(subgraph.tensors[each.outputs[0]]) == own for each in keeping):
             return True
-        if keeping and any(_has(subgraph.tensors[index], each) for each in given):
+        if keeping and any(_has(subgraph.tensors[index], each) for each in chosen):
             return True
         maker = subgraph.producer.get(index)
         if maker is None or maker.name not in MOVING or not passes_codes_through(graph, maker):
@@ -534,9 +538,9 @@ def passes_codes_through(graph: OpGraph, op: Op) -> bool:
     """Return whether an op passes its input's codes and scale through unchanged."""
     if op.name not in KEEPING_SCALE:
         return False
-    taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
-    same = np.array_equal(taken.scales, made.scales)
-    return same and np.array_equal(taken.zero_points, made.zero_points)
+    source, result = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
+    same = np.array_equal(source.scales, result.scales)
+    return same and np.array_equal(source.zero_points, result.zero_points)
 
 
 def _shifts(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
@@ -544,8 +548,8 @@ def _shifts(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
     if op.name not in ("ADD", "SUB") or len(op.inputs) < 2:
         return
     tensors = [graph.tensor(op, index) for index in (*op.inputs[:2], op.outputs[0])]
-    given = [qparams(tensor) for tensor in tensors if tensor.dtype == "int16"]
-    scales = [each[0] for each in given if each is not None]
+    parameters = [qparams(tensor) for tensor in tensors if tensor.dtype == "int16"]
+    scales = [each[0] for each in parameters if each is not None]
     if len(scales) < 3 or not all(map(is_power_of_two, scales)):
         return
     if not op_option(graph, op, "PotScaleInt16", False):

@@ -184,7 +184,7 @@ class _Cutter:
         computed |= {tensor.index for tensor in self.subgraph.tensors if tensor.is_variable}
         for op in self.subgraph.ops:
             raw = self.raw.subgraphs[self.subgraph.index].operators[op.index]
-            cause = self._cannot_stand(op, raw, computed)
+            cause = self._why_not_isolated(op, raw, computed)
             is_fixed = op.name in _PREPARES and not any(index in computed for index in op.inputs)
             if cause or not is_fixed:
                 computed.update(index for index in op.outputs if index >= 0)
@@ -212,7 +212,7 @@ class _Cutter:
                 needed.update(each.index for each in producers if each is not None)
         return needed
 
-    def _cannot_stand(self, op: Op, raw: Any, computed: set[int]) -> str:
+    def _why_not_isolated(self, op: Op, raw: Any, computed: set[int]) -> str:
         """Return why an op cannot be isolated; empty if it can."""
         options = (raw.builtinOptions, raw.builtinOptions2)
         if any("subgraph" in key.lower() for each in options if each for key in vars(each)):
@@ -221,61 +221,61 @@ class _Cutter:
             return "it gives other values in every run"
         if raw.largeCustomOptionsSize:
             return "its options lie behind the flatbuffer"
-        taken = [self.subgraph.tensors[index] for index in op.inputs if index >= 0]
-        given = [self.subgraph.tensors[index] for index in op.outputs if index >= 0]
-        if any(tensor.is_variable for tensor in (*taken, *given)):
+        operands = [self.subgraph.tensors[index] for index in op.inputs if index >= 0]
+        results = [self.subgraph.tensors[index] for index in op.outputs if index >= 0]
+        if any(tensor.is_variable for tensor in (*operands, *results)):
             return "it keeps state from run to run"
-        for tensor in (*(t for t in taken if t.index in computed), *given):
+        for tensor in (*(t for t in operands if t.index in computed), *results):
             if tensor.dtype in ("resource", "variant"):
                 return "it keeps state from run to run"
             if numpy_dtype(tensor.dtype) is None:
                 return f"numpy holds no {tensor.dtype}"
-        if any(tensor.is_external for tensor in taken):
+        if any(tensor.is_external for tensor in operands):
             return "its constants lie in a file of their own"
-        return "" if taken else "it takes nothing"
+        return "" if operands else "it takes nothing"
 
     def _add(self, op: Op, raw: Any, computed: set[int], *, is_fixed: bool) -> None:
-        lone = copy.copy(raw)
-        lone.opcodeIndex = self._opcode(raw.opcodeIndex)
-        lone.mutatingVariableInputs = None
-        lone.debugMetadataIndex = -1
+        isolated = copy.copy(raw)
+        isolated.opcodeIndex = self._opcode(raw.opcodeIndex)
+        isolated.mutatingVariableInputs = None
+        isolated.debugMetadataIndex = -1
         own: dict[int, int] = {-1: -1}
-        lone.inputs = []
+        isolated.inputs = []
         for position, index in enumerate(op.inputs):
             if (op.index, position) in self.constants:
-                lone.inputs.append(self._replaced(op, position))
+                isolated.inputs.append(self._replaced(op, position))
                 continue
             if index not in own:
                 own[index] = self._input(op, index) if index in computed else self._constant(index)
-            lone.inputs.append(own[index])
+            isolated.inputs.append(own[index])
         if raw.intermediates is not None:
-            lone.intermediates = [self._tensor(index) for index in raw.intermediates]
-        lone.outputs = []
+            isolated.intermediates = [self._tensor(index) for index in raw.intermediates]
+        isolated.outputs = []
         for index in op.outputs:
             if index < 0:
-                lone.outputs.append(-1)
+                isolated.outputs.append(-1)
                 continue
             if is_fixed:
-                made = self._fixed[index] = self._tensor(index)
+                tensor = self._fixed[index] = self._tensor(index)
             else:
                 name = f"out_{op.index}_{index}"
-                made = self._tensor(index, name)
-                self.main.outputs.append(made)
+                tensor = self._tensor(index, name)
+                self.main.outputs.append(tensor)
                 self.outputs.append((op, index))
                 self.output_names.append(name)
-            lone.outputs.append(made)
-        self.main.operators.append(lone)
+            isolated.outputs.append(tensor)
+        self.main.operators.append(isolated)
         self.ops.append(op)
 
     def _input(self, op: Op, index: int) -> int:
         name = f"in_{op.index}_{index}"
-        made = self._tensor(index, name)
+        tensor = self._tensor(index, name)
         if self.shape_of is not None:
-            self.main.tensors[made].shape = list(self.shape_of(index))
-        self.main.inputs.append(made)
+            self.main.tensors[tensor].shape = list(self.shape_of(index))
+        self.main.inputs.append(tensor)
         self.inputs[name] = index
         self.consumers[name] = op
-        return made
+        return tensor
 
     def _constant(self, index: int) -> int:
         if index not in self._fixed:
@@ -287,29 +287,29 @@ class _Cutter:
         from ai_edge_litert import schema_py_generated as schema
 
         index = op.inputs[position]
-        made = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
-        made.name = f"constant_{index}_of_{op.index}"
-        made.type, made.quantization = schema.TensorType.FLOAT32, None
-        made.sparsity = None
+        tensor = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
+        tensor.name = f"constant_{index}_of_{op.index}"
+        tensor.type, tensor.quantization = schema.TensorType.FLOAT32, None
+        tensor.sparsity = None
         content = self.constants[op.index, position]
-        made.buffer = self._add_buffer(contiguous(content).reshape(-1).view(np.uint8))
-        self.main.tensors.append(made)
+        tensor.buffer = self._add_buffer(contiguous(content).reshape(-1).view(np.uint8))
+        self.main.tensors.append(tensor)
         return len(self.main.tensors) - 1
 
     def _tensor(self, index: int, name: str = "") -> int:
         """Copy a tensor of the subgraph, with its own and its referenced constants."""
         tensor = self.subgraph.tensors[index]
-        made = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
-        made.name = name or f"constant_{index}"
-        made.buffer = self._buffer(tensor.buffer, index) if tensor.is_constant else 0
+        copied = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
+        copied.name = name or f"constant_{index}"
+        copied.buffer = self._buffer(tensor.buffer, index) if tensor.is_constant else 0
         if tensor.block_scales >= 0:
-            made.quantization = copy.copy(made.quantization)
-            details = made.quantization.details = copy.copy(made.quantization.details)
+            copied.quantization = copy.copy(copied.quantization)
+            details = copied.quantization.details = copy.copy(copied.quantization.details)
             details.scales = self._constant(tensor.block_scales)
             details.zeroPoints = (
                 self._constant(tensor.block_zero_points) if tensor.block_zero_points >= 0 else -1
             )
-        self.main.tensors.append(made)
+        self.main.tensors.append(copied)
         return len(self.main.tensors) - 1
 
     def _buffer(self, buffer: int, index: int) -> int:

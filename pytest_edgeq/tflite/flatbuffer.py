@@ -166,7 +166,7 @@ def read_quantization(raw: Any, n_tensors: int) -> Quantization:
         )
     if not raw.ScaleLength():
         return Quantization(axis)
-    given = np.array(raw.ScaleAsNumpy(), np.float32)
+    stored_scales = np.array(raw.ScaleAsNumpy(), np.float32)
     # A file may leave the zero points out if all are 0, or store one for all channels.
     offsets = (
         np.array(raw.ZeroPointAsNumpy(), np.int64)
@@ -174,7 +174,9 @@ def read_quantization(raw: Any, n_tensors: int) -> Quantization:
         else np.zeros(1, np.int64)
     )
     return Quantization(
-        axis, given, np.repeat(offsets, len(given)) if len(offsets) == 1 else offsets
+        axis,
+        stored_scales,
+        np.repeat(offsets, len(stored_scales)) if len(offsets) == 1 else offsets,
     )
 
 

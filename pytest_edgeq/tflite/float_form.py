@@ -94,9 +94,9 @@ class _FloatFormWriter:
 
     def _floats(self, subgraph: Subgraph, tensor: Tensor) -> npt.NDArray[np.float32] | None:
         """Dequantize a constant; return None if it is not quantized."""
-        given = self.constants.get((subgraph.index, tensor.index))
-        if given is not None:
-            return contiguous(given, np.float32)
+        values = self.constants.get((subgraph.index, tensor.index))
+        if values is not None:
+            return contiguous(values, np.float32)
         scales = bias_scales(self.graph, subgraph, tensor)
         if scales is not None:
             codes = self.graph.constant(tensor).view(np.dtype(tensor.dtype))
@@ -111,8 +111,8 @@ def is_cast(graph: OpGraph, op: Op) -> bool:
     if op.name not in QDQ:
         return op.name == "DENSIFY"
     subgraph = graph.subgraphs[op.subgraph]
-    source, made = (subgraph.tensors[index] for index in (op.inputs[0], op.outputs[0]))
-    if source.is_quantized or made.is_quantized:
+    source, result = (subgraph.tensors[index] for index in (op.inputs[0], op.outputs[0]))
+    if source.is_quantized or result.is_quantized:
         return True
     dense = subgraph.producer.get(source.index)
     if dense is not None and dense.name == "DENSIFY":
@@ -125,10 +125,10 @@ def _is_half_constant(subgraph: Subgraph, tensor: Tensor) -> bool:
     if not tensor.is_constant or tensor.dtype != "float16":
         return False
     readers = subgraph.consumers[tensor.index]
-    behind = [
+    further = [
         o for op in readers if op.name == "DENSIFY" for o in subgraph.consumers[op.outputs[0]]
     ]
-    return all(op.name in ("DEQUANTIZE", "DENSIFY") for op in (*readers, *behind))
+    return all(op.name in ("DEQUANTIZE", "DENSIFY") for op in (*readers, *further))
 
 
 def bias_scales(

@@ -50,13 +50,13 @@ def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
     for graft in grafts:
         subgraph = model.subgraphs[graft.op.subgraph]
         theirs = other.subgraphs[graft.donor.subgraph]
-        own, given = subgraph.operators[graft.op.index], theirs.operators[graft.donor.index]
+        own, replacement = subgraph.operators[graft.op.index], theirs.operators[graft.donor.index]
         if graft.replaces_kind:
-            model.operatorCodes.append(other.operatorCodes[given.opcodeIndex])
+            model.operatorCodes.append(other.operatorCodes[replacement.opcodeIndex])
             own.opcodeIndex = len(model.operatorCodes) - 1
-            for name in vars(given):
+            for name in vars(replacement):
                 if "ption" in name:  # builtinOptions, builtinOptions2Type, customOptionsFormat, …
-                    setattr(own, name, getattr(given, name))
+                    setattr(own, name, getattr(replacement, name))
         own.inputs = [
             _constant(model, subgraph, donor, graft.donor, theirs, place)
             if place in graft.constants
@@ -69,8 +69,8 @@ def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
 def _constant(model: Any, subgraph: Any, donor: OpGraph, op: Op, theirs: Any, place: int) -> int:
     """Add a constant operand of the donor to a file; return its index."""
     index = op.inputs[place]
-    made = copy.copy(theirs.tensors[index])
+    tensor = copy.copy(theirs.tensors[index])
     model.buffers.append(aligned_buffer(np.asarray(donor.stored(donor.tensor(op, index)))))
-    made.buffer = len(model.buffers) - 1
-    subgraph.tensors.append(made)
+    tensor.buffer = len(model.buffers) - 1
+    subgraph.tensors.append(tensor)
     return len(subgraph.tensors) - 1

@@ -203,8 +203,8 @@ def _read_subgraph(model: Any, index: int, opcodes: list[str], buffers: Buffers)
         )
         ops.append(op)
         producer.update(dict.fromkeys((i for i in op.outputs if i >= 0), op))
-        for taken in (i for i in op.inputs if i >= 0):
-            consumers[taken].append(op)
+        for operand in (i for i in op.inputs if i >= 0):
+            consumers[operand].append(op)
     return Subgraph(
         index,
         text(subgraph.Name()),
@@ -290,7 +290,7 @@ def _in_order(
     for entry in sorted(entries, key=lambda entry: _natural(text(entry.Name()))):
         index = checked("tensor", entry.TensorIndex(), len(subgraph.tensors))
         names.setdefault(index, []).append(text(entry.Name()))
-    taken = {name for queue in names.values() for name in queue}
+    used = {name for queue in names.values() for name in queue}
     ordered = []
     for position, index in enumerate(order):
         tensor = subgraph.tensors[index]
@@ -299,9 +299,9 @@ def _in_order(
             name = queue.pop(0)
         else:
             name = tensor.name or f"{side}_{position}"
-            while name in taken:
+            while name in used:
                 name += f"_{position}"
-            taken.add(name)
+            used.add(name)
         ordered.append(SignatureTensor(name, tensor))
     # Further names in the signature, which the interpreter accepts, too.
     ordered += [

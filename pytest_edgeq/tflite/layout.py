@@ -56,7 +56,7 @@ class Layouts:
     def shape(self, io_tensor: SignatureTensor) -> tuple[int, ...]:
         """Return a shape in the reference's layout, −1 for any length."""
         word, shape = self.of(io_tensor), io_tensor.tensor.shape_signature
-        return shape if word is None else _turned(shape, *reversed(_move(word)))
+        return shape if word is None else _permuted(shape, *reversed(_move(word)))
 
     def to_file(self, io_tensor: SignatureTensor, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a view of an input in the file's layout."""
@@ -130,7 +130,7 @@ def _move(word: str) -> tuple[int, int]:
     return (1, len(word) - 1) if word.endswith("c") else (len(word) - 1, 1)
 
 
-def _turned(shape: Sequence[int], source: int, target: int) -> tuple[int, ...]:
+def _permuted(shape: Sequence[int], source: int, target: int) -> tuple[int, ...]:
     lengths = list(shape)
     lengths.insert(target, lengths.pop(source))
     return tuple(lengths)
@@ -142,7 +142,7 @@ def mismatch_hint(reference: Sequence[int], file: Sequence[int]) -> str:
         word
         for word in LAYOUTS
         if len(word) == len(reference) == len(file)
-        and _fits(_turned(reference, *_move(word)), file)
+        and _fits(_permuted(reference, *_move(word)), file)
     ]
     if not words:
         return ""

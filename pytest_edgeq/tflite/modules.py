@@ -219,7 +219,7 @@ class _Names:
         if kind is None:
             return self._without_weights(subgraph, op, reading)
         roles = roles_of(graph, op)
-        for operands, alone in ((roles.weights, False), (roles.biases, True)):
+        for operands, needs_one_owner in ((roles.weights, False), (roles.biases, True)):
             stored = self._read_stored(graph, op, operands)
             if not stored.nodes and not stored.is_ambiguous:
                 continue
@@ -228,7 +228,11 @@ class _Names:
             if owners and reading.nodes and not owners.keys() & reading.paths():
                 return None
             of_kind = [path for path, owner in owners.items() if owner == kind]
-            if len(of_kind) == 1 and not stored.is_ambiguous and (not alone or len(owners) == 1):
+            if (
+                len(of_kind) == 1
+                and not stored.is_ambiguous
+                and (not needs_one_owner or len(owners) == 1)
+            ):
                 return of_kind[0] if not reading.nodes or of_kind[0] in reading.paths() else None
             break
         return _only(reading, [node for node in reading.nodes if _has_matrix(node)])

@@ -82,8 +82,8 @@ def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[s
             index = io_tensor.tensor.index
             if known.get(index, claimed.tensor.index) != claimed.tensor.index:
                 wanted = source_of(origin, expected.subgraph, index)
-                given = source_of(other, got.subgraph, claimed.tensor.index)
-                found.append(f"the output {io_tensor.name!r}: expected {wanted}, got {given}")
+                actual = source_of(other, got.subgraph, claimed.tensor.index)
+                found.append(f"the output {io_tensor.name!r}: expected {wanted}, got {actual}")
     return found
 
 
@@ -170,10 +170,10 @@ def parameter_difference(ours: Tensor, theirs: Tensor) -> str:
     if len(ours.scales) != len(theirs.scales):
         return f"expected {len(ours.scales)} scales, got {len(theirs.scales)}"
     with np.errstate(invalid="ignore"):
-        apart = np.abs(theirs.scales.astype(np.float64) - ours.scales)
-        far = ~(apart <= _SCALE_TOLERANCE * np.abs(ours.scales))
-    if far.any():
-        at = int(far.argmax())
+        differences = np.abs(theirs.scales.astype(np.float64) - ours.scales)
+        differ = ~(differences <= _SCALE_TOLERANCE * np.abs(ours.scales))
+    if differ.any():
+        at = int(differ.argmax())
         return f"expected the scale {ours.scales[at]:.6g}, got {theirs.scales[at]:.6g}"
     if not np.array_equal(ours.zero_points, theirs.zero_points):
         at = int((ours.zero_points != theirs.zero_points).argmax())

@@ -118,8 +118,8 @@ def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:
         )
     identifier = bytes(buffer[4:8])
     if identifier != _IDENTIFIER:
-        if held := container_text(buffer):
-            raise ValueError(f"{where}: not a .tflite file: {held}")
+        if container := container_text(buffer):
+            raise ValueError(f"{where}: not a .tflite file: {container}")
         raise ValueError(
             f"{where}: not a .tflite file: file identifier {identifier!r}, expected {_IDENTIFIER!r}"
             f"{_guess_format(bytes(buffer[:8]))}"
@@ -129,12 +129,12 @@ def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:
     except UnrunnableError:
         raise
     except (ValueError, RuntimeError) as error:
-        said = str(error).strip()
-        if any(symptom in said for symptom in _LACKS_KERNELS):
+        error_text = str(error).strip()
+        if any(symptom in error_text for symptom in _LACKS_KERNELS):
             return
-        if "not a valid Flatbuffer" not in said:
+        if "not a valid Flatbuffer" not in error_text:
             raise ValueError(
-                f"{where}: no usable .tflite file: the interpreter says {said!r}; build or "
+                f"{where}: no usable .tflite file: the interpreter says {error_text!r}; build or "
                 "download it again"
             ) from None
         raise ValueError(

@@ -90,7 +90,7 @@ def integer(lowest: int, end: int | None = None) -> Callable[[str, Place], int]:
 
 
 def quantizer_of(text: str, place: Place) -> str | None:
-    """Resolve one quantizer's name: a preset, the path of a recipe, or `none` for float."""
+    """Resolve a quantizer's name: a preset, a recipe's path, or `none`."""
     if text == "none":
         return None
     if text.endswith(".json"):

@@ -103,13 +103,11 @@ class ConversionCache:
         try:
             if traced_key is None:
                 return make()
-            made = self._entries.once(
-                "export", traced_key, "key", lambda: make().encode(), read_key
-            )
+            key = self._entries.once("export", traced_key, "key", lambda: make().encode(), read_key)
         except UnhashableError as error:
             self.refuse(name, f"its key cannot be known, because of {error}")
             return None
-        return made.decode()
+        return key.decode()
 
     def graph_key(self, graph: torch.fx.GraphModule, *facts: Any) -> str:
         """
@@ -162,11 +160,11 @@ class ConversionCache:
             return found
 
         def make() -> bytes:
-            given = dict(signatures)
+            models = dict(signatures)
             if simulations is not None:
-                given = {k: each.of(simulations[k].graph()) for k, each in signatures.items()}
+                models = {k: each.of(simulations[k].graph()) for k, each in signatures.items()}
             return litert.convert(
-                given,
+                models,
                 static=static,
                 second_pipeline=second_pipeline,
                 programs=programs,
@@ -226,8 +224,8 @@ class ConversionCache:
         if key is None or self._entries is None:
             return make(samples)
 
-        def calibrate(given: Iterator[Tagged]) -> tuple[Any, Parts | None, bool]:
-            ranges = make(streams_of(given, samples))
+        def calibrate(stream: Iterator[Tagged]) -> tuple[Any, Parts | None, bool]:
+            ranges = make(streams_of(stream, samples))
             if ranges is None:
                 return None, None, False
             try:

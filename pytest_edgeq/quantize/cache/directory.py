@@ -283,7 +283,7 @@ def _acquired(path: Path) -> BaseFileLock:
 
 
 def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
-    """Yield a line of JSON with the lengths of the parts, the parts, and a hash of it all."""
+    """Yield a JSON line with the parts' lengths, the parts, and a hash."""
     header = json.dumps([name, [[part, len(content)] for part, content in parts.items()]])
     hasher = hashlib.sha256()
     for piece in (header.encode() + b"\n", *parts.values()):
@@ -294,7 +294,7 @@ def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
 
 def _unpack(file: BinaryIO, name: str, limit: int) -> dict[str, bytes]:
     """
-    Read an entry and verify its hash; lengths are compared with the file's own before.
+    Read an entry and verify its lengths and its hash.
 
     Raises:
         _DamagedError: Not an entry, another one's, cut off, or changed.

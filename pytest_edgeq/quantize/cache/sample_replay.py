@@ -56,13 +56,13 @@ def spooled(samples: Iterable[Tagged], report: Callable[[str], None]) -> Iterato
 
 def streams_of(samples: Iterator[Tagged], signatures: Iterable[str]) -> dict[str, Iterator[Sample]]:
     """Return a stream for each signature, to be read in order."""
-    held: list[Tagged] = []
+    pending: list[Tagged] = []
 
     def stream(signature: str) -> Iterator[Sample]:
-        for tagged in itertools.chain(held[:], samples):
-            held.clear()
+        for tagged in itertools.chain(pending[:], samples):
+            pending.clear()
             if tagged[0] != signature:
-                held.append(tagged)
+                pending.append(tagged)
                 return
             yield tagged[1]
 
@@ -140,8 +140,8 @@ def _read(value: Any, file: BinaryIO | None) -> Any:
     if not isinstance(value, _Head):
         return value
     assert file is not None, "unreachable because a head is made by writing"
-    made = torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
-    raw = bytearray(file.read(made.nbytes))
+    tensor = torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
+    raw = bytearray(file.read(tensor.nbytes))
     if raw:
-        made.copy_(torch.frombuffer(raw, dtype=value.dtype).reshape(value.shape))
-    return made if value.is_tensor else made.numpy()
+        tensor.copy_(torch.frombuffer(raw, dtype=value.dtype).reshape(value.shape))
+    return tensor if value.is_tensor else tensor.numpy()

@@ -42,8 +42,8 @@ def reduction_length(graph: OpGraph, op: Op) -> int:
     if op.name == "BATCH_MATMUL":
         return shape(0)[-2 if option(graph, op, "AdjX") else -1]
     if op.name in ("MEAN", "SUM"):
-        made = elements(graph.tensor(op, op.outputs[0]))
-        return max(math.prod(shape(0)) // max(made, 1), 1)
+        n_outputs = elements(graph.tensor(op, op.outputs[0]))
+        return max(math.prod(shape(0)) // max(n_outputs, 1), 1)
     if op.name in ("SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION"):
         return shape(0)[-1]
     return len(op.inputs) if op.name == "ADD_N" else 1
@@ -82,10 +82,10 @@ def float_reach(graph: OpGraph, op: Op) -> float:
     A DEQUANTIZE may subtract the zero point in floats, q · s − z · s: each product is rounded, and
     |q| · s is at most the result and |z| · s.
     """
-    given = graph.tensor(op, op.inputs[0])
-    if op.name != "DEQUANTIZE" or not given.is_quantized:
+    source = graph.tensor(op, op.inputs[0])
+    if op.name != "DEQUANTIZE" or not source.is_quantized:
         return 0.0
-    return float(np.abs(given.zero_points * given.scales).max(initial=0.0))
+    return float(np.abs(source.zero_points * source.scales).max(initial=0.0))
 
 
 def float_conditioning(op: Op, inputs: Iterable[npt.NDArray[Any]]) -> float:

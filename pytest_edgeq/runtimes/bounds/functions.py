@@ -101,8 +101,8 @@ def hard_swish(site: Site) -> float | None:
 def _cut(real: float) -> tuple[float, int]:
     """Return the relative error of a multiplier of 16 bits, and its shift."""
     significand, shift = quantized_multiplier(real)
-    held = min((int(significand) + (1 << 15)) >> 16, 0x7FFF)
-    return abs(math.ldexp(held, int(shift) - 15) / real - 1), int(shift)
+    stored = min((int(significand) + (1 << 15)) >> 16, 0x7FFF)
+    return abs(math.ldexp(stored, int(shift) - 15) / real - 1), int(shift)
 
 
 def softmax(site: Site) -> float | None:

@@ -150,8 +150,8 @@ class HybridInput:
             steps = _Steps._make(each[lines][line, 0] for each in halves.steps)
             codes, _ = _codes(values, steps, self._low)
             exact = values.astype(np.float64) / steps.scale
-            apart = np.abs(np.abs(exact - codes) - 0.5)
-            tied = apart <= (np.abs(exact) + 256) * 2.0**-22
+            distances = np.abs(np.abs(exact - codes) - 0.5)
+            tied = distances <= (np.abs(exact) + 256) * 2.0**-22
             total += float(steps.scale[tied].sum(dtype=np.float64))
         return total
 
@@ -216,8 +216,8 @@ def _asymmetric(low: Floats, high: Floats) -> _Steps:
     # Computed from the end nearer to 0 in codes, where rounding errs less.
     zero_point = _rounded(np.where(128 - below < 127 + above, -128 - below, 127 - above))
     zero_point[empty] = 0.0
-    held = scale.astype(np.float32)
-    return _steps(np.float32(1) / held, zero_point.astype(np.float32), held)
+    stored = scale.astype(np.float32)
+    return _steps(np.float32(1) / stored, zero_point.astype(np.float32), stored)
 
 
 def _steps(factor: Floats, zero_point: Floats, scale: Floats) -> _Steps:

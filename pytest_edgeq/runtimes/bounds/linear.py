@@ -193,13 +193,15 @@ def mean(site: Site) -> float | None:
     real = s_in / site.scale
     significand, shift = (int(value) for value in quantized_multiplier(real))
     power = min(n.bit_length() - 1, 31 + shift)
-    held = (significand << power) // n
-    off = abs(math.ldexp(held, shift - power - 31) * n / real - 1)
+    stored = (significand << power) // n
+    off = abs(math.ldexp(stored, shift - power - 31) * n / real - 1)
     excess = float(double_rounding(shift - power)) + off * site.reach + 4 * ULP * magnitude(site)
     if len(x.shape) == 4 and site.output.shape[1:3] == (1, 1):
         offset = float(x.zero_points[0]) * real
-        alone = abs(offset - round(offset)) + 3 * ULP * abs(offset)
-        planar = rescale_excess(real / n, site.reach + abs(offset)) + 3 * ULP * site.reach + alone
+        offset_error = abs(offset - round(offset)) + 3 * ULP * abs(offset)
+        planar = (
+            rescale_excess(real / n, site.reach + abs(offset)) + 3 * ULP * site.reach + offset_error
+        )
         excess = max(excess, planar)
     return excess
 
@@ -263,8 +265,8 @@ def _drift(before: int, after: int, *, corners: bool, centers: bool) -> float:
     n_in, n_out = (before - 1, after - 1) if ends else (before, after)
     step = (1024 * n_in + n_out // 2) // n_out
     places = np.arange(after)
-    held = places * step + (step // 2 - 512 if centers else 0)
+    stored = places * step + (step // 2 - 512 if centers else 0)
     real = (places + 0.5) * (n_in / n_out) - 0.5 if centers else places * (n_in / n_out)
     # Beyond the border both take the border's pixel.
-    off = np.clip(held / 1024, 0, before - 1) - np.clip(real, 0, before - 1)
+    off = np.clip(stored / 1024, 0, before - 1) - np.clip(real, 0, before - 1)
     return float(np.abs(off).max())

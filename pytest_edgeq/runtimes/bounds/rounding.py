@@ -48,8 +48,8 @@ def rounding_bound(
 
 def _copied(site: Site) -> float | None:
     """Codes are copied, or compared and copied: nothing is computed."""
-    taken = (site.input(position) for position in range(len(site.op.inputs)))
-    return 0.0 if any(scale_of(tensor) is not None for tensor in taken) else None
+    operands = (site.input(position) for position in range(len(site.op.inputs)))
+    return 0.0 if any(scale_of(tensor) is not None for tensor in operands) else None
 
 
 _RULES: dict[str, Callable[[Site], float | None]] = {

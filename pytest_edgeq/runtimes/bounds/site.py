@@ -94,10 +94,10 @@ def reach_of(tensor: Tensor) -> float:
 
 def magnitude(site: Site) -> float:
     """Return the summed ranges of the op's activations, in LSB of the output."""
-    taken = [site.input(position) for position in range(len(site.op.inputs))]
+    operands = [site.input(position) for position in range(len(site.op.inputs))]
     reaches = [
         reach_of(tensor) * scale / site.scale
-        for tensor in taken
+        for tensor in operands
         if tensor is not None and tensor.dtype in _CODES and (scale := scale_of(tensor)) is not None
     ]
     return site.reach + sum(reaches)

@@ -38,9 +38,9 @@ def table_excess(site: Site) -> float | None:
     table = _table(function, s_in, site.scale)
     # A code's seven low bits lie between two entries.
     place, within = 256 + (codes >> 7), codes & 0x7F
-    made = table[place] + (((table[place + 1] - table[place]) * within + 64) >> 7)
+    computed = table[place] + (((table[place + 1] - table[place]) * within + 64) >> 7)
     exact = np.clip(function(codes * s_in) / site.scale, _LOW, _HIGH)
-    off = np.abs(made - exact)[codes > 0 if site.op.name in ("LOG", "RSQRT") else slice(None)]
+    off = np.abs(computed - exact)[codes > 0 if site.op.name in ("LOG", "RSQRT") else slice(None)]
     return max(float(off.max()) - 0.5, 0.0) + 2
 
 
@@ -82,10 +82,10 @@ def _gelu(x: Floats) -> Floats:
     # numpy has no error function, and calling math.erf 65,536 times is slow.
     import torch
 
-    made: Floats = (
+    values: Floats = (
         0.5 * torch.from_numpy(x) * (1 + torch.erf(torch.from_numpy(x) / 2**0.5))
     ).numpy()
-    return made
+    return values
 
 
 def _gelu_by_tanh(x: Floats) -> Floats:
