@@ -219,7 +219,7 @@ def quantize_recipe(
     if native is not None:
         return native.call("quantize", quantize_recipe, float_tflite, recipe, calibration)
     quantizer = _recipe_quantizer(float_tflite, recipe)
-    # Its report of sizes and times goes to standard output.
+    # Its report of sizes and times is written to standard output.
     with (
         quiet(),
         contextlib.redirect_stdout(io.StringIO()),

@@ -316,7 +316,7 @@ def _check_precedence(
         expected = (_NO_QUANTIZE, None) if winner is None else configs[winner]
         if expected == actual or expected[0] == actual[0] == _NO_QUANTIZE:
             continue
-        assert winner is not None  # the library takes no rule that does not match
+        assert winner is not None  # the library applies no rule that does not match
         rule = rules[winner]
         twins = [
             other.place.split(", ")[-1]

@@ -483,7 +483,7 @@ def _bias(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
         return
     product = weight.scales.astype(np.float64) * parameters[0]
     if len(bias.scales) not in (1, len(product)) and len(product) != 1:
-        return  # `verify` has looked at their number
+        return  # `verify` has checked their number
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = (bias.scales / product).reshape(-1)
     wrong = ~(np.abs(ratios - 1) <= _OBSERVED)
@@ -514,8 +514,8 @@ def is_shared(
     Return whether an op's input has another consumer that keeps its scale.
 
     The converter (litert-torch 0.10.0) sets the input's scale to that of such a pool or resize, but
-    leaves the bias of a convolution beside it quantized for the observed scale. If the quantizer
-    chose that scale, the other consumer's output need not have it as well.
+    leaves the bias of a convolution on that input quantized for the observed scale. If that scale
+    is one that the quantizer has chosen, the other consumer's output need not have it as well.
     """
     subgraph = graph.subgraphs[op.subgraph]
     above = {op.index}

@@ -25,7 +25,7 @@ from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.ops import MOVING, facts_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
-# The offsets of a flatbuffer are signed, of 32 bits; what is not data takes far less than this.
+# The offsets of a flatbuffer are signed, of 32 bits; all but the data fits into the rest.
 _MOST_BYTES = 2**31 - 2**26
 
 
@@ -38,7 +38,7 @@ KEPT_GROUPS = 2
 ALONE = "a copy of the file in which its ops stand alone"
 """Name of such a file in texts."""
 
-# Room for what is not data, at first.
+# Initial room for all but the data.
 _SMALL_PARTS = 1 << 16
 
 # Ops that only prepare constants.

@@ -78,7 +78,7 @@ _VARIABLES: Final = (
 Beginnings of the names of environment variables that the libraries read.
 
 TF_ alone would include Terraform's variables, which differ with each run in CI. litert-torch 0.10.0
-keeps its `config` in variables alone; the last three are its own.
+reads its `config` only from variables; the last three are its own.
 """
 
 _SILENT: Final = frozenset(

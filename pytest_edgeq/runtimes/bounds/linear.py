@@ -267,6 +267,6 @@ def _drift(before: int, after: int, *, corners: bool, centers: bool) -> float:
     places = np.arange(after)
     stored = places * step + (step // 2 - 512 if centers else 0)
     real = (places + 0.5) * (n_in / n_out) - 0.5 if centers else places * (n_in / n_out)
-    # Beyond the border both take the border's pixel.
+    # Beyond the edge both use the pixel at the edge.
     off = np.clip(stored / 1024, 0, before - 1) - np.clip(real, 0, before - 1)
     return float(np.abs(off).max())
