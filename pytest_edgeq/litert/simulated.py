@@ -40,7 +40,7 @@ _ROUNDED = "_rounded"
 
 def fold_constants(simulated: torch.fx.GraphModule) -> None:
     """
-    Replace the quantize nodes of constants for which the converter chooses the codes.
+    Replace quantized constants by rounded ones where the converter chooses codes.
 
     The values that the graph computes with stay the same, to the bit.
 
